@@ -1,0 +1,5 @@
+"""`python -m draftsmith` is the `draftsmith` command."""
+
+from draftsmith.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Measuring: prompt suites, interleaved runs, cost tables, reports."""

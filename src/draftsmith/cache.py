@@ -1,0 +1,273 @@
+"""The preallocated key/value cache. Attention writes; the owner commits.
+
+Every row is compact: column c of a row holds the token at position c. A forward first *stages* its
+columns behind the committed ones; the owner then keeps a path of them, or none:
+
+    committed        staged by one forward
+    [a b c d]        [root  n0  n1  n2]          n0 and n2 accepted (path 0 2):
+                      pending   nodes
+    [a b c d root n0 n2]                         commit keeps the root and moves n2 next to n0
+
+The key view that attention reads grows in buckets of 256 columns, so shapes rarely change (and can
+be compiled); attending over the whole capacity would cost more than the rest of a small forward.
+
+Shape letters: B rows, T new tokens, C staged columns, S columns of the view, G stores, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.errors import BackendError
+
+BUCKET = 256
+
+
+def round_up(length: int) -> int:
+    """The next multiple of the bucket."""
+    return -(-length // BUCKET) * BUCKET
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVSpec:
+    """What one layer stores per token: [(heads, width of keys, width of values)] per layer."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def bytes_per_token(self) -> int:
+        return sum(h * (k + v) for h, k, v in self.layers) * self.dtype.itemsize
+
+
+@dataclass(kw_only=True, slots=True)
+class Block:
+    """The columns of one forward: where they are written, what they see, where they stand."""
+
+    cache: KVCache
+    positions_BT: np.ndarray
+    slots_BT: np.ndarray | int
+    """Column of each new token, or the first one when all rows write the same run."""
+    view: int
+    allowed_BTS: np.ndarray
+    column_positions_BS: np.ndarray | None
+    """Position of each column; None: column c stands at position c (no tree staged)."""
+    eager: bool = False
+    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def positions(self, device: torch.device) -> Tensor:
+        return torch.from_numpy(self.positions_BT).to(device)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[B, 1, T, S] additive, finite minimum where unseen; built once per window and step.
+
+        A window counts positions, not columns: key k is seen from q when pos_q - pos_k < window.
+        """
+        key = (window, dtype)
+        if key not in self._masks:
+            allowed = self.allowed_BTS
+            if window is not None:
+                columns = self.column_positions_BS
+                if columns is None:
+                    columns = np.arange(self.view)[None]
+                distance = self.positions_BT[:, :, None] - columns[:, None, :]
+                allowed = allowed & (distance < window)
+            mask = torch.zeros(allowed.shape, dtype=dtype)
+            mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
+            self._masks[key] = mask[:, None].to(self.cache.spec.device)
+        return self._masks[key]
+
+
+class KVCache:
+    """Keys and values of B rows, preallocated; per-row lengths.
+
+    Args:
+        spec: what each layer stores.
+        num_rows: B.
+        capacity: columns to allocate at once (grows by half when a session outlives it).
+    """
+
+    def __init__(self, spec: KVSpec, num_rows: int, capacity: int) -> None:
+        self.spec = spec
+        self.lengths_B = np.zeros(num_rows, dtype=np.int64)
+        self.rollback()
+        # Layers of one shape share a store, so that a commit is one copy and not one per layer.
+        shapes = sorted({(h, w) for h, k, v in spec.layers for w in (k, v)})
+        counts = dict.fromkeys(shapes, 0)
+        self._keys: list[tuple[int, int]] = []
+        self._values: list[tuple[int, int]] = []
+        for h, k, v in spec.layers:
+            for width, places in ((k, self._keys), (v, self._values)):
+                places.append((shapes.index((h, width)), counts[h, width]))
+                counts[h, width] += 1
+        self._stores = [
+            self._allocate(counts[h, w], num_rows, h, round_up(capacity + 1), w) for h, w in shapes
+        ]
+
+    def _allocate(self, layers: int, rows: int, heads: int, columns: int, width: int) -> Tensor:
+        # zeros, not empty: a masked column has weight 0, and 0 times a stray NaN is NaN
+        try:
+            return torch.zeros(
+                (layers, rows, heads, columns, width),
+                dtype=self.spec.dtype,
+                device=self.spec.device,
+            )
+        except (RuntimeError, MemoryError) as error:
+            gib = self.spec.bytes_per_token() * rows * columns / 2**30
+            raise BackendError(
+                f"No memory for a key/value cache of {columns} tokens x {rows} rows ({gib:.1f} GiB): "
+                "use fewer rows or fewer new tokens."
+            ) from error
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths_B)
+
+    @property
+    def capacity(self) -> int:
+        return self._stores[0].shape[3] if self._stores else 1 << 40
+
+    # ------------------------------------------------------------------ writing
+
+    def stage(
+        self, depth_BT: np.ndarray, see_BTC: np.ndarray, pad_B: np.ndarray | None = None
+    ) -> Block:
+        """Make room for T new tokens behind what is committed and staged.
+
+        Args:
+            depth_BT: position of each token minus the row's committed length.
+            see_BTC: bool, which staged columns (the earlier ones, then these T) a token sees.
+            pad_B: leading columns of each row that hold no token (ragged pending, left-padded).
+        """
+        num_rows, width = depth_BT.shape
+        lengths = self.lengths_B
+        total = self.staged + width
+        self._reserve(int(lengths.max(initial=0)) + total + 1)
+        view = min(round_up(int(lengths.max(initial=0)) + total + 1), self.capacity)
+        pads = pad_B if pad_B is not None and pad_B.any() else None
+        start = int(lengths[0]) if num_rows else 0
+        even = pads is None and bool((lengths == start).all())
+        columns = lengths[:, None] + np.arange(self.staged, total)
+        if pads is not None:
+            assert self.staged == 0, "ragged pending tokens come first in a step"
+            # pads go to a column that no row uses in this view
+            columns = columns - pads[:, None]
+            columns[np.arange(width) < pads[:, None]] = view - 1
+        self._columns_BC = np.concatenate([self._columns_BC, columns], 1)
+        positions = lengths[:, None] + depth_BT
+        if pads is not None:
+            positions[np.arange(width) < pads[:, None]] = 0
+        self._positions_BC = np.concatenate([self._positions_BC, positions], 1)
+        allowed = np.zeros((num_rows, width, view), dtype=bool)
+        if even:
+            allowed[:, :, :start] = True
+            allowed[:, :, start : start + total] = see_BTC
+        else:
+            allowed |= np.arange(view) < lengths[:, None, None]
+            index = np.broadcast_to(self._columns_BC[:, None, :], see_BTC.shape)
+            np.put_along_axis(allowed, index, see_BTC, axis=2)
+        column_positions = np.broadcast_to(np.arange(view), (num_rows, view)).copy()
+        np.put_along_axis(column_positions, self._columns_BC, self._positions_BC, axis=1)
+        first = start + self.staged
+        self.staged = total
+        return Block(
+            cache=self,
+            positions_BT=positions,
+            slots_BT=first if even else columns,
+            view=view,
+            allowed_BTS=allowed,
+            column_positions_BS=column_positions,
+        )
+
+    def extend(self, block: Block, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's new keys and values; returns the views [B, H, S, D] to attend over."""
+        keys = self._write(block, self._keys[layer], k_BHTD)
+        return keys, self._write(block, self._values[layer], v_BHTD)
+
+    def _write(self, block: Block, place: tuple[int, int], new_BHTD: Tensor) -> Tensor:
+        store_BHSD = self._stores[place[0]][place[1]]
+        if isinstance(block.slots_BT, int):
+            store_BHSD[:, :, block.slots_BT : block.slots_BT + new_BHTD.shape[2]] = new_BHTD
+        else:
+            rows = torch.arange(self.num_rows, device=store_BHSD.device)[:, None]
+            slots = torch.from_numpy(block.slots_BT).to(store_BHSD.device)
+            store_BHSD[rows, :, slots] = new_BHTD.transpose(1, 2)
+        return store_BHSD[:, :, : block.view]
+
+    def _reserve(self, columns: int) -> None:
+        if columns <= self.capacity:
+            return
+        wanted = round_up(max(columns, self.capacity * 3 // 2))
+        for i, old in enumerate(self._stores):
+            layers, rows, heads, have, width = old.shape
+            new = self._allocate(layers, rows, heads, wanted, width)
+            new[:, :, :, :have] = old
+            self._stores[i] = new
+
+    # ------------------------------------------------------------------ the owner
+
+    def commit(
+        self, head_B: np.ndarray, path_BD: np.ndarray | None = None, num_B: np.ndarray | None = None
+    ) -> None:
+        """Keep each row's first `head_B` staged columns, then those of its path; drop the rest.
+
+        Args:
+            head_B: leading staged columns kept in place (the pending tokens).
+            path_BD: column numbers counted from the end of the head, ascending; None: nothing more.
+            num_B: how many entries of the path count.
+        """
+        taken = np.zeros_like(head_B) if num_B is None else num_B
+        for b in range(self.num_rows):
+            count = int(taken[b])
+            if not count:
+                continue
+            assert path_BD is not None
+            path = path_BD[b, :count]
+            if (path == np.arange(count)).all():
+                continue  # already side by side
+            start = int(self.lengths_B[b] + head_B[b])
+            for store in self._stores:
+                source = torch.from_numpy(path + start).to(store.device)
+                store[:, b, :, start : start + count] = store[:, b, :, source]
+        self.lengths_B = self.lengths_B + head_B + taken
+        self.rollback()
+
+    def rollback(self) -> None:
+        """Forget all that is staged."""
+        self.staged = 0
+        self._columns_BC = np.zeros((self.num_rows, 0), dtype=np.int64)
+        self._positions_BC = self._columns_BC
+
+    def rewind(self, lengths_B: Sequence[int] | np.ndarray) -> None:
+        """Keep only the first `lengths_B` tokens of each row."""
+        wanted = np.asarray(lengths_B, dtype=np.int64)
+        if (wanted > self.lengths_B).any() or (wanted < 0).any():
+            raise ValueError(f"cannot rewind rows of {self.lengths_B} tokens to {wanted}")
+        self.lengths_B = wanted.copy()
+        self.rollback()
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        index = torch.as_tensor(list(rows), dtype=torch.long, device=self.spec.device)
+        self._stores = [store.index_select(1, index) for store in self._stores]
+        self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
+        self.rollback()
+
+    def fork(self) -> KVCache:
+        """An independent copy (staged columns are not copied)."""
+        twin = object.__new__(KVCache)
+        twin.spec, twin._keys, twin._values = self.spec, self._keys, self._values
+        twin._stores = [store.clone() for store in self._stores]
+        twin.lengths_B = self.lengths_B.copy()
+        twin.rollback()
+        return twin
+
+    def contents(self, row: int) -> list[Tensor]:
+        """The committed keys and values of a row, store by store (for tests): [G, H, length, D]."""
+        length = int(self.lengths_B[row])
+        return [store[:, row, :, :length].clone() for store in self._stores]

@@ -1,0 +1,124 @@
+"""The command line: verbs only, no logic.
+
+A verb is found, not registered: class `GenerateOptions` of `options` is the verb `generate`, and
+`recipes/generate.py` has `run(options)`. `run` prints for people as it likes; what it returns (a
+dict, or an object with `json_payload()`) is printed under `--json`, and then stdout carries nothing
+else: whatever the run prints goes to stderr. Exit codes: see `errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from draftsmith import options as options_module
+from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
+from draftsmith.flags import check_known, flags_of, join_minus_values
+from draftsmith.options import VerbOptions
+
+INTERRUPTED = 130
+
+
+def verbs() -> dict[str, type[VerbOptions]]:
+    """Every verb with its options, in the order in which `options` declares them."""
+    found = {}
+    for name, value in vars(options_module).items():
+        if isinstance(value, type) and issubclass(value, VerbOptions) and value is not VerbOptions:
+            found[name.removesuffix("Options").lower()] = value
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the `draftsmith` command."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words or os.environ.get("DRAFTSMITH_DEBUG", "") not in ("", "0")
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _fail("interrupted", INTERRUPTED, debug)
+    except DraftsmithError as error:
+        code = _fail(str(error), error.exit_code, debug)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone: nothing is wrong. Python would complain once
+        # more when it flushes stdout at exit, so that goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        hint = "" if debug else " (run again with --debug for the trace)"
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        code = _fail(f"unexpected {what}{hint}", BackendError.exit_code, debug)
+    sys.exit(code)
+
+
+def _dispatch(words: list[str]) -> int:
+    known = verbs()
+    if words[:1] == ["--version"]:
+        print(f"draftsmith {version('draftsmith')}")
+        return 0
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview(known), file=sys.stdout if words else sys.stderr)
+        return 0 if words else InputError.exit_code
+    verb, *rest = words
+    if verb not in known:
+        kind = "option" if verb.startswith("-") else "verb"
+        raise InputError(f"unknown {kind} {verb!r}{nearest(verb, known)}")
+    options = parse(verb, rest)
+    options.validate()
+    run = importlib.import_module(f"draftsmith.recipes.{verb}").run
+    if not options.json:
+        run(options)
+        return 0
+    with contextlib.redirect_stdout(sys.stderr):
+        result = run(options)
+    payload = result if isinstance(result, dict) else result.json_payload()
+    print(json.dumps(payload, ensure_ascii=False, allow_nan=False))
+    return 0
+
+
+def parse(verb: str, words: Sequence[str]) -> Any:
+    """The options of `verb` from command-line words. `--help` and bad values exit, as tyro does."""
+    import tyro
+
+    cls = verbs()[verb]
+    flags = flags_of(cls)
+    words = join_minus_values(words, flags)
+    check_known(words, flags, verb)
+    return tyro.cli(
+        cls,
+        prog=f"draftsmith {verb}",
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+
+
+def _overview(known: dict[str, type[VerbOptions]]) -> str:
+    lines = [
+        "usage: draftsmith VERB [OPTIONS]",
+        "",
+        "Lossless speculative decoding: faster answers from the model that you have, with the same",
+        "output law.",
+        "",
+    ]
+    for verb, cls in known.items():
+        lines.append(f"  {verb:<12} {(cls.__doc__ or '').strip().splitlines()[0]}")
+    lines += ["", "'draftsmith VERB --help' lists a verb's options; --version prints the version."]
+    return "\n".join(lines)
+
+
+def _fail(sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"draftsmith: {sentence}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

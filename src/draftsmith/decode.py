@@ -1,0 +1,432 @@
+"""The decoding loop, once. Everything that generates text consumes it.
+
+One step, for every row of the batch:
+
+    propose          drafter -> tree below the root
+    forward          pending tokens + tree through the target, one pass
+    verify           walk the tree with the target's laws -> accepted path + one token
+    commit           cache keeps pending + path; the new token is the next root
+    advance          the drafter takes in what was settled
+
+Autoregressive decoding is this loop with an empty tree; prefill is a step whose pending part is the
+prompt, so a drafter that needs no target signals drafts in it already.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from draftsmith.cache import Block, KVCache
+from draftsmith.drafters._base import Accepted, Drafter, DraftState
+from draftsmith.errors import InputError
+from draftsmith.law import Noise, Sampler
+from draftsmith.rows import Row, StopStrings
+from draftsmith.targets._base import Target
+from draftsmith.trees import geometry, limit_depth
+from draftsmith.types import (
+    PADDING,
+    DecodeStep,
+    DraftTree,
+    LengthPolicy,
+    RequestBatch,
+    TargetOutput,
+    TreeShape,
+    Verdict,
+)
+from draftsmith.verify import TreeLaws, candidate_children, make_rule, offered_depth, verify
+
+
+X = TypeVar("X")
+
+
+class Recorder:
+    """Adds up wall-clock seconds by name: `with recorder.time("draft"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, name: str) -> _Timing:
+        return _Timing(self, name)
+
+    def snapshot(self) -> dict[str, float]:
+        return dict(self.seconds)
+
+
+class _Timing:
+    __slots__ = ("_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        spent = time.perf_counter() - self._start
+        seconds = self._recorder.seconds
+        seconds[self._name] = seconds.get(self._name, 0.0) + spent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOptions:
+    """How to decode; the same for all rows of a batch."""
+
+    sampler: Sampler = Sampler()
+    max_new_tokens: int = 128
+    rule: str = "auto"
+    """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match."""
+    shape: TreeShape | None = None
+    """Shape of the draft; None: the drafter's default."""
+    policy: LengthPolicy | None = None
+    """Chooses the draft depth per row and step; None: always the shape's."""
+    seed: int = 0
+    stop_strings: tuple[str, ...] = ()
+    ignore_end: bool = False
+    """Generate past end tokens (for measurements)."""
+    allow_lossy: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    """Cache and drafter state that outlive a call of `decode`, for prompts that share a beginning.
+
+    A later call reuses each row's longest common prefix of tokens; what was computed beyond it is
+    forgotten. The number of rows stays the same.
+    """
+
+    cache: KVCache | None = None
+    state: DraftState | None = None
+    tokens: list[list[int]] | None = None
+    """Per row, the tokens that the cache holds."""
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    *,
+    request_ids: Sequence[int] | None = None,
+    predictions: Sequence[Sequence[int]] = (),
+    session: Session | None = None,
+    recorder: Recorder | None = None,
+) -> Iterator[DecodeStep]:
+    """Decode a batch of prompts, one `DecodeStep` per target forward.
+
+    Args:
+        target: whose law is preserved.
+        drafter: bound to the target (`drafter.bind(target)`).
+        prompts: token ids, at least one each.
+        request_ids: name the rows' random streams; None: 0, 1, 2, ...
+        predictions: an expected continuation per row, for drafters that use one.
+        session: keeps cache and drafter state across calls.
+        recorder: receives seconds under `draft`, `target`, `verify`.
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room in the context.
+        LossyRule, UnsupportedProposal: see `verify`.
+    """
+    ids = tuple(range(len(prompts))) if request_ids is None else tuple(request_ids)
+    rows = _begin(target, prompts, ids, options)
+    end_ids = frozenset() if options.ignore_end else target.end_ids
+    stops = StopStrings(options.stop_strings, target.tokenizer)
+    if options.stop_strings and target.tokenizer is None:
+        raise InputError("Stop strings need a tokenizer, and this target has none.")
+    shape = drafter.default_shape if options.shape is None else options.shape
+    recorder = recorder or Recorder()
+    request = RequestBatch(
+        tokens=[row.tokens for row in rows],
+        request_ids=ids,
+        max_new_tokens=options.max_new_tokens,
+        predictions=tuple(predictions),
+    )
+    cache, state = _open(target, drafter, request, rows, shape, session)
+    base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
+    live = list(range(len(rows)))  # rows of the request that the cache still holds
+    try:
+        while any(row.finish is None for row in rows):
+            active = [rows[i] for i in live]
+            noise = base_noise.at([len(row.tokens) for row in active])
+            depth_B = _depths(active, shape, options.policy)
+            pending = [
+                row.tokens[int(cache.lengths_B[b]) :] for b, row in enumerate(active)
+            ]
+            with recorder.time("draft"):
+                tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
+            with recorder.time("target"):
+                out = _forward(target, drafter, cache, pending, tree)
+            with recorder.time("verify"), torch.inference_mode():
+                laws = TreeLaws(
+                    logits_BNV=out.logits_BNV,
+                    sampler=options.sampler,
+                    histories=[row.history() for row in active],
+                    tokens_BN=tree.tokens_BN.numpy(),
+                    parents_BN=tree.parents_BN.numpy(),
+                )
+                rule = make_rule(options.rule, tree.proposal)
+                verdict = verify(tree, laws, rule, noise, allow_lossy=options.allow_lossy)
+            verdict, step = _emit(active, tree, verdict, end_ids, stops, pending)
+            _commit(cache, active, pending, verdict, step)
+            with recorder.time("draft"), torch.inference_mode():
+                state = drafter.advance(
+                    state,
+                    Accepted(
+                        tree=tree, verdict=verdict, emitted=step.emitted, pending=pending, out=out
+                    ),
+                )
+            if session is not None:
+                session.cache, session.state = cache, state
+                session.tokens = [
+                    row.tokens[: int(cache.lengths_B[b])] for b, row in enumerate(active)
+                ]
+            yield _spread(step, live, len(rows))
+            if session is None and any(row.finish for row in active):
+                keep = [b for b, row in enumerate(active) if row.finish is None]
+                live = [live[b] for b in keep]
+                if keep:
+                    cache.take(keep)
+                    state, base_noise = state.take(keep), base_noise.take(keep)
+    finally:
+        cache.rollback()
+
+
+def _begin(
+    target: Target, prompts: Sequence[Sequence[int]], ids: tuple[int, ...], options: DecodeOptions
+) -> list[Row]:
+    if not prompts:
+        raise InputError("There is no prompt to continue.")
+    if len(ids) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts need as many request ids, got {len(ids)}.")
+    if options.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, got {options.max_new_tokens}.")
+    rows = []
+    for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        if not len(prompt):
+            raise InputError(f"Prompt {number} is empty: give at least one token.")
+        if target.max_length is not None and len(prompt) >= target.max_length:
+            raise InputError(
+                f"Prompt {number} has {len(prompt)} tokens, but {target.name} has a context of "
+                f"{target.max_length}: shorten it so that at least one token fits behind it."
+            )
+        bad = [t for t in prompt if not 0 <= t < target.vocab_size]
+        if bad:
+            raise InputError(
+                f"Prompt {number} holds token {bad[0]}, outside the target's vocabulary of "
+                f"{target.vocab_size}: it was made with another tokenizer."
+            )
+        rows.append(
+            Row(
+                request_id=request_id,
+                tokens=list(prompt),
+                num_prompt=len(prompt),
+                max_new_tokens=options.max_new_tokens,
+                max_length=target.max_length,
+            )
+        )
+    return rows
+
+
+def _open(
+    target: Target,
+    drafter: Drafter,
+    request: RequestBatch,
+    rows: list[Row],
+    shape: TreeShape,
+    session: Session | None,
+) -> tuple[KVCache, DraftState]:
+    """Cache and drafter state for these rows: fresh, or a session's cut to the common prefix."""
+    if session is None or session.cache is None:
+        longest = max(len(row.tokens) + row.room for row in rows)
+        margin = max(shape.num_nodes, 64)  # the staged tree stands behind the text
+        cache = target.new_cache(len(rows), longest + margin)
+        with torch.inference_mode():
+            return cache, drafter.start(request)
+    assert session.state is not None and session.tokens is not None
+    if len(rows) != session.cache.num_rows:
+        raise InputError(
+            f"This session has {session.cache.num_rows} rows; it cannot continue with {len(rows)}."
+        )
+    keep = [
+        min(_common(row.tokens, old), len(row.tokens) - 1)
+        for row, old in zip(rows, session.tokens, strict=True)
+    ]
+    session.cache.rewind(keep)
+    return session.cache, session.state.rewind(request.tokens)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) -> np.ndarray:
+    """[B] how deep each row may draft: a step emits one token more than it accepts."""
+    out = np.zeros(len(active), dtype=np.int64)
+    for b, row in enumerate(active):
+        if row.finish is None:
+            wanted = shape.depth if policy is None else min(policy.length(row.stats), shape.depth)
+            out[b] = max(min(wanted, row.room - 1), 0)
+    return out
+
+
+def _propose(
+    drafter: Drafter,
+    state: DraftState,
+    shape: TreeShape,
+    depth_B: np.ndarray,
+    active: list[Row],
+    sampler: Sampler,
+    noise: Noise,
+) -> DraftTree:
+    deepest = int(depth_B.max())
+    if deepest == 0:
+        return DraftTree.empty(len(active))
+    with torch.inference_mode():
+        tree = drafter.propose(state, shape.clip(deepest), sampler, noise)
+    return limit_depth(tree, depth_B)
+
+
+def _forward(
+    target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
+) -> TargetOutput:
+    tokens_BT, block = lay_out(cache, pending, tree)
+    return target.forward(torch.from_numpy(tokens_BT), block, 1 + tree.num_nodes, drafter.signals)
+
+
+def lay_out(
+    cache: KVCache, pending: Sequence[Sequence[int]], tree: DraftTree
+) -> tuple[np.ndarray, Block]:
+    """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
+
+        columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
+        depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
+    """
+    counts = np.array([len(row) for row in pending])
+    width, num_nodes = int(counts.max()), tree.num_nodes
+    pads = width - counts
+    tokens = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
+    for b, row in enumerate(pending):
+        tokens[b, pads[b] : width] = row
+    depth = np.arange(width + num_nodes)[None] - pads[:, None]
+    see = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
+    column = np.arange(width)
+    real = column >= pads[:, None]
+    see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
+    if num_nodes:
+        node_depth, node_see = geometry(tree.parents_BN.numpy())
+        tokens[:, width:] = tree.tokens_BN.numpy()
+        depth[:, width:] = (counts - 1)[:, None] + node_depth
+        see[:, width:, :width] = real[:, None, :]
+        see[:, width:, width:] = node_see
+    return tokens, cache.stage(depth, see, pads)
+
+
+def _emit(
+    active: list[Row],
+    tree: DraftTree,
+    verdict: Verdict,
+    end_ids: frozenset[int],
+    stops: StopStrings,
+    pending: list[list[int]],
+) -> tuple[Verdict, DecodeStep]:
+    """Hand tokens to the rows. A row that stops inside the block gets the verdict it would have had
+    if nothing beyond the stop had been drafted."""
+    tokens = tree.tokens_BN.numpy()
+    origin = None if tree.origin_BN is None else tree.origin_BN.numpy()
+    children = candidate_children(tree)
+    path_BD = verdict.path_BD.numpy().copy()
+    num, last = verdict.num_accepted_B.numpy().copy(), verdict.next_token_B.numpy().copy()
+    emitted: list[tuple[int, ...]] = []
+    accepted: list[int] = []
+    offered: list[int] = []
+    origins: list[tuple[int, ...]] = []
+    was_active = tuple(row.finish is None for row in active)
+    for b, row in enumerate(active):
+        if not was_active[b]:
+            path_BD[b], num[b] = PADDING, 0
+            emitted.append(())
+            accepted.append(0)
+            offered.append(0)
+            origins.append(())
+            continue
+        path = [int(n) for n in path_BD[b, : num[b]]]
+        block = [int(tokens[b, n]) for n in path] + [int(last[b])]
+        taken = row.append(block, end_ids, stops)
+        depth = offered_depth(children[b], path)
+        if len(taken) <= len(path):  # stopped at a drafted token: it is the row's last, not cached
+            depth = len(taken)
+            num[b], last[b] = len(taken) - 1, taken[-1]
+            path_BD[b, num[b] :] = PADDING
+        drafted = min(len(taken), len(path))
+        row.count(depth, drafted)
+        emitted.append(tuple(taken))
+        accepted.append(drafted)
+        offered.append(depth)
+        origins.append(
+            tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted])
+        )
+    settled = Verdict(
+        path_BD=torch.from_numpy(path_BD),
+        num_accepted_B=torch.from_numpy(num),
+        next_token_B=torch.from_numpy(last),
+    )
+    step = DecodeStep(
+        emitted=tuple(emitted),
+        accepted=tuple(accepted),
+        offered_depth=tuple(offered),
+        proposed=tuple(sum(map(len, kids.values())) for kids in children),
+        origins=tuple(origins),
+        finish=tuple(row.finish for row in active),
+        prefill=any(len(row) > 1 for row in pending),
+        active=was_active,
+    )
+    return settled, step
+
+
+def _commit(
+    cache: KVCache,
+    active: list[Row],
+    pending: list[list[int]],
+    verdict: Verdict,
+    step: DecodeStep,
+) -> None:
+    """Keep pending tokens and accepted path. A row that was done before keeps what it had."""
+    head = np.array(
+        [len(known) if on else 0 for known, on in zip(pending, step.active, strict=True)]
+    )
+    cache.commit(head, verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
+
+
+def _spread(step: DecodeStep, live: list[int], num_rows: int) -> DecodeStep:
+    """The step in the numbering of the request: rows that left the batch are empty."""
+    if len(live) == num_rows:
+        return step
+    place = {row: b for b, row in enumerate(live)}
+
+    def pick(values: tuple[X, ...], absent: X) -> tuple[X, ...]:
+        return tuple(values[place[i]] if i in place else absent for i in range(num_rows))
+
+    return DecodeStep(
+        emitted=pick(step.emitted, ()),
+        accepted=pick(step.accepted, 0),
+        offered_depth=pick(step.offered_depth, 0),
+        proposed=pick(step.proposed, 0),
+        origins=pick(step.origins, ()),
+        finish=pick(step.finish, None),
+        prefill=step.prefill,
+        active=pick(step.active, False),
+    )

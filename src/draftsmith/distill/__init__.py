@@ -1,0 +1,1 @@
+"""Training of drafters: packed text, objectives, checkpoints and the one training loop."""

@@ -1,0 +1,185 @@
+"""Documents -> blocks of equal length: EOS after each document, shuffled, joined, cut. No padding.
+
+    documents      aaa bb cccc          (order of the epoch: b a c)
+    stream         b b # a a a # c c c c #        # is the end token
+    units of 4     bb#a aa#c ccc#                 a tail shorter than a unit is left out
+    order          2 0 1                          shuffled again: a batch does not come from one file
+
+Everything is computed from (seed, epoch): there is no state to save, so resuming is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftsmith.errors import InputError
+from draftsmith.types import TrajectoryBatch
+
+Tokens = NDArray[np.int32]
+
+
+class BatchSource(Protocol):
+    """What a trainer learns from: the batch of a step is a function of the step's number."""
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """Part `part` of `parts` of the batch of optimiser step `step`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLengths:
+    """How long blocks are: `length`, and `long_length` from step `long_from` on.
+
+    Short blocks are cheaper; a last stretch of long ones teaches far positions.
+    """
+
+    length: int
+    long_length: int
+    long_from: int
+
+    @classmethod
+    def constant(cls, length: int) -> BlockLengths:
+        return cls(length=length, long_length=length, long_from=0)
+
+    @property
+    def unit(self) -> int:
+        return max(self.length, self.long_length)
+
+    def at(self, step: int) -> int:
+        return self.long_length if step >= self.long_from else self.length
+
+
+class PackedBlocks:
+    """Packed blocks of tokenised documents, in an order keyed by (seed, epoch).
+
+    `documents`: token ids without the end token. `batch_tokens`: tokens of one optimiser step over
+    all processes, a multiple of the unit (the longer block). `attend_across`: False records
+    document numbers, so that attention stays inside a document.
+    Raises InputError when the text is shorter than one unit or lengths do not divide.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Tokens],
+        *,
+        end_id: int,
+        lengths: BlockLengths,
+        batch_tokens: int,
+        seed: int,
+        attend_across: bool = True,
+    ) -> None:
+        unit = lengths.unit
+        for length in (lengths.length, lengths.long_length):
+            if length < 2 or unit % length:
+                raise InputError(f"block length {length} must be at least 2 and divide {unit}")
+        if batch_tokens < unit or batch_tokens % unit:
+            raise InputError(f"batch tokens {batch_tokens} must be a multiple of the block {unit}")
+        self.documents = documents
+        self.lengths = lengths
+        self.end_id = end_id
+        self.seed = seed
+        self.attend_across = attend_across
+        self.units_per_step = batch_tokens // unit
+        self.num_tokens = sum(len(document) + 1 for document in documents)
+        self.num_units = self.num_tokens // unit
+        if self.num_units == 0:
+            raise InputError(
+                f"the text has {self.num_tokens} tokens, fewer than one block of {unit}; "
+                "give more text or a smaller --block-length"
+            )
+        self._epoch = -1
+        self._stream: Tokens = np.empty(0, np.int32)
+        self._owner: Tokens = np.empty(0, np.int32)
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.num_units / self.units_per_step
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """Rows `part, part + parts, ...` of the step's blocks; raises InputError if there are none."""
+        first = step * self.units_per_step
+        units = [self._unit(index) for index in range(first, first + self.units_per_step)]
+        length = self.lengths.at(step)
+        tokens = np.stack([tokens for tokens, _ in units]).reshape(-1, length)[part::parts]
+        if not len(tokens):
+            raise InputError(f"a batch of {self.units_per_step} blocks does not fill {parts} parts")
+        tokens_BT = torch.from_numpy(tokens.astype(np.int64))
+        documents_BT = None
+        if not self.attend_across:
+            owner = np.stack([owner for _, owner in units]).reshape(-1, length)[part::parts]
+            documents_BT = torch.from_numpy(owner.astype(np.int64))
+        return TrajectoryBatch(
+            tokens_BT=tokens_BT,
+            loss_mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+            documents_BT=documents_BT,
+        )
+
+    def _unit(self, index: int) -> tuple[Tokens, Tokens]:
+        """Tokens and document numbers of the index-th unit since the beginning of training."""
+        epoch, place = divmod(index, self.num_units)
+        if epoch != self._epoch:
+            self._shuffle(epoch)
+        start = int(self._order[place]) * self.lengths.unit
+        cut = slice(start, start + self.lengths.unit)
+        return self._stream[cut], self._owner[cut]
+
+    def _shuffle(self, epoch: int) -> None:
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
+        stream = np.empty(self.num_tokens, np.int32)
+        owner = np.empty(self.num_tokens, np.int32)
+        at = 0
+        for number in rng.permutation(len(self.documents)):
+            document = self.documents[number]
+            end = at + len(document)
+            stream[at:end] = document
+            stream[end] = self.end_id
+            owner[at : end + 1] = number
+            at = end + 1
+        self._stream, self._owner, self._epoch = stream, owner, epoch
+        self._order = rng.permutation(self.num_units)
+
+
+class EvaluationBlocks:
+    """Every token of held-out documents predicted exactly once, in blocks that overlap by one.
+
+        stream      # a a a # b b #          an end token is put in front, so that `a` is predicted
+        block 1     # a a a
+        block 2           a # b b            its first token is context only
+        block 3               b # .          padding does not count
+    """
+
+    def __init__(
+        self, documents: Sequence[Tokens], *, end_id: int, length: int, batch_blocks: int
+    ) -> None:
+        parts = [np.array([end_id], np.int32)]
+        for document in documents:
+            parts += [np.asarray(document, np.int32), np.array([end_id], np.int32)]
+        self.stream = np.concatenate(parts)
+        self.length = length
+        self.batch_blocks = batch_blocks
+        self.end_id = end_id
+        self.num_blocks = -(-(len(self.stream) - 1) // (length - 1))
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.num_blocks // self.batch_blocks)
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """The step-th batch; parts are for several processes."""
+        first = step * self.batch_blocks
+        blocks = range(first, min(first + self.batch_blocks, self.num_blocks))[part::parts]
+        tokens = np.full((len(blocks), self.length), self.end_id, np.int64)
+        mask = np.zeros((len(blocks), self.length), bool)
+        for row, block in enumerate(blocks):
+            cut = self.stream[block * (self.length - 1) :][: self.length]
+            tokens[row, : len(cut)] = cut
+            mask[row, : len(cut)] = True
+        return TrajectoryBatch(
+            tokens_BT=torch.from_numpy(tokens), loss_mask_BT=torch.from_numpy(mask)
+        )

@@ -1,0 +1,169 @@
+"""Training checkpoints that survive a kill at any moment: whole, or invisible.
+
+    checkpoints/step-00000200/      weights.safetensors  optimizer.pt  state.json  manifest.json
+    checkpoints/.tmp-...            being written; ignored, removed by the next save
+
+A checkpoint is written to a temporary folder, every file and the folder are synced, then one
+rename makes it visible. The manifest holds the sha256 of every other file and is checked at load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftsmith.errors import BackendError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """All that a resumed run needs; noise and sample order are functions of the step."""
+
+    step: int
+    """Optimiser steps done."""
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+    """JSON: counters, loss history, and what the run was started with."""
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Write one checkpoint atomically and keep the last `keep`. Raises BackendError (disk, rights)."""
+    final = folder / f"{_PREFIX}{checkpoint.step:08d}"
+    temporary = folder / f".tmp-{checkpoint.step:08d}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        temporary.mkdir()
+        weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
+        save_file(weights, temporary / "weights.safetensors")
+        torch.save(checkpoint.optimizer, temporary / "optimizer.pt")
+        (temporary / "state.json").write_text(
+            json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="utf-8"
+        )
+        publish(temporary, final)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise BackendError(
+            f"could not write the checkpoint {final}: {error}; earlier checkpoints are untouched, "
+            "make room and run the same command again to continue"
+        ) from error
+    for old in complete(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Add the manifest, sync everything, and rename `temporary` to `final` in one step.
+
+    An existing `final` is moved aside first, and removed only after the rename.
+    """
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
+    digests = {path.relative_to(temporary).as_posix(): sha256(path) for path in files}
+    manifest = temporary / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "sha256": digests}, indent=1), "utf-8")
+    for path in [*files, manifest]:
+        _sync(path)
+    _sync(temporary)
+    aside = final.with_name(f".old-{final.name}-{os.getpid()}")
+    if final.exists():
+        os.replace(final, aside)
+    os.replace(temporary, final)
+    _sync(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def complete(folder: Path) -> list[Path]:
+    """Visible checkpoints, oldest first. Half-written ones are never visible."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.startswith(_PREFIX) and (path / MANIFEST).is_file()
+    )
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, or None."""
+    found = complete(folder)
+    return found[-1] if found else None
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint. Raises BackendError that names the damaged file."""
+    verify(path)
+    state = _read(path / "state.json", lambda file: json.loads(file.read_text(encoding="utf-8")))
+    weights = _read(path / "weights.safetensors", load_file)
+    optimizer = _read(
+        path / "optimizer.pt",
+        lambda file: torch.load(file, map_location="cpu", weights_only=True),
+    )
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise BackendError(f"{path / 'weights.safetensors'} holds non-finite values in {name}")
+    step = state.pop("step")
+    return Checkpoint(step=step, weights=weights, optimizer=optimizer, state=state)
+
+
+def verify(path: Path) -> None:
+    """Every file that the manifest lists exists and has its sha256; else BackendError."""
+    manifest = _read(path / MANIFEST, lambda file: json.loads(file.read_text(encoding="utf-8")))
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BackendError(f"{path / MANIFEST} is not a checkpoint manifest of format {FORMAT}")
+    for name, digest in manifest["sha256"].items():
+        if not (path / name).is_file():
+            raise BackendError(f"{path / name} is missing; remove this checkpoint folder")
+        if sha256(path / name) != digest:
+            raise BackendError(
+                f"{path / name} is damaged (its sha256 is not the manifest's); "
+                "remove this checkpoint folder to continue from the one before"
+            )
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
+    try:
+        return reader(path)
+    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError) as error:
+        raise BackendError(f"cannot read {path}: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise BackendError(
+            f"{path} holds more than tensors and plain data; it is refused"
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed saves left behind."""
+    for path in folder.iterdir():
+        if path.name.startswith((".tmp-", ".old-")):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""The contract of a drafter. One file per drafter in this folder; the file's name is its kind.
+
+A drafter proposes tokens (`propose`) from a state that the engine moves on (`advance`), and, when
+it has weights, learns (`forward`). Nothing outside this folder asks which drafter it is: what the
+engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draftsmith.types import (
+    DraftPrediction,
+    DraftTree,
+    RequestBatch,
+    Signals,
+    TargetOutput,
+    TrajectoryBatch,
+    TreeShape,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from draftsmith.law import Noise, Sampler
+
+
+class TargetView(Protocol):
+    """What a drafter may borrow from the target. Borrowed modules never join its module tree."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def max_length(self) -> int | None: ...
+
+
+class DraftState(abc.ABC):
+    """What a drafter remembers about the rows of a batch."""
+
+    @abc.abstractmethod
+    def take(self, rows: Sequence[int]) -> DraftState:
+        """Keep these rows, in this order (rows that are done leave the batch)."""
+
+    @abc.abstractmethod
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> DraftState:
+        """The rows' known tokens are now exactly `tokens`: forget everything beyond the common prefix."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """What one step settled, for the drafter: the verdict, and the tokens it stands for."""
+
+    tree: DraftTree
+    verdict: Verdict
+    emitted: Sequence[Sequence[int]]
+    """Per row: accepted drafts and then the target's own token (cut where the row stopped)."""
+    pending: Sequence[Sequence[int]]
+    """Per row: the tokens that were fed before the tree (the last is the root)."""
+    out: TargetOutput
+
+
+class Drafter(nn.Module, abc.ABC):
+    """Proposes what the target may say next."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of this drafter; subclasses declare their own, every field with a docstring."""
+
+    signals: ClassVar[Signals] = Signals()
+    trains: ClassVar[bool] = False
+    """Whether `forward` exists: training-free drafters do not."""
+    num_steps: int = 1
+    """How many times a training step calls `forward` (one step further ahead per call)."""
+    backward: Literal["each", "sum"] = "sum"
+    """Gradients per unrolled step, or once over all of them."""
+    default_shape: TreeShape = TreeShape.chain(5)
+
+    def __init__(self, config: Any = None) -> None:
+        """`config`: an instance of this class's `Config`; None: all defaults."""
+        super().__init__()
+        self.config = type(self).Config() if config is None else config
+
+    def bind(self, target: TargetView) -> None:
+        """Borrow what is needed of the target (vocabulary, tokenizer, embedding, head)."""
+
+    @abc.abstractmethod
+    def start(self, request: RequestBatch) -> DraftState:
+        """A state for new rows, none of whose tokens the drafter has seen."""
+
+    @abc.abstractmethod
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        """Draft below the last known token of each row, no larger than `shape`."""
+
+    @abc.abstractmethod
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        """Take in what the verifier decided; the state then stands behind the new root."""
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
+        raise NotImplementedError(f"{type(self).__name__} does not train")
+
+    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        """Training: one step ahead. `carry` is None at first, then what the last call returned."""
+        raise NotImplementedError(f"{type(self).__name__} does not train")

@@ -1,0 +1,96 @@
+"""Training forward and head of a plain causal language model, for drafters that are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.errors import UnsupportedModel
+from draftsmith.types import DraftPrediction, TrajectoryBatch
+
+
+def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:
+    """Hidden states after the final norm, predicting one token ahead.
+
+    With `batch.documents_BT` attention stays inside a document and positions restart there:
+
+        documents   0 0 0 1 1        may look   x . . . .
+        positions   0 1 2 0 1        at         x x . . .
+                                                x x x . .
+                                                . . . x .
+                                                . . . x x
+    """
+    tokens_BT = batch.tokens_BT
+    mask: Any = None
+    if batch.documents_BT is None:
+        positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        positions_BT = positions_BT.expand_as(tokens_BT)
+    else:
+        positions_BT = document_positions(batch.documents_BT)
+        mask = _document_masks(model, batch.documents_BT)
+    out = model.get_decoder()(
+        input_ids=tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
+    )
+    return DraftPrediction(
+        hidden_BTH=out.last_hidden_state,
+        mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+        ahead=1,
+    )
+
+
+def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward."""
+    head = model.get_output_embeddings()
+    config = model.config.to_dict()
+    multiply = config.get("logit_scale") or 1.0  # Cohere
+    divide = config.get("logits_scaling") or 1.0  # Granite
+    cap = config.get("final_logit_softcapping")  # Gemma 2
+
+    def logits(hidden: Tensor) -> Tensor:
+        out: Tensor = head(hidden)
+        if multiply != 1.0 or divide != 1.0:
+            out = out * (multiply / divide)
+        return cap * torch.tanh(out / cap) if cap else out
+
+    return logits
+
+
+def document_positions(documents_BT: Tensor) -> Tensor:
+    """Position inside its document; a document that begins before the block restarts at 0."""
+    index_BT = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    index_BT = index_BT.expand_as(documents_BT)
+    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return index_BT - torch.where(begins_BT, index_BT, 0).cummax(dim=1).values
+
+
+def _document_masks(model: PreTrainedModel, documents_BT: Tensor) -> Any:
+    """A block-diagonal causal mask in the form that this model's attention takes."""
+    implementation = model.config._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise UnsupportedModel(
+            f"attention {implementation!r} takes no document mask; load the model with sdpa or eager"
+        )
+    length = documents_BT.shape[1]
+    index = torch.arange(length, device=documents_BT.device)
+    distance = index[:, None] - index[None, :]
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    full = (same_BTT & (distance >= 0))[:, None]
+
+    def shaped(allowed: Tensor) -> Tensor:
+        if implementation == "sdpa":
+            return allowed
+        lowest = torch.finfo(model.dtype).min
+        return torch.where(allowed, 0.0, lowest).to(model.dtype)
+
+    config = model.config.to_dict()
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    kinds = set(config.get("layer_types") or ())
+    if not window or kinds == {"full_attention"}:
+        return shaped(full)
+    narrow = shaped(full & (distance < window))
+    return {"full_attention": shaped(full), "sliding_attention": narrow} if kinds else narrow

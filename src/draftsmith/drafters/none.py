@@ -1,0 +1,41 @@
+"""`none`: no drafts. Autoregressive decoding is the same loop with an empty tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftsmith.drafters._base import Accepted, Drafter, DraftState
+from draftsmith.law import Noise, Sampler
+from draftsmith.types import DraftTree, RequestBatch, TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(DraftState):
+    count: int
+
+    def take(self, rows: Sequence[int]) -> _Rows:
+        return _Rows(len(rows))
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Rows:
+        return _Rows(len(tokens))
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing."""
+
+    default_shape = TreeShape()
+
+    def start(self, request: RequestBatch) -> _Rows:
+        return _Rows(len(request.tokens))
+
+    def propose(
+        self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        return DraftTree.empty(state.count)
+
+    def advance(self, state: _Rows, accepted: Accepted) -> _Rows:
+        return state
+
+
+DRAFTER = NoDrafter

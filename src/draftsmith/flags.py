@@ -1,0 +1,122 @@
+"""Options as command-line flags: the names, the way back from options to flags, and minus signs.
+
+A field `max_new_tokens` is the flag `--max-new-tokens`; the fields of a nested group are flags of
+the verb (no prefix). A true-or-false field that starts as False is a bare flag `--stream`; one that
+starts as True is switched off by `--no-...`. This is what tyro does under the settings of `cli`;
+here it is stated once more without tyro, so that records can spell a command that reruns them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+from draftsmith.config import as_dict, bare, field_types
+from draftsmith.errors import InputError, nearest
+
+
+class Repeated:
+    """Marks a list field that is given one value at a time: `--prompt A --prompt B`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """One flag of a verb and the field that it fills."""
+
+    name: str
+    path: tuple[str, ...]
+    default: Any
+    """The field's default, `dataclasses.MISSING` when it is required."""
+    is_switch: bool
+    """It takes no value: giving it turns the default around."""
+    is_list: bool
+    is_repeated: bool
+
+
+def flags_of(cls: type) -> dict[str, Flag]:
+    """Every flag of an options dataclass, nested groups included, by name and in order."""
+    return {flag.name: flag for flag in _walk(cls, ())}
+
+
+def to_argv(options: object) -> list[str]:
+    """The shortest list of flags that gives these options back."""
+    argv: list[str] = []
+    for flag in flags_of(type(options)).values():
+        value: Any = options
+        for name in flag.path:
+            value = getattr(value, name)
+        if value == flag.default:
+            continue
+        if flag.is_switch:
+            argv.append(flag.name)
+        elif flag.is_list:
+            texts = [str(item) for item in as_dict(value)]
+            each = [[flag.name, text] for text in texts]
+            argv += [word for pair in each for word in pair] if flag.is_repeated else []
+            argv += [] if flag.is_repeated else [flag.name, *texts]
+        else:
+            argv += [flag.name, str(as_dict(value))]
+    return argv
+
+
+def join_minus_values(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """`--logit-bias -5:3` becomes `--logit-bias=-5:3`, so that a value may start with a minus.
+
+    What looks like another long option (two minus signs, no blank) stays one: a forgotten value is
+    likelier than a text such as `--x`, and `--prompt=--x` says the latter.
+    """
+    joined: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        flag = flags.get(word.replace("_", "-"))
+        if flag is not None and not flag.is_switch and words and _is_minus_value(words[0]):
+            word = f"{word}={words.pop(0)}"
+        joined.append(word)
+    return joined
+
+
+def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:
+    """Raise `InputError` for the first `--option` that the verb does not have."""
+    for word in argv:
+        name = word.split("=", 1)[0]
+        if not name.startswith("--") or any(blank in name for blank in " \t\n"):
+            continue
+        if name in ("--", "--help") or name.replace("_", "-") in flags:
+            continue
+        hint = nearest(name, flags).split(" (known", 1)[0]
+        more = f"'draftsmith {verb} --help' lists all options"
+        raise InputError(f"unknown option {name!r} of draftsmith {verb}{hint}; {more}")
+
+
+def _is_minus_value(word: str) -> bool:
+    if word in ("-h", "--help"):
+        return False
+    return word.startswith("-") and (not word.startswith("--") or any(c in word for c in " \n\t"))
+
+
+def _walk(cls: type, path: tuple[str, ...]) -> Iterator[Flag]:
+    kinds = field_types(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        annotated = kinds[field.name]
+        kind = bare(annotated)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield from _walk(kind, (*path, field.name))
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        markers = get_args(annotated)[1:] if get_origin(annotated) is Annotated else ()
+        stem = field.name.replace("_", "-")
+        yield Flag(
+            name=f"--no-{stem}" if default is True else f"--{stem}",
+            path=(*path, field.name),
+            default=default,
+            is_switch=kind is bool,
+            is_list=get_origin(kind) in (tuple, list),
+            is_repeated=Repeated in markers,
+        )

@@ -1,0 +1,386 @@
+"""Laws: the only place where tokens are drawn and probabilities are read.
+
+A `Law` both draws a token and reports its probability, so the two cannot disagree. Temperature 0 is
+a point mass: greedy decoding is no special case anywhere. A `Sampler` turns logits into a `Law`,
+with the semantics of transformers' processors (`Sampler.processors` is the readable twin).
+
+Randomness is keyed, not sequential: a draw is a function of (seed, request id, position, purpose,
+lane). A row therefore never depends on its neighbours in the batch, and the drafter's noise is
+never the verifier's.
+
+Shape letters: R rows of laws, V vocabulary, K kept tokens, T time.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.errors import BackendError, InputError
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
+Rows = np.ndarray
+"""Row numbers [R], int64, on the host."""
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; equal keys with different purposes give independent noise."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    TARGET = 3
+    DRAFTER_STATE = 4
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Finaliser of splitmix64 (Stafford's variant 13): avalanche of 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Noise:
+    """The random numbers of one decoding step for B rows, keyed and stateless.
+
+    Args:
+        seed: of the run.
+        request_ids: [B], what distinguishes one request from another.
+        roots: [B], number of known tokens of each row: the position of the next one.
+    """
+
+    __slots__ = ("_base_B", "roots_B")
+
+    def __init__(self, seed: int, request_ids: Sequence[int], roots: Sequence[int]) -> None:
+        ids = np.asarray(request_ids, dtype=np.int64).astype(np.uint64)
+        start = np.full(len(ids), seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+        self._base_B = _mix(_mix(start + _GOLDEN) ^ (ids + _GOLDEN) * _GOLDEN)
+        self.roots_B = np.asarray(roots, dtype=np.int64)
+
+    def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
+        """[R] float64 in [0, 1), for the token `depth` places after the root (the next one: 0)."""
+        position = (self.roots_B[rows] + depth).astype(np.uint64)
+        code = np.uint64(int(purpose)) << np.uint64(56)
+        key = _mix(self._base_B[rows] + (position + np.uint64(1)) * _GOLDEN)
+        lanes = np.asarray(lane, dtype=np.int64).astype(np.uint64)
+        key = _mix(key ^ (code | (lanes + np.uint64(1))))
+        return (key >> np.uint64(12)).astype(np.float64) * (1.0 / (1 << 52))
+
+    def categorical(
+        self, weights_RK: Tensor, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
+    ) -> Tensor:
+        """[R] column drawn with probability proportional to its weight, by inverting the CDF."""
+        u = torch.from_numpy(self.uniform(rows, depth, purpose, lane)).to(weights_RK.device)
+        cdf_RK = weights_RK.double().cumsum(-1)
+        # 52-bit u: u * total < total, so the search always ends at a column of positive weight
+        threshold_R1 = (u * cdf_RK[:, -1])[:, None]
+        return torch.searchsorted(cdf_RK, threshold_R1, right=True)[:, 0]
+
+    def accept(self, prob_R: Tensor, rows: Rows, depth: int, lane: int | Rows = 0) -> np.ndarray:
+        """[R] bool, True with probability `prob_R` (values above 1 count as 1)."""
+        u = self.uniform(rows, depth, Purpose.ACCEPT, lane)
+        return u < prob_R.double().cpu().numpy()
+
+    def take(self, rows: Sequence[int]) -> Noise:
+        out = object.__new__(Noise)
+        index = np.asarray(rows, dtype=np.int64)
+        out._base_B, out.roots_B = self._base_B[index], self.roots_B[index]
+        return out
+
+    def at(self, roots: Sequence[int]) -> Noise:
+        """The same streams behind other roots (the next step)."""
+        out = object.__new__(Noise)
+        out._base_B, out.roots_B = self._base_B, np.asarray(roots, dtype=np.int64)
+        return out
+
+
+class Law:
+    """R probability laws over V tokens, normalised, float32 or wider.
+
+    Dense (`ids_RK` is None: column = token) or sparse (mass only on K listed tokens; a point mass
+    is K = 1). Immutable.
+    """
+
+    __slots__ = ("ids_RK", "probs_RK", "vocab_size")
+
+    def __init__(self, probs_RK: Tensor, vocab_size: int, ids_RK: Tensor | None = None) -> None:
+        self.probs_RK, self.ids_RK, self.vocab_size = probs_RK, ids_RK, vocab_size
+
+    @classmethod
+    def point(cls, tokens_R: Tensor, vocab_size: int) -> Law:
+        """All mass on one token per row."""
+        ids = tokens_R.reshape(-1, 1)
+        return cls(torch.ones(ids.shape, dtype=torch.float32, device=ids.device), vocab_size, ids)
+
+    @classmethod
+    def from_weights(
+        cls, weights_RK: Tensor, vocab_size: int, ids_RK: Tensor | None = None
+    ) -> Law:
+        """Normalise non-negative weights (each row must have some)."""
+        return cls(weights_RK / weights_RK.sum(-1, keepdim=True), vocab_size, ids_RK)
+
+    @property
+    def num_rows(self) -> int:
+        return self.probs_RK.shape[0]
+
+    def probs(self) -> Tensor:
+        """[R, V]."""
+        if self.ids_RK is None:
+            return self.probs_RK
+        dense = self.probs_RK.new_zeros((self.num_rows, self.vocab_size))
+        return dense.scatter_add_(1, self.ids_RK, self.probs_RK)
+
+    def prob(self, tokens_R: Tensor) -> Tensor:
+        """[R], the probability of one token per row."""
+        tokens = tokens_R[:, None].to(self.probs_RK.device)
+        if self.ids_RK is None:
+            return self.probs_RK.gather(1, tokens)[:, 0]
+        return (self.probs_RK * (self.ids_RK == tokens)).sum(-1)
+
+    def log_prob(self, tokens_R: Tensor) -> Tensor:
+        """[R], natural logarithm of `prob` (-inf where it is 0)."""
+        return self.prob(tokens_R).log()
+
+    def draw(
+        self, noise: Noise, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
+    ) -> Tensor:
+        """[R] tokens, row r with the noise of batch row `rows[r]`."""
+        if self.ids_RK is not None and self.ids_RK.shape[1] == 1:
+            return self.ids_RK[:, 0]
+        column_R = noise.categorical(self.probs_RK, rows, depth, purpose, lane)
+        if self.ids_RK is None:
+            return column_R
+        return self.ids_RK.gather(1, column_R[:, None])[:, 0]
+
+    def take(self, rows: Tensor | np.ndarray | Sequence[int]) -> Law:
+        """Laws of these rows."""
+        index = torch.as_tensor(rows, device=self.probs_RK.device)
+        ids = None if self.ids_RK is None else self.ids_RK[index]
+        return Law(self.probs_RK[index], self.vocab_size, ids)
+
+    def without(self, tokens_R: Tensor) -> Law:
+        """The law given that the token is not this one. A row with no other mass stays as it is."""
+        tokens = tokens_R[:, None].to(self.probs_RK.device)
+        if self.ids_RK is None:
+            left = self.probs_RK.scatter(1, tokens, 0.0)
+        else:
+            left = self.probs_RK * (self.ids_RK != tokens)
+        return self._renormalised(left)
+
+    def residual(self, q: Law) -> Law:
+        """norm(max(p - q, 0)): what is left to draw from after a rejection (Leviathan et al., 2023).
+
+        Rows where nothing is left (p = q up to rounding, so that a rejection has probability 0)
+        stay as they are.
+        """
+        q_RV = q.probs()
+        if self.ids_RK is not None:
+            q_RV = q_RV.gather(1, self.ids_RK)
+        return self._renormalised((self.probs_RK - q_RV).clamp_(min=0.0))
+
+    def _renormalised(self, left_RK: Tensor) -> Law:
+        mass_R1 = left_RK.sum(-1, keepdim=True)
+        probs = torch.where(mass_R1 > 0, left_RK / mass_R1, self.probs_RK)
+        return Law(probs, self.vocab_size, self.ids_RK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """The tokens that stand before a law: prompt, generated, and the drafted path to its node."""
+
+    tokens: Sequence[int]
+    num_prompt: int
+
+
+_PREFILTER = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """Logits -> Law. The order is transformers': bias, penalties, temperature, top-k, top-p, min-p.
+
+    Presence and frequency penalties (transformers has none) count generated tokens only:
+    logit -= presence * [count > 0] + frequency * count.
+    """
+
+    temperature: float = 0.0
+    """0: all mass on the most probable token (lowest id on a tie)."""
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs (token, amount added to its logit)."""
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, want: str) -> None:
+            if not ok:
+                value = getattr(self, name)
+                raise InputError(f"{name} must be {want}, got {value}.")
+
+        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "finite, >= 0")
+        check(self.top_k >= 0, "top_k", ">= 0 (0 is off)")
+        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
+        check(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "finite and positive",
+        )
+        check(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
+        check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
+
+    @property
+    def needs_history(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def law(self, logits_RV: Tensor, history: Sequence[History] = ()) -> Law:
+        """The law of the next token.
+
+        Args:
+            logits_RV: any float dtype; computed in float32, or float64 if they are.
+            history: one per row; may be empty unless `needs_history`.
+
+        Raises:
+            BackendError: a row holds NaN, or no finite logit at all.
+        """
+        vocab = logits_RV.shape[1]
+        scores = self._penalised(logits_RV, history)
+        if self.temperature == 0:
+            top_R, token_R = scores.max(-1)  # NaN counts as the largest, so this sees all NaN
+            _require_finite(top_R)
+            return Law.point(token_R, vocab)
+        if self.temperature != 1.0:
+            scores = scores / self.temperature
+        _require_finite(scores.amax(-1))
+        if self.top_k == 0 and self.top_p == 1.0:
+            return self._dense(scores, vocab)
+        if self.top_k:
+            kept = self._top_k(scores)
+            if kept is None:  # ties at the boundary: transformers keeps all of them
+                return self._by_processors(scores, vocab)
+            values_RK, ids_RK = kept
+            total_R1 = values_RK.logsumexp(-1, keepdim=True)
+        else:
+            values_RK, ids_RK, total_R1 = self._top_p_candidates(scores)
+        probs_RK = (values_RK - total_R1).exp()
+        if self.top_p < 1.0:
+            # sorted downwards: a token stays while the mass before it is below top_p
+            before_RK = probs_RK.cumsum(-1) - probs_RK
+            keep_RK = before_RK < self.top_p
+            keep_RK[:, 0] = True
+            probs_RK = probs_RK * keep_RK
+        if self.min_p > 0:
+            probs_RK = probs_RK * (probs_RK >= self.min_p * probs_RK[:, :1])
+        return Law.from_weights(probs_RK, vocab, ids_RK)
+
+    def processors(self) -> LogitsProcessorList:
+        """The same warping by transformers' own processors (temperature to min-p): the twin."""
+        from transformers import LogitsProcessorList
+        from transformers.generation import logits_process as hf
+
+        steps: list[object] = []
+        if self.temperature not in (0.0, 1.0):
+            steps.append(hf.TemperatureLogitsWarper(self.temperature))
+        if self.top_k:
+            steps.append(hf.TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            steps.append(hf.TopPLogitsWarper(self.top_p))
+        if self.min_p > 0:
+            steps.append(hf.MinPLogitsWarper(self.min_p))
+        return LogitsProcessorList(steps)
+
+    # ---------------------------------------------------------------- steps
+
+    def _penalised(self, logits_RV: Tensor, history: Sequence[History]) -> Tensor:
+        wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+        if not (self.needs_history or self.logit_bias):
+            return wide
+        scores = wide.clone()
+        for token, amount in self.logit_bias:
+            if not 0 <= token < scores.shape[1]:
+                raise InputError(
+                    f"logit_bias names token {token}, but the vocabulary has {scores.shape[1]}."
+                )
+            scores[:, token] += amount
+        if self.repetition_penalty != 1.0:
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            penalise = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
+            # rows differ in length; a row padded with its own first token penalises the same set
+            width = max(len(row.tokens) for row in history)
+            if width:
+                ids_RT = torch.tensor(
+                    [[*row.tokens, *([row.tokens[0]] * (width - len(row.tokens)))] for row in history]
+                )
+                scores = penalise(ids_RT.to(scores.device), scores)
+        if self.presence_penalty or self.frequency_penalty:
+            for r, row in enumerate(history):
+                generated = torch.tensor(row.tokens[row.num_prompt :], dtype=torch.long)
+                ids, counts = generated.unique(return_counts=True)
+                cost = self.presence_penalty + self.frequency_penalty * counts
+                scores[r, ids.to(scores.device)] -= cost.to(scores)
+        return scores
+
+    def _dense(self, scores_RV: Tensor, vocab: int) -> Law:
+        probs = scores_RV.softmax(-1)
+        if self.min_p > 0:
+            keep = probs >= self.min_p * probs.amax(-1, keepdim=True)
+            return Law.from_weights(probs * keep, vocab)
+        return Law(probs, vocab)
+
+    def _top_k(self, scores_RV: Tensor) -> tuple[Tensor, Tensor] | None:
+        vocab = scores_RV.shape[1]
+        k = min(self.top_k, vocab)
+        values, ids = scores_RV.topk(min(k + 1, vocab), dim=-1)
+        if k < vocab and bool((values[:, k] == values[:, k - 1]).any()):
+            return None
+        return values[:, :k], ids[:, :k]
+
+    def _top_p_candidates(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Largest scores, sorted downwards, that surely hold the nucleus; and the log of all mass.
+
+        A full sort of 32,000 scores costs more than a small target's forward, and nuclei are small:
+        take 1,024, and sort everything only where they do not hold the mass.
+        """
+        vocab = scores_RV.shape[1]
+        total_R1 = scores_RV.logsumexp(-1, keepdim=True)
+        if vocab > _PREFILTER:
+            values, ids = scores_RV.topk(_PREFILTER, dim=-1)
+            covered_R = (values - total_R1).exp().sum(-1)
+            if bool((covered_R > self.top_p + 1e-4).all()):
+                return values, ids, total_R1
+        values, ids = scores_RV.sort(dim=-1, descending=True, stable=True)
+        return values, ids, total_R1
+
+    def _by_processors(self, scores_RV: Tensor, vocab: int) -> Law:
+        warped = scores_RV
+        for step in self.processors()[0 if self.temperature in (0.0, 1.0) else 1 :]:
+            warped = step(None, warped)
+        return Law(warped.softmax(-1), vocab)
+
+
+def _require_finite(top_R: Tensor) -> None:
+    if not bool(torch.isfinite(top_R).all()):
+        raise BackendError(
+            "The model's logits hold NaN or no finite value: its weights or dtype are broken "
+            "(try --dtype float32)."
+        )

@@ -1,0 +1,135 @@
+"""Tree attention over our cache, registered once through transformers' AttentionInterface.
+
+Masks travel as a keyword (the step's `Block`), so no model's own mask code runs: Mistral, Mixtral
+and Phi-3 would otherwise take a 4-D mask and forget their window, Gemma 2 under sdpa would lose its
+soft-cap, and eager with boolean masks would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftsmith.cache import Block
+from draftsmith.errors import UnsupportedModel
+
+NAME = "draftsmith"
+"""The attention implementation's name inside transformers."""
+
+# What models pass along that does not change the mathematics here.
+_HARMLESS = frozenset(
+    {
+        "position_ids",
+        "position_embeddings",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "use_cache",
+        "cache_position",
+        "return_dict",
+        "head_mask",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "token_type_ids",
+        "past_key_values",
+        "mm_token_type_ids",
+        "deterministic",
+    }
+)
+
+
+def attend_reference(
+    query_BHTD: Tensor,
+    key_BHSD: Tensor,
+    value_BHSD: Tensor,
+    mask_B1TS: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """softmax(cap(q k^T scale) + mask) v, written out; [B, H, T, D]. The readable twin."""
+    groups = query_BHTD.shape[1] // key_BHSD.shape[1]
+    key = key_BHSD.repeat_interleave(groups, 1)
+    value = value_BHSD.repeat_interleave(groups, 1)
+    wide = torch.promote_types(query_BHTD.dtype, torch.float32)
+    scores = (query_BHTD @ key.transpose(-1, -2)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + mask_B1TS
+    if sinks_H is not None:  # a learned logit that takes mass and gives no value
+        sink = sinks_H.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)
+        weights = torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1]
+    else:
+        weights = scores.softmax(-1, dtype=wide)
+    return weights.to(query_BHTD.dtype) @ value
+
+
+def attend_fused(
+    query_BHTD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask_B1TS: Tensor, *, scale: float
+) -> Tensor:
+    """The same by torch's fused kernel (no soft-cap, no sinks)."""
+    return F.scaled_dot_product_attention(
+        query_BHTD,
+        key_BHSD,
+        value_BHSD,
+        attn_mask=mask_B1TS,
+        scale=scale,
+        enable_gqa=query_BHTD.shape[1] != key_BHSD.shape[1],
+    )
+
+
+def draftsmith_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    draftsmith_block: Block | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers' attention modules call; [B, T, H, D] back.
+
+    Raises:
+        UnsupportedModel: the model passes something to attention that would change the result.
+    """
+    if draftsmith_block is None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} does not pass keywords on to its attention: "
+            "this architecture cannot be decoded by draftsmith."
+        )
+    for name, given in rest.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            raise UnsupportedModel(
+                f"{type(module).__name__} passes {name!r} to its attention, which draftsmith does "
+                "not know: its output would be wrong, so this architecture is refused."
+            )
+    block = draftsmith_block
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    keys, values = block.cache.extend(block, layer, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mask = block.mask(sliding_window, query.dtype)
+    if block.eager or softcap is not None or s_aux is not None:
+        out = attend_reference(
+            query, keys, values, mask, scale=scale, softcap=softcap, sinks_H=s_aux
+        )
+    else:
+        out = attend_fused(query, keys, values, mask, scale=scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make the function known to transformers (idempotent)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, draftsmith_attention)

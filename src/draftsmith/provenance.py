@@ -1,0 +1,334 @@
+"""Signed results: what produced a file, and writing so that a kill or a full disk ruins nothing.
+
+Every artefact carries a `run.json`: the command that recreates it, all options, versions, the git
+revision, a summary of the machine, times. It names no host, and no folder outside the current one:
+
+    run = start_run("bench", options, seed=0)
+    ...
+    run.write(out)                                   # out/run.json
+
+Files are written beside their final place and renamed onto it: a reader sees the old file or the
+new one, never a half. A full disk is a `BackendError` that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from draftsmith.config import as_dict
+from draftsmith.errors import BackendError, DraftsmithError, InputError
+from draftsmith.flags import to_argv
+
+PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that has begun; `write` signs what came of it."""
+
+    verb: str
+    options: object
+    """A dataclass of options (or a mapping, for runs that are not verbs)."""
+    seed: int | None
+    started: datetime.datetime = field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    )
+
+    def record(self, *, results: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The content of `run.json`, as of now."""
+        ended = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        return {
+            "command": command_line(self.verb, self.options),
+            "verb": self.verb,
+            "options": _portable(as_dict(self.options)),
+            "seed": self.seed,
+            "started": self.started.isoformat(),
+            "ended": ended.isoformat(),
+            "versions": versions(),
+            "git": git_revision(),
+            "machine": machine_summary(),
+            "results": jsonable(results or {}),
+        }
+
+    def write(self, folder: Path, *, results: Mapping[str, object] | None = None) -> Path:
+        """Write `folder/run.json`; `results` are figures that belong to the artefact."""
+        path = Path(folder) / "run.json"
+        write_json_atomic(path, self.record(results=results))
+        return path
+
+
+def start_run(verb: str, options: object, *, seed: int | None = None) -> Run:
+    """Begin a run now."""
+    return Run(verb=verb, options=options, seed=seed)
+
+
+def command_line(verb: str, options: object) -> str:
+    """The shortest command that recreates a run with these options, quoted for a shell."""
+    words = to_argv(options) if dataclasses.is_dataclass(options) else []
+    return shlex.join(["draftsmith", verb, *(portable_text(word) for word in words)])
+
+
+def versions() -> dict[str, str | None]:
+    """Python and the packages that decide results; None for one that is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_revision() -> dict[str, Any] | None:
+    """Commit of draftsmith's own checkout and whether files differ from it; None elsewhere."""
+    here = Path(__file__).resolve().parent
+    top = _git(here, "rev-parse", "--show-toplevel")
+    # An installed package may lie inside somebody else's repository: that revision is not ours.
+    if top is None or Path(top).resolve() / "src" / "draftsmith" != here:
+        return None
+    commit = _git(here, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(here, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "modified": bool(changes)}
+
+
+def machine_summary() -> dict[str, Any]:
+    """What decides speed, without names of hosts, users or folders."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    summary: dict[str, Any] = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpu": _cpu_name(),
+        "cpus": usable,
+        "memory_gib": _memory_gib(),
+        "torch_threads": None,
+        "accelerators": [],
+    }
+    # Asking torch would import it; a run that never used it has nothing to report.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        summary["torch_threads"] = torch.get_num_threads()
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            summary["accelerators"] = [torch.cuda.get_device_name(i) for i in range(count)]
+    return summary
+
+
+def portable_text(text: str) -> str:
+    """`text` with absolute paths made relative to the current folder, or cut to `~` or `.../name`.
+
+    Only words that are paths as a whole, lists of them, or KIND:PATH are touched: a prompt is not.
+    """
+    pieces = re.split(r"(,)", text)
+    return "".join(_portable_piece(piece) for piece in pieces)
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def jsonable(value: object) -> Any:
+    """Plain JSON: as `as_dict`, and a figure that is not finite (it has no meaning) is null."""
+    plain = as_dict(value)
+    if isinstance(plain, dict):
+        return {key: jsonable(item) for key, item in plain.items()}
+    if isinstance(plain, list):
+        return [jsonable(item) for item in plain]
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return None
+    return plain
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """A fresh path beside `path` to write a file or a folder to; moved onto `path` on success.
+
+        with atomic_path(out / "model.safetensors") as part:
+            save_file(tensors, part)
+
+    On any error nothing is left behind and `path` is as it was. A folder replaces a folder.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        _sync(part)
+        if part.is_dir() and path.is_dir():
+            # A folder cannot be renamed onto one that holds files: set the old one aside first.
+            old = part.with_name(f"{part.name}.old")
+            os.replace(path, old)
+            os.replace(part, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(part, path)
+        _sync(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    except Exception as error:
+        # Libraries that write from native code wrap the system's error in one of their own.
+        if isinstance(error, DraftsmithError) or "No space left" not in str(error):
+            raise
+        raise write_error(path, OSError(errno.ENOSPC, "")) from error
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def write_text_atomic(path: Path | str, text: str) -> None:
+    """Write a UTF-8 file, whole or not at all."""
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json_atomic(path: Path | str, value: object) -> None:
+    """Write indented JSON, whole or not at all; figures that are not finite become null."""
+    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text_atomic(path, f"{text}\n")
+
+
+def append_jsonl(path: Path | str, *records: object) -> None:
+    """Append records, one line each, all or none; a half line that a kill left is cut off first."""
+    path = Path(path)
+    lines = "".join(
+        json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n"
+        for record in records
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b", buffering=0) as file:
+            size = _whole_lines(file.seek(0, os.SEEK_END), file)
+            try:
+                file.truncate(size)
+                data = memoryview(lines.encode())
+                while data:
+                    data = data[file.write(data) :]
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path | str, error: OSError) -> DraftsmithError:
+    """What to tell the user when `path` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        reason = "no space is left on the disk; nothing was half-written, free some and run again"
+        return BackendError(f"cannot write {path}: {reason}")
+    return InputError(f"cannot write {path}: {error.strerror or error}")
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _whole_lines(size: int, file: Any) -> int:
+    """Length of `file` up to and including its last line feed."""
+    block = 1 << 16
+    end = size
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return int(start + found + 1)
+        end = start
+    return 0
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or everything in a folder, to the disk."""
+    if path.is_dir():
+        for child in path.iterdir():
+            if child.is_file():
+                _sync(child)
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open folders, and needs no such flush
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _portable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return portable_text(value) if isinstance(value, str) else value
+
+
+def _portable_piece(piece: str) -> str:
+    match = re.fullmatch(r"((?:[\w.-]+[:=])?)(\S.*)", piece, flags=re.DOTALL)
+    if match is None or not os.path.isabs(match[2]):
+        return piece
+    prefix, path = match[1], Path(match[2])
+    # With blanks in it this is a prompt that happens to begin with a slash, unless it is there.
+    if re.search(r"\s", piece) and not _exists(path):
+        return piece
+    for base, sign in ((Path.cwd(), Path()), (Path.home(), Path("~"))):
+        if path == base or base in path.parents:
+            return f"{prefix}{sign / path.relative_to(base)}"
+    return f"{prefix}.../{path.name}"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,1 @@
+"""What the verbs run: one module per verb, each with `run(options)`."""

@@ -1,0 +1,138 @@
+"""Reading training text: files, folders and globs, plain or JSONL, also compressed."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftsmith.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFile:
+    """A file and the name that records use for it: never an absolute path."""
+
+    path: Path
+    name: str
+
+
+def find_files(
+    patterns: Sequence[str], include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+) -> list[TextFile]:
+    """All files that the patterns mean, by name, each once. Raises InputError naming a missing one.
+
+    Folders are searched below; `include` and `exclude` match names relative to the folder (`*`
+    also matches slashes) or their last part. Hidden files and folders are left out.
+    """
+    found: dict[Path, TextFile] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            files = list(_walk(path, include, exclude))
+            if not files:
+                raise InputError(f"--text {pattern}: no file in this folder matches")
+        elif path.exists():
+            files = [TextFile(path=path, name=path.name)]
+        else:
+            matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
+            files = [TextFile(path=match, name=match.name) for match in matches if match.is_file()]
+            if not files:
+                raise InputError(f"--text {pattern}: there is no such file or folder")
+        for file in files:
+            found.setdefault(file.path.resolve(), file)
+    return sorted(found.values(), key=lambda file: (file.name, str(file.path)))
+
+
+def hold_out(files: Sequence[TextFile], share: float) -> tuple[list[TextFile], list[TextFile]]:
+    """(kept, held out): by a hash of the name, so that the choice never depends on other files."""
+    kept: list[TextFile] = []
+    held: list[TextFile] = []
+    for file in files:
+        number = int.from_bytes(hashlib.sha256(file.name.encode()).digest()[:8], "big")
+        (held if number < share * 2**64 else kept).append(file)
+    return kept, held
+
+
+def documents(files: Iterable[TextFile]) -> Iterator[str]:
+    """The documents of the files, in order; empty ones are left out.
+
+    Files that are not UTF-8 are unreadable: InputError names the file (and the line of a JSONL).
+    """
+    for file in files:
+        text = read_text(file.path)
+        if ".jsonl" in file.path.suffixes:
+            yield from _lines(file, text)
+        elif text:
+            yield text
+
+
+def read_text(path: Path) -> str:
+    """The whole text of a plain, .gz or .xz file. Raises InputError naming it."""
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rb") as file:
+            return file.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def is_utf8(file: TextFile) -> bool:
+    """Whether the file can be read as text at all."""
+    try:
+        read_text(file.path)
+    except InputError as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return False
+        raise
+    return True
+
+
+def digest(files: Sequence[TextFile]) -> str:
+    """sha256 over names, sizes and contents, in order: what the data was."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.path.open("rb") as handle:
+            content = hashlib.file_digest(handle, "sha256").hexdigest()
+        total.update(f"{file.name}\t{file.path.stat().st_size}\t{content}\n".encode())
+    return total.hexdigest()
+
+
+def _walk(folder: Path, include: Sequence[str], exclude: Sequence[str]) -> Iterator[TextFile]:
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+            continue
+        name = relative.as_posix()
+        if _matches(name, include) and not _matches(name, exclude):
+            yield TextFile(path=path, name=name)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    last = name.rsplit("/", 1)[-1]
+    return any(fnmatch.fnmatch(name, p) or fnmatch.fnmatch(last, p) for p in patterns)
+
+
+def _lines(file: TextFile, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            value = record["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file.path}, line {number}: expected a JSON object with a field `text`"
+            ) from error
+        if not isinstance(value, str):
+            raise InputError(f"{file.path}, line {number}: the field `text` is not a text")
+        if value:
+            yield value

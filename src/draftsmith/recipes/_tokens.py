@@ -1,0 +1,100 @@
+"""Tokenizers for pre-training: a target's, or a byte-level BPE of one's own; and token arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from draftsmith.distill.blocks import Tokens
+from draftsmith.errors import BackendError, InputError
+
+END_TOKEN = "<|endoftext|>"
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens; every text can be encoded and given back.
+
+    The end token is id 0 and serves as begin and padding too.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_TOKEN,
+        bos_token=END_TOKEN,
+        pad_token=END_TOKEN,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub id; BackendError if there is none, InputError if it has
+    no end token."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackendError(f"cannot load the tokenizer of {source}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"the tokenizer of {source} has no end token to put between documents")
+    return tokenizer
+
+
+def encode(
+    tokenizer: Any, texts: Iterable[str], *, batch: int = 256
+) -> tuple[list[Tokens], int]:
+    """Token ids of each text, without special tokens, and the number of UTF-8 bytes read."""
+    encoded: list[Tokens] = []
+    size = 0
+    source = iter(texts)
+    while group := list(islice(source, batch)):
+        size += sum(len(text.encode()) for text in group)
+        ids = tokenizer(group, add_special_tokens=False, verbose=False)["input_ids"]
+        encoded += [np.asarray(row, np.int32) for row in ids]
+    return encoded, size
+
+
+def most_frequent(documents: Iterable[Tokens], vocab_size: int, keep: int, always: set[int]) -> Tokens:
+    """Ids of the `keep` most frequent tokens with all of `always`, ascending.
+
+    Ties go to the smaller id. Raises InputError when `always` alone is more than `keep`.
+    """
+    if keep > vocab_size or len(always) > keep:
+        raise InputError(
+            f"--vocab-subset {keep} must lie between {len(always)} (the special tokens) and "
+            f"{vocab_size} (all tokens)"
+        )
+    counts = np.zeros(vocab_size, np.int64)
+    for document in documents:
+        counts += np.bincount(document, minlength=vocab_size)
+    counts[sorted(always)] = np.iinfo(np.int64).max
+    order = np.lexsort((np.arange(vocab_size), -counts))
+    return np.sort(order[:keep]).astype(np.int32)
+
+
+def into_subset(documents: Iterable[Tokens], subset: Tokens, vocab_size: int) -> Iterator[Tokens]:
+    """Documents in the subset's own ids; a token outside it splits its document.
+
+        subset {1, 4, 7}     document 4 7 2 1 1     becomes  1 2  and  0 0
+    """
+    place = np.full(vocab_size, -1, np.int32)
+    place[subset] = np.arange(len(subset), dtype=np.int32)
+    for document in documents:
+        mapped = place[document]
+        for run in np.split(mapped, np.flatnonzero(mapped < 0)):
+            kept = run[run >= 0]
+            if len(kept):
+                yield kept

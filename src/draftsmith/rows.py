@@ -1,0 +1,92 @@
+"""What the decoding loop knows of one request: its tokens, when it stops, and what it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftsmith.law import History
+from draftsmith.types import RowStats
+
+
+class StopStrings:
+    """Finds a stop string as soon as the token that completes it is there.
+
+    Only a tail of the text is decoded: a string of n bytes spans at most n tokens, and a few more
+    settle what a tokenizer does at the edge.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        self.strings, self._tokenizer = tuple(strings), tokenizer
+        self._window = max((len(s.encode()) for s in strings), default=0) + 8
+
+    def complete(self, generated: Sequence[int]) -> bool:
+        if not self.strings:
+            return False
+        text = self._tokenizer.decode(generated[-self._window :], skip_special_tokens=False)
+        before = self._tokenizer.decode(generated[-self._window : -1], skip_special_tokens=False)
+        return any(s in text and s not in before for s in self.strings)
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string."""
+        places = [text.find(s) for s in self.strings if s in text]
+        return text[: min(places)] if places else text
+
+
+@dataclass(slots=True)
+class Row:
+    """One request on its way."""
+
+    request_id: int
+    tokens: list[int]
+    """Prompt and generated tokens; the last one is the root."""
+    num_prompt: int
+    max_new_tokens: int
+    max_length: int | None
+    """Positions the target knows."""
+    finish: str | None = None
+    stats: RowStats = field(default_factory=RowStats)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def room(self) -> int:
+        """How many more tokens may be emitted."""
+        left = self.max_new_tokens - (len(self.tokens) - self.num_prompt)
+        if self.max_length is not None:
+            left = min(left, self.max_length - len(self.tokens))
+        return left
+
+    def history(self) -> History:
+        return History(tokens=self.tokens, num_prompt=self.num_prompt)
+
+    def append(
+        self, tokens: Sequence[int], end_ids: frozenset[int], stops: StopStrings
+    ) -> list[int]:
+        """Take tokens up to and including the first that ends the row; returns those taken."""
+        taken: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            taken.append(token)
+            if token in end_ids or stops.complete(self.generated):
+                self.finish = "stop"
+            elif len(self.tokens) - self.num_prompt >= self.max_new_tokens:
+                self.finish = "length"
+            elif self.max_length is not None and len(self.tokens) >= self.max_length:
+                self.finish = "context"
+            if self.finish:
+                break
+        return taken
+
+    def count(self, offered: int, accepted: int) -> None:
+        past = self.stats
+        self.stats = RowStats(
+            steps=past.steps + 1,
+            offered=past.offered + offered,
+            accepted=past.accepted + accepted,
+            last_offered=offered,
+            last_accepted=accepted,
+        )

@@ -1,0 +1,1 @@
+"""Targets: what can be asked for the law of the next token."""

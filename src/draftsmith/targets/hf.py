@@ -1,0 +1,278 @@
+"""Any decoder-only transformers model as a target (or as a draft model), over our cache and masks."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.cache import Block, KVCache, KVSpec
+from draftsmith.errors import BackendError, InputError, UnsupportedModel, nearest
+from draftsmith.ops import attention
+from draftsmith.types import Signals, TargetOutput
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# These rescale all rotations when the longest row of the batch passes a threshold.
+_NEIGHBOURLY_ROPE = frozenset({"dynamic", "longrope"})
+
+
+class HFTarget:
+    """A transformers causal language model behind the `Target` protocol.
+
+    Args:
+        model: in evaluation mode after this call; its attention implementation becomes ours.
+        tokenizer: or None, when only token ids are used.
+        end_ids: tokens that end generation; None: those of the generation config and tokenizer.
+        attn_implementation: `sdpa` (fused) or `eager` (written out).
+
+    Raises:
+        UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        end_ids: frozenset[int] | None = None,
+        attn_implementation: str = "sdpa",
+        name: str | None = None,
+    ) -> None:
+        if attn_implementation not in ("sdpa", "eager"):
+            raise InputError(
+                f"attn_implementation must be sdpa or eager, got {attn_implementation!r}."
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.config = model.config.get_text_config(decoder=True)
+        self.name = name or type(model).__name__
+        _refuse_what_cannot_work(model, self.config)
+        self._eager = attn_implementation == "eager"
+        attention.register()
+        model.eval().requires_grad_(False)
+        model.config._attn_implementation = attention.NAME
+        self.config._attn_implementation = attention.NAME
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.end_ids = _end_ids(model, tokenizer) if end_ids is None else end_ids
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._spec = self._probe()
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        return KVCache(self._spec, num_rows, capacity)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
+    ) -> TargetOutput:
+        block.eager = self._eager
+        wants_states = signals.last_hidden or bool(signals.layers)
+        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
+        if wants_states:
+            options["output_hidden_states"] = True
+        out = self.model(
+            input_ids=tokens_BT.to(self.device),
+            position_ids=block.positions(self.device),
+            use_cache=False,
+            draftsmith_block=block,
+            **options,
+        )
+        states = None
+        if wants_states:
+            # hidden_states[0] is the embedding, [i + 1] layer i, [-1] is after the final norm
+            parts = [out.hidden_states[layer + 1] for layer in signals.layers]
+            parts += [out.hidden_states[-1]] if signals.last_hidden else []
+            states = torch.cat(parts, -1)
+        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=states)
+
+    def _probe(self) -> KVSpec:
+        """Run one token to learn what each layer stores, and that attention reaches our function."""
+        probe = _ShapeProbe(self.dtype, self.device)
+        block = Block(
+            cache=probe,  # type: ignore[arg-type]  # it has what one forward touches
+            positions_BT=np.zeros((1, 1), dtype=np.int64),
+            slots_BT=0,
+            view=1,
+            allowed_BTS=np.ones((1, 1, 1), dtype=bool),
+            column_positions_BS=None,
+        )
+        try:
+            self.forward(torch.zeros((1, 1), dtype=torch.long), block, 1, Signals())
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise UnsupportedModel(
+                f"{self.name} cannot run with draftsmith's attention: {error}"
+            ) from error
+        layers = self.config.num_hidden_layers
+        missing = [layer for layer in range(layers) if layer not in probe.shapes]
+        if missing:
+            raise UnsupportedModel(
+                f"{self.name} keeps its own state in layers {missing[:4]} (not attention keys and "
+                "values), which cannot roll back after a rejected draft."
+            )
+        return KVSpec(
+            layers=tuple(probe.shapes[layer] for layer in range(layers)),
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+class _ShapeProbe:
+    """Stands in for the cache in the first forward, and notes the shapes that arrive."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec = KVSpec(layers=(), dtype=dtype, device=device)
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+
+    def extend(
+        self, block: Block, layer: int, k_BHTD: Tensor, v_BHTD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self.shapes[layer] = (k_BHTD.shape[1], k_BHTD.shape[3], v_BHTD.shape[3])
+        return k_BHTD, v_BHTD
+
+
+def load_target(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn_implementation: str = "sdpa",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> HFTarget:
+    """Load a model folder or hub id with its tokenizer.
+
+    Raises:
+        InputError: unknown dtype or device.
+        BackendError: the folder is missing or unreadable.
+        UnsupportedModel: the architecture cannot be decoded exactly.
+    """
+    model = load_model(
+        name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
+    )
+    tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
+    return HFTarget(
+        model, tokenizer, attn_implementation=attn_implementation, name=Path(name).name or name
+    )
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """A transformers causal language model; safetensors only."""
+    from transformers import AutoModelForCausalLM
+
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise InputError(f"Unknown dtype {dtype!r}{nearest(dtype, [*_DTYPES, 'auto'])}.")
+    place = pick_device(device)
+    _require_folder(name)
+    attention.register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=_DTYPES.get(dtype, "auto"),
+            attn_implementation=attention.NAME,
+            revision=revision or "main",
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BackendError(f"Cannot load the model {name!r}: {first}") from error
+    return model.to(place)
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The tokenizer that stands beside a model."""
+    from transformers import AutoTokenizer
+
+    _require_folder(name)
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise BackendError(f"Cannot load the tokenizer of {name!r}: {first}") from error
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        mps = torch.backends.mps.is_available()
+        return torch.device("mps" if mps else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"Device {device!r} is not to be had here: {error}") from error
+    return place
+
+
+def _require_folder(name: str) -> None:
+    """A path that is meant as a folder must be one; anything else may be a hub id."""
+    path = Path(name).expanduser()
+    looks_local = path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.exists()
+    if looks_local and not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "does not exist"
+        raise BackendError(f"The model folder {name!r} {what}; give a folder or a hub id.")
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for holder in (model.generation_config, model.config, tokenizer):
+        end = getattr(holder, "eos_token_id", None)
+        ids.update(end if isinstance(end, list) else [] if end is None else [end])
+    return frozenset(ids)
+
+
+def _refuse_what_cannot_work(model: Any, config: Any) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} is an encoder-decoder; draftsmith needs a decoder-only model.")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{name} keeps a recurrent state that cannot roll back after a rejected draft."
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if kinds:
+        raise UnsupportedModel(
+            f"{name} has layers of type {', '.join(sorted(kinds))}, which cannot take a draft tree."
+        )
+    for rope in _rope_types(config):
+        if rope in _NEIGHBOURLY_ROPE:
+            raise UnsupportedModel(
+                f"{name} uses {rope!r} rotary scaling, which makes a row depend on its neighbours' "
+                "lengths; convert the checkpoint to a fixed scaling (yarn, linear, llama3)."
+            )
+
+
+def _rope_types(config: Any) -> set[str]:
+    """All rotary scaling kinds a config names (one, or one per layer type)."""
+    found: set[str] = set()
+    for field in ("rope_parameters", "rope_scaling"):
+        value = getattr(config, field, None)
+        groups = [value, *value.values()] if isinstance(value, dict) else []
+        for group in groups:
+            if isinstance(group, dict):
+                found.add(str(group.get("rope_type") or group.get("type")))
+    return found

@@ -1,0 +1,241 @@
+"""The typed data that crosses module boundaries: frozen, keyword-only, slotted. No nn, no I/O.
+
+Shape letters: B rows, N tree nodes, P pending tokens, D path depth, T time, V vocabulary,
+H hidden, K top-k. A suffix names the axes: `tokens_BN` is [B, N].
+
+A step feeds the pending tokens (known, but not in the cache yet) and the tree in one forward.
+The last pending token is the root; tree nodes are the drafted tokens below it:
+
+    pending_BP            tree nodes 0..N-1           parents_BN
+    [... known  root]     root -+- n0 --- n2          n0: -1 (the root)   n1: -1
+                                `- n1                 n2: 0               padding: -2
+
+A node's position is the root's position plus its depth; node n sees all that is in the cache,
+all pending tokens, its ancestors and itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from draftsmith.law import Law
+
+ROOT = -1
+PADDING = -2
+
+
+class Proposal(enum.Enum):
+    """How the children of a node arose: it decides which verification is lossless."""
+
+    SAMPLED = "sampled"
+    """i.i.d. draws from q. Node order is draw order, duplicates are kept, nothing is dropped."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Successive draws from q renormalised. Siblings stay in draw order, never re-ranked."""
+    OPAQUE = "opaque"
+    """Any choice that is independent of the verifier's noise (top-k, n-grams, old outputs)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signals:
+    """Which target outputs a drafter reads beyond tokens; the engine computes no others."""
+
+    last_hidden: bool = False
+    """The state after the final norm, [.., H]."""
+    layers: tuple[int, ...] = ()
+    """Outputs of these decoder layers (0-based), concatenated: [.., len(layers) * H]."""
+    probe_tokens: bool = False
+    """The target's argmax token at the pending positions and at probe nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeShape:
+    """How large a tree may be: `widths[d]` children for every node at depth d (chain: all 1).
+
+    A dynamic tree also bounds the total (EAGLE-2): `total` nodes kept of `top_k` per level.
+    """
+
+    widths: tuple[int, ...] = ()
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        return cls(widths=(1,) * length)
+
+    @property
+    def depth(self) -> int:
+        return len(self.widths)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(width == 1 for width in self.widths)
+
+    @property
+    def num_nodes(self) -> int:
+        nodes, level = 0, 1
+        for width in self.widths:
+            level *= width
+            nodes += level
+        return nodes
+
+    def clip(self, depth: int) -> TreeShape:
+        """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
+        return TreeShape(widths=self.widths[: max(depth, 0)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftTree:
+    """What a drafter proposes below the root. Parents precede children; see the module's drawing."""
+
+    tokens_BN: Tensor
+    parents_BN: Tensor
+    proposal: Proposal
+    q: Law | None = None
+    """For sampled proposals: the laws that children were drawn from, one row per drawn-from node."""
+    q_rows_BN: Tensor | None = None
+    """Row of `q` that node n was drawn from (siblings share one)."""
+    candidate_BN: Tensor | None = None
+    """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
+    origin_BN: Tensor | None = None
+    """Which source proposed the node (small integers, meaning is the drafter's). None: all 0."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens_BN.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens_BN.shape[1]
+
+    @classmethod
+    def empty(cls, num_rows: int) -> DraftTree:
+        none = torch.empty((num_rows, 0), dtype=torch.long)
+        return cls(tokens_BN=none, parents_BN=none, proposal=Proposal.OPAQUE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the verifier decided: node ids of the accepted path, and one token of the target's own."""
+
+    path_BD: Tensor
+    """Accepted node ids in order, padded with -2, on the CPU."""
+    num_accepted_B: Tensor
+    next_token_B: Tensor
+    """The correction or bonus token: it becomes the next root."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetOutput:
+    """One target forward over `pending + tree`; node axis 0 is the root, axis 1 + n is node n."""
+
+    logits_BNV: Tensor
+    """[B, 1 + N, V]."""
+    signals_BTS: Tensor | None = None
+    """Signals of pending and tree tokens, [B, P + N, S], or None when none were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeStep:
+    """What one target forward gave, per row of the request batch (rows that are done: empty)."""
+
+    emitted: tuple[tuple[int, ...], ...]
+    """New tokens, cut at the first stop: accepted drafts first, then the target's own token."""
+    accepted: tuple[int, ...]
+    """How many of `emitted` were drafted."""
+    offered_depth: tuple[int, ...]
+    """Depth of candidates below the best path that was verified (a chain: its length)."""
+    proposed: tuple[int, ...]
+    """Candidate nodes in the tree (probes and padding do not count)."""
+    origins: tuple[tuple[int, ...], ...]
+    """Origin of each accepted token."""
+    finish: tuple[str | None, ...]
+    """None while running, else `stop` (end token or stop string), `length` or `context`."""
+    prefill: bool
+    """The forward carried a prompt: its cost is not a decoding step's."""
+    active: tuple[bool, ...] = ()
+    """Which rows took part in this step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowStats:
+    """What a length policy may look at: the past of one row, never the coming noise."""
+
+    steps: int = 0
+    offered: int = 0
+    accepted: int = 0
+    last_offered: int = 0
+    last_accepted: int = 0
+
+
+@runtime_checkable
+class LengthPolicy(Protocol):
+    """Chooses how deep to draft for a row from its past. Never changes the law."""
+
+    def length(self, stats: RowStats) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+
+# --------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryBatch:
+    """Token sequences to learn from. It owns every index shift:
+
+        position           0    1    2    3
+        tokens_BT          a    b    c    d
+        tokens_ahead(1)    b    c    d    .      what position t predicts one step ahead
+        mask_ahead(1)      1    1    1    0      1 where that prediction exists and counts
+    """
+
+    tokens_BT: Tensor
+    loss_mask_BT: Tensor
+    """True where a token counts as something to be predicted (position of the *token*)."""
+    documents_BT: Tensor | None = None
+    """Document number inside the packed block; None: attention may cross documents."""
+
+    def tokens_ahead(self, k: int) -> Tensor:
+        """[B, T]: the token k places to the right of each position (0 past the end)."""
+        out = torch.zeros_like(self.tokens_BT)
+        out[:, : out.shape[1] - k] = self.tokens_BT[:, k:]
+        return out
+
+    def mask_ahead(self, k: int) -> Tensor:
+        """[B, T] bool: `tokens_ahead(k)` exists, counts and lies in the same document."""
+        out = torch.zeros_like(self.loss_mask_BT, dtype=torch.bool)
+        out[:, : out.shape[1] - k] = self.loss_mask_BT[:, k:].bool()
+        if self.documents_BT is not None:
+            same = self.documents_BT[:, k:] == self.documents_BT[:, : out.shape[1] - k]
+            out[:, : out.shape[1] - k] &= same
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftPrediction:
+    """A drafter's training output: hidden states, no logits. The objective applies the head in chunks."""
+
+    hidden_BTH: Tensor
+    mask_BT: Tensor
+    """True where this prediction counts, before the batch's own mask."""
+    ahead: int
+    """How many places ahead of its position each state predicts."""
+    feature_BTH: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestBatch:
+    """What a drafter is told when rows begin: their tokens, and how to draw."""
+
+    tokens: Sequence[Sequence[int]]
+    """The known tokens of each row (prompt, or the whole context of a continued session)."""
+    request_ids: tuple[int, ...]
+    max_new_tokens: int
+    predictions: Sequence[Sequence[int]] = field(default_factory=tuple)
+    """An expected continuation per row, for drafters that use one; empty: none given."""
