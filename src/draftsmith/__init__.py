@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from draftsmith.bench.suites import Prompt as Prompt
     from draftsmith.bench.suites import load_suite as load_suite
     from draftsmith.cache import KVCache as KVCache
-    from draftsmith.decode import generate as generate
     from draftsmith.distill.trainer import Trainer as Trainer
     from draftsmith.drafters import Drafter as Drafter
     from draftsmith.drafters import load_drafter as load_drafter
     from draftsmith.errors import DraftsmithError as DraftsmithError
+    from draftsmith.generation import generate as generate
     from draftsmith.law import Law as Law
     from draftsmith.law import Sampler as Sampler
     from draftsmith.targets.hf import load_target as load_target
@@ -50,7 +50,7 @@ _HOMES = {
     "Trainer": "draftsmith.distill.trainer",
     "TreeShape": "draftsmith.types",
     "Verdict": "draftsmith.types",
-    "generate": "draftsmith.decode",
+    "generate": "draftsmith.generation",
     "load_drafter": "draftsmith.drafters",
     "load_suite": "draftsmith.bench.suites",
     "load_target": "draftsmith.targets.hf",

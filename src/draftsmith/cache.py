@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import BackendError
+from draftsmith.trees import geometry
 
 BUCKET = 256
 
@@ -271,3 +272,31 @@ class KVCache:
         """The committed keys and values of a row, store by store (for tests): [G, H, length, D]."""
         length = int(self.lengths_B[row])
         return [store[:, row, :, :length].clone() for store in self._stores]
+
+
+def lay_out(
+    cache: KVCache, pending: Sequence[Sequence[int]], tokens_BN: np.ndarray, parents_BN: np.ndarray
+) -> tuple[np.ndarray, Block]:
+    """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
+
+        columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
+        depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
+    """
+    counts = np.array([len(row) for row in pending])
+    width, num_nodes = int(counts.max()), tokens_BN.shape[1]
+    pads = width - counts
+    tokens = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
+    for b, row in enumerate(pending):
+        tokens[b, pads[b] : width] = row
+    depth = np.arange(width + num_nodes)[None] - pads[:, None]
+    see = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
+    column = np.arange(width)
+    real = column >= pads[:, None]
+    see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
+    if num_nodes:
+        node_depth, node_see = geometry(parents_BN)
+        tokens[:, width:] = tokens_BN
+        depth[:, width:] = (counts - 1)[:, None] + node_depth
+        see[:, width:, :width] = real[:, None, :]
+        see[:, width:, width:] = node_see
+    return tokens, cache.stage(depth, see, pads)

@@ -18,7 +18,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -33,8 +32,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 
 
-@lru_cache(maxsize=256)
-def field_types(cls: Any) -> dict[str, Any]:
+def field_types(cls: type) -> dict[str, Any]:
     """Resolved type of every field that the constructor of dataclass `cls` takes, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}

@@ -23,13 +23,13 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from draftsmith.cache import Block, KVCache
+from draftsmith.cache import KVCache, lay_out
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
 from draftsmith.rows import Row, StopStrings
 from draftsmith.targets._base import Target
-from draftsmith.trees import geometry, limit_depth
+from draftsmith.trees import limit_depth
 from draftsmith.types import (
     PADDING,
     DecodeStep,
@@ -260,7 +260,7 @@ def _open(
         for row, old in zip(rows, session.tokens, strict=True)
     ]
     session.cache.rewind(keep)
-    return session.cache, session.state.rewind(request.tokens)
+    return session.cache, drafter.resume(session.state, request)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -297,42 +297,18 @@ def _propose(
         return DraftTree.empty(len(active))
     with torch.inference_mode():
         tree = drafter.propose(state, shape.clip(deepest), sampler, noise)
-    return limit_depth(tree, depth_B)
+    # probes: as far as the target knows positions, in rows that draft at all
+    beyond_B = np.array([row.context_left for row in active])
+    return limit_depth(tree, depth_B, np.where(depth_B > 0, beyond_B, 0))
 
 
 def _forward(
     target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
 ) -> TargetOutput:
-    tokens_BT, block = lay_out(cache, pending, tree)
+    tokens_BT, block = lay_out(
+        cache, pending, tree.tokens_BN.numpy(), tree.parents_BN.numpy()
+    )
     return target.forward(torch.from_numpy(tokens_BT), block, 1 + tree.num_nodes, drafter.signals)
-
-
-def lay_out(
-    cache: KVCache, pending: Sequence[Sequence[int]], tree: DraftTree
-) -> tuple[np.ndarray, Block]:
-    """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
-
-        columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
-        depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
-    """
-    counts = np.array([len(row) for row in pending])
-    width, num_nodes = int(counts.max()), tree.num_nodes
-    pads = width - counts
-    tokens = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
-    for b, row in enumerate(pending):
-        tokens[b, pads[b] : width] = row
-    depth = np.arange(width + num_nodes)[None] - pads[:, None]
-    see = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
-    column = np.arange(width)
-    real = column >= pads[:, None]
-    see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
-    if num_nodes:
-        node_depth, node_see = geometry(tree.parents_BN.numpy())
-        tokens[:, width:] = tree.tokens_BN.numpy()
-        depth[:, width:] = (counts - 1)[:, None] + node_depth
-        see[:, width:, :width] = real[:, None, :]
-        see[:, width:, width:] = node_see
-    return tokens, cache.stage(depth, see, pads)
 
 
 def _emit(

@@ -51,13 +51,12 @@ def to_argv(options: object) -> list[str]:
             continue
         if flag.is_switch:
             argv.append(flag.name)
-        elif flag.is_list:
-            texts = [str(item) for item in as_dict(value)]
-            each = [[flag.name, text] for text in texts]
-            argv += [word for pair in each for word in pair] if flag.is_repeated else []
-            argv += [] if flag.is_repeated else [flag.name, *texts]
+        elif flag.is_list and not flag.is_repeated:
+            argv += [flag.name, *(str(item) for item in as_dict(value))]
         else:
-            argv += [flag.name, str(as_dict(value))]
+            for item in as_dict(value) if flag.is_list else [as_dict(value)]:
+                text = str(item)
+                argv += [f"{flag.name}={text}"] if text.startswith("-") else [flag.name, text]
     return argv
 
 

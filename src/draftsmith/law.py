@@ -130,6 +130,23 @@ class Law:
         """Normalise non-negative weights (each row must have some)."""
         return cls(weights_RK / weights_RK.sum(-1, keepdim=True), vocab_size, ids_RK)
 
+    @classmethod
+    def cat(cls, laws: Sequence[Law]) -> Law:
+        """The rows of several laws over one vocabulary."""
+        if len(laws) == 1:
+            return laws[0]
+        vocab = laws[0].vocab_size
+        if any(law.ids_RK is None for law in laws):
+            return cls(torch.cat([law.probs() for law in laws]), vocab)
+        widest = max(law.probs_RK.shape[1] for law in laws)
+        ids, probs = [], []
+        for law in laws:  # fill up with token 0 at probability 0
+            assert law.ids_RK is not None
+            room = (0, widest - law.probs_RK.shape[1])
+            ids.append(torch.nn.functional.pad(law.ids_RK, room))
+            probs.append(torch.nn.functional.pad(law.probs_RK, room))
+        return cls(torch.cat(probs), vocab, torch.cat(ids))
+
     @property
     def num_rows(self) -> int:
         return self.probs_RK.shape[0]

@@ -344,8 +344,8 @@ class TextOptions(OptionGroup):
 class ArchitectureOptions(OptionGroup):
     """The model; a dimension that is left out comes from --size."""
 
-    size: Literal["tiny", "1m", "8m", "30m", "115m"] = "8m"
-    """Preset of layers and widths; the number is about the parameters without embeddings."""
+    size: Literal["tiny", "1m", "8m", "30m", "50m"] = "8m"
+    """Preset of layers and widths, named by parameters without embeddings (50m: 4 layers of 1024)."""
     layers: int | None = None
     """Decoder layers."""
     heads: int | None = None

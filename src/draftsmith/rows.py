@@ -60,6 +60,11 @@ class Row:
             left = min(left, self.max_length - len(self.tokens))
         return left
 
+    @property
+    def context_left(self) -> int:
+        """How many positions the target has behind the root (a large number: no known limit)."""
+        return (1 << 30) if self.max_length is None else self.max_length - len(self.tokens)
+
     def history(self) -> History:
         return History(tokens=self.tokens, num_prompt=self.num_prompt)
 

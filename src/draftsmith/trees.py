@@ -74,13 +74,19 @@ def geometry(parents_BN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return depths(parents_BN), sees(parents_BN)
 
 
-def limit_depth(tree: DraftTree, depth_B: np.ndarray) -> DraftTree:
+def limit_depth(
+    tree: DraftTree, depth_B: np.ndarray, probe_depth_B: np.ndarray | None = None
+) -> DraftTree:
     """The tree with nodes deeper than each row allows turned into padding.
 
     The cut looks at depth alone, which was known before drawing, so it keeps sampled laws exact.
+    Probes are never accepted, so they may have a limit of their own: the target's context.
     """
     parents = tree.parents_BN.numpy()
-    too_deep = depths(parents) > depth_B[:, None]
+    limit = depth_B[:, None]
+    if tree.candidate_BN is not None and probe_depth_B is not None:
+        limit = np.where(tree.candidate_BN.numpy(), limit, probe_depth_B[:, None])
+    too_deep = depths(parents) > limit
     if not too_deep.any():
         return tree
     cut = np.where(too_deep, PADDING, parents)

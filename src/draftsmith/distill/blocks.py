@@ -59,7 +59,8 @@ class PackedBlocks:
 
     `documents`: token ids without the end token. `batch_tokens`: tokens of one optimiser step over
     all processes, a multiple of the unit (the longer block). `attend_across`: False records
-    document numbers, so that attention stays inside a document.
+    document numbers, so that attention stays inside a document. A negative id is a token outside
+    a reduced vocabulary: it is fed as `stand_in` and does not count as something to predict.
     Raises InputError when the text is shorter than one unit or lengths do not divide.
     """
 
@@ -72,6 +73,7 @@ class PackedBlocks:
         batch_tokens: int,
         seed: int,
         attend_across: bool = True,
+        stand_in: int = 0,
     ) -> None:
         unit = lengths.unit
         for length in (lengths.length, lengths.long_length):
@@ -84,6 +86,7 @@ class PackedBlocks:
         self.end_id = end_id
         self.seed = seed
         self.attend_across = attend_across
+        self.stand_in = stand_in
         self.units_per_step = batch_tokens // unit
         self.num_tokens = sum(len(document) + 1 for document in documents)
         self.num_units = self.num_tokens // unit
@@ -114,9 +117,10 @@ class PackedBlocks:
         if not self.attend_across:
             owner = np.stack([owner for _, owner in units]).reshape(-1, length)[part::parts]
             documents_BT = torch.from_numpy(owner.astype(np.int64))
+        known_BT = tokens_BT >= 0
         return TrajectoryBatch(
-            tokens_BT=tokens_BT,
-            loss_mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+            tokens_BT=tokens_BT.where(known_BT, torch.tensor(self.stand_in)),
+            loss_mask_BT=known_BT,
             documents_BT=documents_BT,
         )
 
@@ -155,7 +159,13 @@ class EvaluationBlocks:
     """
 
     def __init__(
-        self, documents: Sequence[Tokens], *, end_id: int, length: int, batch_blocks: int
+        self,
+        documents: Sequence[Tokens],
+        *,
+        end_id: int,
+        length: int,
+        batch_blocks: int,
+        stand_in: int = 0,
     ) -> None:
         parts = [np.array([end_id], np.int32)]
         for document in documents:
@@ -163,7 +173,7 @@ class EvaluationBlocks:
         self.stream = np.concatenate(parts)
         self.length = length
         self.batch_blocks = batch_blocks
-        self.end_id = end_id
+        self.stand_in = stand_in
         self.num_blocks = -(-(len(self.stream) - 1) // (length - 1))
 
     @property
@@ -174,12 +184,12 @@ class EvaluationBlocks:
         """The step-th batch; parts are for several processes."""
         first = step * self.batch_blocks
         blocks = range(first, min(first + self.batch_blocks, self.num_blocks))[part::parts]
-        tokens = np.full((len(blocks), self.length), self.end_id, np.int64)
-        mask = np.zeros((len(blocks), self.length), bool)
+        tokens = np.full((len(blocks), self.length), -1, np.int64)
         for row, block in enumerate(blocks):
             cut = self.stream[block * (self.length - 1) :][: self.length]
             tokens[row, : len(cut)] = cut
-            mask[row, : len(cut)] = True
+        known = tokens >= 0
         return TrajectoryBatch(
-            tokens_BT=torch.from_numpy(tokens), loss_mask_BT=torch.from_numpy(mask)
+            tokens_BT=torch.from_numpy(np.where(known, tokens, self.stand_in)),
+            loss_mask_BT=torch.from_numpy(known),
         )

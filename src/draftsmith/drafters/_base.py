@@ -100,6 +100,11 @@ class Drafter(nn.Module, abc.ABC):
     def start(self, request: RequestBatch) -> DraftState:
         """A state for new rows, none of whose tokens the drafter has seen."""
 
+    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
+        """The next call of a session: the same rows, now with the request's tokens (and whatever
+        else it says: a drafter that reads `predictions` overrides this)."""
+        return state.rewind(request.tokens)
+
     @abc.abstractmethod
     def propose(
         self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise

@@ -12,13 +12,13 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import draftsmith.drafters
-from draftsmith.config import from_dict
+from draftsmith.config import from_dict, override
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError, nearest
 
@@ -51,22 +51,22 @@ def drafter_class(kind: str) -> type[Drafter]:
     return built_in
 
 
-def load_drafter(spec: str, options: Mapping[str, object] | None = None) -> Drafter:
+def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     """Build a drafter from `KIND`, `KIND:SOURCE` or a drafter folder.
 
     Args:
         spec: see the module's table.
-        options: fields of the drafter's `Config`; values may be text.
+        assignments: `field=value` texts that set fields of the drafter's `Config`.
 
     Raises:
         InputError: unknown kind or option, or a source that the kind does not take.
     """
-    given = dict(options or {})
+    given: dict[str, object] = {}
     kind, colon, source = spec.partition(":")
     folder = Path(spec)
     if (folder / "drafter.json").is_file():
         saved = json.loads((folder / "drafter.json").read_text())
-        kind, given = saved["kind"], {**saved["config"], **given}
+        kind, given = saved["kind"], dict(saved["config"])
         colon, source = ":", str(folder)
     cls = drafter_class(kind)
     takes_source = any(field.name == "source" for field in fields(cls.Config))
@@ -76,4 +76,4 @@ def load_drafter(spec: str, options: Mapping[str, object] | None = None) -> Draf
         if not source:
             raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
         given["source"] = source
-    return cls(from_dict(cls.Config, given))
+    return cls(override(from_dict(cls.Config, given), assignments))

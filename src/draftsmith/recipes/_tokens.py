@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -67,34 +68,36 @@ def encode(
     return encoded, size
 
 
-def most_frequent(documents: Iterable[Tokens], vocab_size: int, keep: int, always: set[int]) -> Tokens:
+def token_counts(documents: Iterable[Tokens], vocab_size: int) -> NDArray[np.int64]:
+    """How often each id occurs."""
+    counts = np.zeros(vocab_size, np.int64)
+    for document in documents:
+        counts += np.bincount(document, minlength=vocab_size)
+    return counts
+
+
+def most_frequent(counts: NDArray[np.int64], keep: int, always: set[int]) -> Tokens:
     """Ids of the `keep` most frequent tokens with all of `always`, ascending.
 
     Ties go to the smaller id. Raises InputError when `always` alone is more than `keep`.
     """
-    if keep > vocab_size or len(always) > keep:
+    if keep > len(counts) or len(always) > keep:
         raise InputError(
             f"--vocab-subset {keep} must lie between {len(always)} (the special tokens) and "
-            f"{vocab_size} (all tokens)"
+            f"{len(counts)} (all tokens)"
         )
-    counts = np.zeros(vocab_size, np.int64)
-    for document in documents:
-        counts += np.bincount(document, minlength=vocab_size)
+    counts = counts.copy()
     counts[sorted(always)] = np.iinfo(np.int64).max
-    order = np.lexsort((np.arange(vocab_size), -counts))
+    order = np.lexsort((np.arange(len(counts)), -counts))
     return np.sort(order[:keep]).astype(np.int32)
 
 
 def into_subset(documents: Iterable[Tokens], subset: Tokens, vocab_size: int) -> Iterator[Tokens]:
-    """Documents in the subset's own ids; a token outside it splits its document.
+    """Documents in the subset's own ids; -1 stands for a token outside it.
 
-        subset {1, 4, 7}     document 4 7 2 1 1     becomes  1 2  and  0 0
+        subset {1, 4, 7}     document 4 7 2 1 1     becomes  1 2 -1 0 0
     """
     place = np.full(vocab_size, -1, np.int32)
     place[subset] = np.arange(len(subset), dtype=np.int32)
     for document in documents:
-        mapped = place[document]
-        for run in np.split(mapped, np.flatnonzero(mapped < 0)):
-            kept = run[run >= 0]
-            if len(kept):
-                yield kept
+        yield place[document]

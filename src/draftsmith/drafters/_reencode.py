@@ -1,0 +1,169 @@
+"""Drafting with a model that has another tokenizer, through text.
+
+    target tokens --decode--> text --encode--> draft tokens     what the draft model reads
+    draft chain   --decode--> text --encode--> target tokens    what is proposed
+
+Any text may be proposed, so the proposal is opaque and verification (by token match) stays exact
+whatever the tokenizers do; only acceptance depends on how well their pieces meet. The idea is known
+as universal assisted generation; the acceptance that scaling-law studies report for such pairs is
+measured on re-tokenised text instead and is not the rate of a real decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftsmith.cache import KVCache
+from draftsmith.drafters._base import Accepted, DraftState, TargetView
+from draftsmith.drafters._grow import Vocabularies, grow
+from draftsmith.law import Noise, Sampler
+from draftsmith.targets._base import Target
+from draftsmith.trees import stack_chains
+from draftsmith.types import DraftTree, Proposal, TreeShape
+
+_TAIL = 16
+"""Tokens of context that settle how the next piece of text is cut."""
+_WINDOW = 400
+"""Characters at the end of a text that are cut anew at each step; what lies before stays."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One row: the text so far, cut by the draft model's tokenizer."""
+
+    known: list[int]
+    """Target tokens."""
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    """Where in the text each of `ids` begins."""
+
+
+@dataclass(slots=True)
+class ReencodedState(DraftState):
+    """The draft model's cache, and per row the target's tokens with the draft model's reading."""
+
+    cache: KVCache
+    rows: list[_Reading]
+    fed: list[list[int]]
+    """Draft tokens that the cache holds."""
+
+    @classmethod
+    def begin(cls, cache: KVCache, known: Sequence[Sequence[int]]) -> ReencodedState:
+        rows = [_Reading(known=list(row)) for row in known]
+        return cls(cache=cache, rows=rows, fed=[[] for _ in rows])
+
+    def take(self, rows: Sequence[int]) -> ReencodedState:
+        self.cache.take(rows)
+        return ReencodedState(
+            cache=self.cache,
+            rows=[self.rows[b] for b in rows],
+            fed=[self.fed[b] for b in rows],
+        )
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> ReencodedState:
+        rows = [_Reading(known=list(row)) for row in tokens]
+        return ReencodedState(cache=self.cache, rows=rows, fed=self.fed)
+
+    def advance(self, accepted: Accepted) -> ReencodedState:
+        for row, new in zip(self.rows, accepted.emitted, strict=True):
+            row.known.extend(new)
+        return self
+
+
+def reencoded_tree(
+    draft: Target,
+    target: TargetView,
+    state: ReencodedState,
+    shape: TreeShape,
+    sampler: Sampler,
+    noise: Noise,
+) -> DraftTree:
+    """A chain of target tokens that spell what the draft model would say next."""
+    keep = []
+    for row, fed in zip(state.rows, state.fed, strict=True):
+        _read(row, target.tokenizer, draft.tokenizer)
+        keep.append(min(_common(row.ids, fed), len(row.ids) - 1))
+    state.cache.rewind(keep)
+    same = Vocabularies(
+        size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
+    )
+    grown = grow(
+        draft,
+        state.cache,
+        [row.ids for row in state.rows],
+        [len(row.ids) for row in state.rows],
+        TreeShape.chain(shape.depth),
+        "greedy",  # a token is kept when the target's own draw equals it: the likeliest serves best
+        same,
+        sampler,
+        noise,
+    )
+    state.cache.rollback()
+    state.fed = [list(row.ids) for row in state.rows]
+    chains = []
+    for row, drafted in zip(state.rows, grown.tokens_BN.tolist(), strict=True):
+        outgrown = draft.max_length is not None and len(row.ids) + shape.depth > draft.max_length
+        text = "" if outgrown else _spelled(row.ids, drafted, draft)
+        chains.append(_as_target_tokens(row.known, text, target.tokenizer)[: shape.depth])
+    tokens, parents, _ = stack_chains(chains)
+    return DraftTree(tokens_BN=tokens, parents_BN=parents, proposal=Proposal.OPAQUE)
+
+
+def _read(row: _Reading, target_tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Bring text, ids and starts up to date with the known target tokens."""
+    text = target_tokenizer.decode(row.known, skip_special_tokens=True)
+    # keep the old cut up to a boundary well before the end, and cut anew behind it
+    kept = 0
+    limit = min(len(row.text), len(text)) - _WINDOW
+    if limit > 0 and text[:limit] == row.text[:limit]:
+        kept = int(np.searchsorted(np.asarray(row.starts), limit, side="left"))
+        while kept > 0 and not text[row.starts[kept - 1]].isspace():
+            kept -= 1
+        kept = max(kept - 1, 0)
+    begin = row.starts[kept] if kept else 0
+    cut = draft_tokenizer(
+        text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True
+    )
+    starts = [begin + start for start, _ in cut["offset_mapping"]]
+    row.ids = (*row.ids[:kept], *cut["input_ids"])
+    row.starts = (*row.starts[:kept], *starts)
+    row.text = text
+    if not row.ids:  # an empty text: the draft model still needs something to read
+        row.ids, row.starts = (draft_tokenizer.eos_token_id or 0,), (0,)
+
+
+def _spelled(context: Sequence[int], drafted: Sequence[int], draft: Target) -> str:
+    """The text that the drafted tokens add behind their context."""
+    ends = [i for i, token in enumerate(drafted) if token in draft.end_ids]
+    drafted = drafted[: ends[0]] if ends else drafted
+    tail = list(context[-_TAIL:])
+    before = draft.tokenizer.decode(tail, skip_special_tokens=True)
+    after = draft.tokenizer.decode([*tail, *drafted], skip_special_tokens=True)
+    if not after.startswith(before):
+        return ""
+    added: str = after[len(before) :].rstrip("\ufffd")  # an unfinished character
+    return added
+
+
+def _as_target_tokens(known: Sequence[int], text: str, tokenizer: Any) -> list[int]:
+    """The text as target tokens, cut in the context of what stands before it."""
+    if not text:
+        return []
+    before = tokenizer.decode(known[-_TAIL:], skip_special_tokens=True)
+    cut = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True)
+    starts = [start for start, _ in cut["offset_mapping"]]
+    if len(before) in starts:
+        first = starts.index(len(before))
+        return list(cut["input_ids"][first:])
+    # a piece straddles the edge, which the target's own tokens do not: cut the new text alone
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(different, min(len(a), len(b)))

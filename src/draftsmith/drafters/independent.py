@@ -1,0 +1,273 @@
+"""`independent`: a smaller language model drafts (SpS: Leviathan et al. 2023, arXiv 2211.17192;
+Chen et al. 2023, arXiv 2302.01318).
+
+Chains and trees, sampled with their true q, sampled without replacement, or greedy. The draft model
+may share the target's tokenizer (also with a padded vocabulary, or a subset of it), or bring
+another one: then its text is re-encoded (`_reencode.py`) and verified by token match.
+
+After a full acceptance the draft model's cache lacks its own last token; it is simply still pending
+and fed at the next step together with the target's token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftsmith.cache import KVCache
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters._causal import causal_forward, causal_head
+from draftsmith.drafters._grow import Choice, Vocabularies, grow
+from draftsmith.drafters._reencode import ReencodedState, reencoded_tree
+from draftsmith.errors import BackendError
+from draftsmith.law import Noise, Sampler
+from draftsmith.targets._base import Target
+from draftsmith.types import (
+    PADDING,
+    DraftPrediction,
+    DraftTree,
+    RequestBatch,
+    TrajectoryBatch,
+    TreeShape,
+)
+
+
+@dataclass(slots=True)
+class _State(DraftState):
+    """The draft model's cache, and the tokens that are known (cached or not yet)."""
+
+    cache: KVCache
+    known: list[list[int]]
+    num_prompt: list[int]
+
+    def take(self, rows: Sequence[int]) -> _State:
+        self.cache.take(rows)
+        return _State(
+            cache=self.cache,
+            known=[self.known[b] for b in rows],
+            num_prompt=[self.num_prompt[b] for b in rows],
+        )
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
+        keep = [
+            min(_common(old[: int(have)], new), len(new) - 1)
+            for old, new, have in zip(self.known, tokens, self.cache.lengths_B, strict=True)
+        ]
+        self.cache.rewind(keep)
+        known = [list(row) for row in tokens]
+        return _State(cache=self.cache, known=known, num_prompt=[len(row) for row in known])
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(different, min(len(a), len(b)))
+
+
+class Independent(Drafter):
+    """A language model as drafter."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        source: str = ""
+        """Folder or hub id of the draft model."""
+        proposal: Literal["sampled", "without_replacement", "greedy"] = "sampled"
+        """How children are chosen: i.i.d. draws, draws without replacement, or the top tokens."""
+        dtype: str = "auto"
+        """auto: the target's."""
+        revision: str = ""
+        """Of a hub model; empty: its main branch."""
+
+    config: Config
+    trains = True
+
+    def __init__(self, config: Config, *, model: Target | None = None) -> None:
+        """`model`: a ready draft model (tests and training); else `config.source` is loaded on bind."""
+        super().__init__(config)
+        self._draft = model
+        self._vocabularies: Vocabularies | None = None
+        self._target: TargetView | None = None
+        if model is not None:
+            self._adopt(model)
+
+    def _adopt(self, model: Target) -> None:
+        self._draft = model
+        if isinstance(getattr(model, "model", None), torch.nn.Module):
+            self.model = model.model  # type: ignore[attr-defined]  # trains as our own weights
+
+    # ------------------------------------------------------------------ binding
+
+    def bind(self, target: TargetView) -> None:
+        self._target = target
+        if self._draft is None:
+            self._adopt(self._load(target))
+        draft = self._draft
+        assert draft is not None
+        subset = _subset_ids(self.config.source)
+        if subset is not None:
+            self._vocabularies = _through_subset(subset, draft.vocab_size, target.vocab_size)
+        elif _same_tokens(draft.tokenizer, target.tokenizer):
+            self._vocabularies = _padded(draft.vocab_size, target.vocab_size)
+        else:
+            self._vocabularies = None  # another tokenizer: through text
+
+    def _load(self, target: TargetView) -> Target:
+        from draftsmith.targets.hf import load_target
+
+        dtype = self.config.dtype
+        if dtype == "auto":
+            dtype = str(target.dtype).removeprefix("torch.")
+        return load_target(
+            self.config.source,
+            dtype=dtype,
+            device=str(target.device),
+            revision=self.config.revision or None,
+        )
+
+    # ------------------------------------------------------------------ drafting
+
+    def start(self, request: RequestBatch) -> DraftState:
+        assert self._draft is not None and self._target is not None, "bind the drafter first"
+        capacity = max(len(row) for row in request.tokens) + request.max_new_tokens + 64
+        known = [list(row) for row in request.tokens]
+        if self._vocabularies is None:
+            cache = self._draft.new_cache(len(known), capacity)
+            return ReencodedState.begin(cache, known)
+        if self._draft.max_length is not None:
+            capacity = min(capacity, self._draft.max_length + 64)
+        return _State(
+            cache=self._draft.new_cache(len(known), capacity),
+            known=known,
+            num_prompt=[len(row) for row in known],
+        )
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert self._draft is not None and self._target is not None
+        if isinstance(state, ReencodedState):
+            return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
+        assert isinstance(state, _State) and self._vocabularies is not None
+        choice: Choice = self.config.proposal
+        tree = grow(
+            self._draft,
+            state.cache,
+            state.known,
+            state.num_prompt,
+            shape,
+            choice,
+            self._vocabularies,
+            sampler,
+            noise,
+        )
+        return _inside(tree, state.known, self._draft.max_length)
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        if isinstance(state, ReencodedState):
+            return state.advance(accepted)
+        assert isinstance(state, _State)
+        # nodes of the deepest level were never fed: what was staged bounds what can be kept
+        path = accepted.verdict.path_BD.numpy()
+        num = accepted.verdict.num_accepted_B.numpy()
+        fed = ((path >= 0) & (path < state.cache.staged)).sum(1)
+        num = np.minimum(num, fed)
+        state.cache.commit(np.zeros_like(num), path, num)
+        for row, new in zip(state.known, accepted.emitted, strict=True):
+            row.extend(new)
+        return state
+
+    # ------------------------------------------------------------------ training
+
+    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        return causal_forward(self.model, batch), carry
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        return causal_head(self.model)
+
+
+# ---------------------------------------------------------------------- vocabularies
+
+
+def _same_tokens(draft: Any, target: Any) -> bool:
+    """Whether equal ids mean equal tokens (padding at the end of either aside)."""
+    if draft is None or target is None:
+        return True  # token ids only: the caller says that they are the same
+    ours, theirs = draft.get_vocab(), target.get_vocab()
+    small, large = sorted((ours, theirs), key=len)
+    return all(large.get(token) == i for token, i in small.items())
+
+
+def _padded(draft_size: int, target_size: int) -> Vocabularies:
+    """One family, vocabularies padded differently: the common ids, no mass on the rest."""
+    common = min(draft_size, target_size)
+
+    def to_target(logits_RV: Tensor) -> Tensor:
+        if draft_size == target_size:
+            return logits_RV
+        room = target_size - common
+        return torch.nn.functional.pad(logits_RV[:, :common], (0, room), value=-torch.inf)
+
+    def to_draft(ids: np.ndarray) -> np.ndarray:
+        return np.minimum(ids, common - 1) if target_size > common else ids
+
+    return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)
+
+
+def _subset_ids(source: str) -> Tensor | None:
+    """d2t [Vd]: the target id of each draft id, for a draft model with a vocabulary subset."""
+    path = Path(source) / "draft_vocab.safetensors"
+    if not source or not path.is_file():
+        return None
+    tensors = load_file(path)
+    if "d2t" not in tensors:
+        raise BackendError(f"{path} holds no tensor d2t: train the draft model again.")
+    return tensors["d2t"].long()
+
+
+def _through_subset(d2t: Tensor, draft_size: int, target_size: int) -> Vocabularies:
+    """The draft model knows only some of the target's tokens."""
+    if len(d2t) != draft_size or not bool(((d2t >= 0) & (d2t < target_size)).all()):
+        raise BackendError(
+            f"The draft model's vocabulary subset names {len(d2t)} of its {draft_size} ids and "
+            f"target ids up to {int(d2t.max())}, but the target has {target_size}: it was made "
+            "for another target."
+        )
+    known = np.full(target_size, 0, dtype=np.int64)  # a token it does not know is read as its id 0
+    known[d2t.numpy()] = np.arange(len(d2t))
+
+    def to_target(logits_RV: Tensor) -> Tensor:
+        wide = logits_RV.new_full((logits_RV.shape[0], target_size), -torch.inf)
+        wide[:, d2t.to(logits_RV.device)] = logits_RV
+        return wide
+
+    return Vocabularies(size=target_size, to_draft=lambda ids: known[ids], to_target=to_target)
+
+
+def _inside(
+    tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | None
+) -> DraftTree:
+    """Rows whose text has outgrown the draft model's context get no draft."""
+    if max_length is None:
+        return tree
+    full = np.array([len(row) + tree.num_nodes > max_length for row in known])
+    if not full.any():
+        return tree
+    parents = tree.parents_BN.clone()
+    parents[torch.from_numpy(full)] = PADDING
+    return DraftTree(
+        tokens_BN=tree.tokens_BN,
+        parents_BN=parents,
+        proposal=tree.proposal,
+        q=tree.q,
+        q_rows_BN=tree.q_rows_BN,
+    )
+
+
+DRAFTER = Independent

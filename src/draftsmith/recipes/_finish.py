@@ -1,0 +1,103 @@
+"""The end of a pre-training run: figures and the model folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, PreTrainedModel
+
+from draftsmith.distill.blocks import Tokens
+from draftsmith.distill.trainer import TrainReport
+from draftsmith.errors import BackendError
+from draftsmith.provenance import Run
+
+SUBSET_FILE = "draft_vocab.safetensors"
+
+
+def bits_per_byte(report: TrainReport, num_bytes: int) -> float:
+    """Bits for all held-out tokens, end tokens included, over the UTF-8 bytes of the text."""
+    nats = report.evaluation["loss"] * report.evaluation["tokens"]
+    return nats / math.log(2) / num_bytes
+
+
+def write_model(
+    out: Path,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    subset: Tokens | None,
+    dtype: torch.dtype,
+    record: Run,
+    results: Mapping[str, object],
+) -> None:
+    """Write the model folder: complete files, one by one, run.json last. BackendError on a full disk.
+
+    A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
+    each of the model's ids.
+    """
+    temporary = out / f".tmp-model-{os.getpid()}"
+    try:
+        model = model.to(dtype)
+        end_id = model.config.eos_token_id
+        model.generation_config = GenerationConfig(
+            bos_token_id=model.config.bos_token_id,
+            eos_token_id=end_id,
+            pad_token_id=model.config.pad_token_id,
+        )
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        if subset is not None:
+            ids = torch.from_numpy(subset).long()
+            save_file({"d2t": ids}, temporary / SUBSET_FILE)
+        (temporary / "README.md").write_text(_readme(results, subset), encoding="utf-8")
+        for path in sorted(temporary.iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(path, out / path.name)
+        record.write(out, results=results)
+    except OSError as error:
+        raise BackendError(
+            f"could not write the model to {out}: {error}; the training checkpoint is kept, make "
+            "room and run the same command again"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _readme(results: Mapping[str, object], subset: Tokens | None) -> str:
+    bits = results["bits_per_byte"]
+    lines = [
+        "# A model trained by `draftsmith pretrain`",
+        "",
+        f"{results['parameters']:,} parameters, {results['tokens']:,} tokens seen in "
+        f"{results['steps']:,} steps. `run.json` says how it was made.",
+        "",
+    ]
+    if isinstance(bits, float):
+        lines += [f"Held-out text: {bits:.4f} bits per byte.", ""]
+    if subset is not None:
+        lines += [
+            f"Its vocabulary is {len(subset)} tokens of the target's; `{SUBSET_FILE}` holds their "
+            "ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
+            "",
+        ]
+    lines += [
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+        '    model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+        '    tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """The run.json of a finished model."""
+    loaded: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    return loaded

@@ -1,0 +1,102 @@
+"""The model that `pretrain` trains: a target's family at a smaller size, or a Llama of its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from draftsmith.errors import BackendError, InputError
+from draftsmith.options import ArchitectureOptions
+
+# layers, heads, hidden, intermediate
+PRESETS = {
+    "tiny": (2, 2, 64, 176),
+    "1m": (2, 3, 192, 512),
+    "8m": (10, 4, 256, 704),
+    "30m": (10, 8, 512, 1408),
+    "50m": (4, 8, 1024, 2816),
+}
+
+
+def student_config(
+    options: ArchitectureOptions, *, vocab_size: int, end_id: int, pad_id: int, context: int
+) -> PretrainedConfig:
+    """The configuration of the new model. Raises InputError when dimensions do not fit together."""
+    layers, heads, hidden, intermediate = PRESETS[options.size]
+    layers = options.layers or layers
+    heads = options.heads or heads
+    hidden = options.hidden or hidden
+    intermediate = options.intermediate or intermediate
+    kv_heads = options.kv_heads or heads
+    if hidden % heads or (hidden // heads) % 2:
+        raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
+    if heads % kv_heads:
+        raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
+    if options.tokenizer is None:
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=options.context or context,
+            tie_word_embeddings=True,
+            bos_token_id=end_id,
+            eos_token_id=end_id,
+            pad_token_id=pad_id,
+        )
+    config = copy.deepcopy(load_config(options.tokenizer))
+    wanted: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "ffn_dim": intermediate,  # OPT
+        "word_embed_proj_dim": hidden,  # OPT
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_window_layers": layers,
+        "eos_token_id": end_id,
+        "bos_token_id": end_id,
+        "pad_token_id": pad_id,
+    }
+    if options.context:
+        wanted["max_position_embeddings"] = options.context
+    known = set(config.to_dict()) | set(config.attribute_map)
+    for name, value in wanted.items():
+        if name in known:
+            setattr(config, name, value)
+    kinds = config.to_dict().get("layer_types")
+    if kinds:
+        config.layer_types = [kinds[index * len(kinds) // layers] for index in range(layers)]
+    return config
+
+
+def load_config(source: str) -> PretrainedConfig:
+    """The configuration of a decoder-only model; BackendError when there is none."""
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackendError(f"cannot load the configuration of {source}: {error}") from error
+
+
+def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A new model in float32; its weights are a function of configuration and seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise BackendError(f"cannot build this model: {error}") from error
+    return model

@@ -1,0 +1,339 @@
+"""`draftsmith pretrain`: text files -> a small causal language model, ready to draft.
+
+    OUT/work/       tokenizer/, checkpoints/: what an interrupted run continues from
+    OUT/            the finished model, loadable with transformers; run.json is written last
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.config import as_dict
+from draftsmith.distill.blocks import BlockLengths, EvaluationBlocks, PackedBlocks, Tokens
+from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
+from draftsmith.distill.objective import CrossEntropy
+from draftsmith.distill.trainer import Trainer, TrainerConfig, TrainReport, make_accelerator
+from draftsmith.drafters._base import Accepted, Drafter, DraftState
+from draftsmith.drafters._causal import causal_forward, causal_head
+from draftsmith.errors import BackendError, InputError
+from draftsmith.options import PretrainOptions
+from draftsmith.provenance import start_run
+from draftsmith.recipes import _text, _tokens
+from draftsmith.recipes._finish import bits_per_byte, write_model
+from draftsmith.recipes._student import build_student, student_config
+from draftsmith.types import DraftPrediction, DraftTree, RequestBatch, TrajectoryBatch
+from draftsmith.units import Duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainResult:
+    """What a run made."""
+
+    out: str
+    parameters: int
+    steps: int
+    tokens: int
+    loss: float | None
+    """Nats per token on held-out text; None without any."""
+    bits_per_byte: float | None
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CausalLearner(Drafter):
+    """A causal model that is being trained: only the training side of the drafter contract."""
+
+    trains = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        return causal_forward(self.model, batch), carry
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        return causal_head(self.model)
+
+    def start(self, request: RequestBatch) -> DraftState:
+        raise NotImplementedError
+
+    def propose(self, state: Any, shape: Any, sampler: Any, noise: Any) -> DraftTree:
+        raise NotImplementedError
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Tokenised text and what is to be said about it."""
+
+    tokenizer: Any
+    train: list[Tokens]
+    held: list[Tokens]
+    held_bytes: int
+    vocab_size: int
+    """Of the student."""
+    end_id: int
+    pad_id: int
+    subset: Tokens | None
+    """Target ids of the student's ids, when its vocabulary is reduced."""
+    stand_in: int
+    facts: dict[str, Any]
+
+
+def run(options: PretrainOptions) -> PretrainResult:
+    """Train, or continue training, and write the model to `options.out`."""
+    out = options.out
+    if (out / "run.json").exists():
+        raise InputError(f"--out {out} already holds a finished model; choose another folder")
+    record = start_run("pretrain", options, seed=options.seed)
+    work = out / "work"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to --out {out}: {error}") from error
+    data = read_data(options, work)
+    training = options.training
+    long = training.long_block_length or training.block_length
+    steps_per_epoch = max(1, sum(len(d) + 1 for d in data.train) // training.batch_tokens)
+    steps = Duration.parse(training.duration).steps(
+        tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
+    )
+    lengths = BlockLengths(
+        length=training.block_length,
+        long_length=long,
+        long_from=round(steps * (1 - training.long_share)) if long > training.block_length else 0,
+    )
+    source = PackedBlocks(
+        data.train,
+        end_id=data.end_id,
+        lengths=lengths,
+        batch_tokens=training.batch_tokens,
+        seed=options.seed,
+        attend_across=options.data.attend_across_documents,
+        stand_in=data.stand_in,
+    )
+    evaluation = None
+    if data.held:
+        evaluation = EvaluationBlocks(
+            data.held,
+            end_id=data.end_id,
+            length=lengths.unit,
+            batch_blocks=max(1, 8192 // lengths.unit),
+            stand_in=data.stand_in,
+        )
+    model = make_model(options, data, lengths.unit)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    _say(
+        f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
+        f"epoch, {steps} steps of {training.batch_tokens} tokens"
+    )
+    report = train(options, data, model, source, evaluation, steps, work)
+    bits = bits_per_byte(report, data.held_bytes) if data.held and data.subset is None else None
+    results = {
+        "parameters": parameters,
+        "steps": report.steps,
+        "skipped_steps": report.skipped,
+        "tokens": report.tokens,
+        "data": data.facts,
+        "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
+        "held_out_loss": report.evaluation.get("loss"),
+        "held_out_tokens": report.evaluation.get("tokens"),
+        "bits_per_byte": bits,
+        "attend_across_documents": options.data.attend_across_documents,
+    }
+    write_model(
+        out, model, data.tokenizer, data.subset, getattr(torch, options.save_dtype), record, results
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    result = PretrainResult(
+        out=str(out),
+        parameters=parameters,
+        steps=report.steps,
+        tokens=report.tokens,
+        loss=report.evaluation.get("loss"),
+        bits_per_byte=bits,
+    )
+    _say(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
+    return result
+
+
+def read_data(options: PretrainOptions, work: Path) -> Data:
+    """Find, read and tokenise the text; train a tokenizer when no target gives one."""
+    chosen = options.data
+    found = _text.find_files(chosen.text, chosen.include, chosen.exclude)
+    files = [file for file in found if _text.is_utf8(file)]
+    if len(files) < len(found):
+        _say(f"left out {len(found) - len(files)} files that are not UTF-8 text")
+    held: list[_text.TextFile] = []
+    if chosen.eval_text:
+        held = _text.find_files(chosen.eval_text, chosen.include, chosen.exclude)
+        evaluated = {file.path.resolve() for file in held}
+        files = [file for file in files if file.path.resolve() not in evaluated]
+    elif chosen.hold_out:
+        files, held = _text.hold_out(files, chosen.hold_out)
+    if not files:
+        raise InputError("no training text is left; check --text, --include and --hold-out")
+    folder = work / "tokenizer"
+    if options.model.tokenizer is not None:
+        tokenizer: Any = _tokens.load_tokenizer(options.model.tokenizer)
+    elif (folder / "tokenizer.json").exists():
+        tokenizer = _tokens.load_tokenizer(str(folder))
+    else:
+        _say(f"training a byte-level BPE of {options.model.vocab_size} tokens")
+        context = options.training.long_block_length or options.training.block_length
+        tokenizer = _tokens.train_bpe(
+            _text.documents(files), options.model.vocab_size, options.model.context or context
+        )
+        temporary = work / f".tokenizer-{os.getpid()}"
+        tokenizer.save_pretrained(temporary)
+        os.replace(temporary, folder)
+    train_tokens, train_bytes = _tokens.encode(tokenizer, _text.documents(files))
+    held_tokens, held_bytes = _tokens.encode(tokenizer, _text.documents(held))
+    vocab_size = len(tokenizer)
+    end_id = tokenizer.eos_token_id
+    pad_id = end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    subset, stand_in, outside = None, end_id, 0
+    if options.model.vocab_subset is not None:
+        counts = _tokens.token_counts(train_tokens, vocab_size)
+        always = {end_id, *tokenizer.all_special_ids}
+        subset = _tokens.most_frequent(counts, options.model.vocab_subset, always)
+        outside = int(counts.sum() - counts[subset].sum())
+        place = {int(token): index for index, token in enumerate(subset)}
+        # Tokens outside are fed as the rarest ordinary token: never as an end of text.
+        ordinary = [int(token) for token in subset if int(token) not in always]
+        rarest = min(ordinary or [end_id], key=lambda token: (counts[token], -token))
+        stand_in, end_id, pad_id = place[rarest], place[end_id], place.get(pad_id, place[end_id])
+        train_tokens = list(_tokens.into_subset(train_tokens, subset, vocab_size))
+        held_tokens = list(_tokens.into_subset(held_tokens, subset, vocab_size))
+        vocab_size = len(subset)
+    return Data(
+        tokenizer=tokenizer,
+        train=train_tokens,
+        held=held_tokens,
+        held_bytes=held_bytes,
+        vocab_size=vocab_size,
+        end_id=end_id,
+        pad_id=pad_id,
+        subset=subset,
+        stand_in=stand_in,
+        facts={
+            "files": len(files),
+            "left_out_not_utf8": len(found) - len(files) - (0 if chosen.eval_text else len(held)),
+            "documents": len(train_tokens),
+            "train_bytes": train_bytes,
+            "train_tokens": sum(len(document) + 1 for document in train_tokens),
+            "tokens_outside_vocabulary": outside,
+            "train_sha256": _text.digest(files),
+            "held_out_files": [file.name for file in held],
+            "held_out_bytes": held_bytes,
+            "held_out_sha256": _text.digest(held),
+        },
+    )
+
+
+def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrainedModel:
+    """The student with its first weights, float32."""
+    vocab_size = data.vocab_size
+    config = student_config(
+        options.model,
+        vocab_size=vocab_size,
+        end_id=data.end_id,
+        pad_id=data.pad_id,
+        context=context,
+    )
+    model = build_student(config, options.seed)
+    if options.model.init.startswith("subclone:"):
+        from draftsmith.distill.subclone import subclone
+
+        subset = None if data.subset is None else torch.from_numpy(data.subset).long()
+        subclone(options.model.init.removeprefix("subclone:"), model, subset)
+    return model
+
+
+def train(
+    options: PretrainOptions,
+    data: Data,
+    model: PreTrainedModel,
+    source: PackedBlocks,
+    evaluation: EvaluationBlocks | None,
+    steps: int,
+    work: Path,
+) -> TrainReport:
+    """The training loop with its callbacks; resumes from `work` when it holds a checkpoint."""
+    training = options.training
+    precision = options.dtype
+    if precision == "auto":
+        precision = "bfloat16" if _fast_bfloat16() else "float32"
+    config = TrainerConfig(
+        steps=steps,
+        accumulation=training.gradient_accumulation,
+        learning_rate=training.learning_rate,
+        min_learning_rate=training.min_learning_rate,
+        warmup_steps=training.warmup,
+        schedule=training.schedule,
+        decay_share=training.decay_share,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        precision=precision,
+        seed=options.seed,
+        save_every=options.save_every,
+        evaluate_every=options.eval_every,
+    )
+    trackers = [name for name in options.report_to.split(",") if name and name != "none"]
+    accelerator = make_accelerator(precision, trackers, options.out if trackers else None)
+    callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
+    if trackers:
+        accelerator.init_trackers("pretrain")
+        callbacks.append(Trackers(accelerator))
+    identity = {
+        "data": data.facts["train_sha256"],
+        "model": as_dict(options.model),
+        "batch_tokens": training.batch_tokens,
+        "block_length": training.block_length,
+        "long_block_length": training.long_block_length,
+        "attend_across_documents": options.data.attend_across_documents,
+        "accumulation": training.gradient_accumulation,
+        "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
+        "schedule": [training.schedule, training.decay_share, training.long_share],
+        "optimizer": [*training.betas, training.weight_decay, training.clip_norm],
+        "precision": precision,
+        "seed": options.seed,
+    }
+    trainer = Trainer(
+        drafter=CausalLearner(model),
+        objective=CrossEntropy(),
+        source=source,
+        config=config,
+        folder=work,
+        identity=identity,
+        evaluation=evaluation,
+        callbacks=callbacks,
+        accelerator=accelerator,
+    )
+    return trainer.train()
+
+
+def _fast_bfloat16() -> bool:
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return capability in ("AVX512", "AMX") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
