@@ -3,7 +3,8 @@
     import draftsmith
 
     target = draftsmith.load_target("Qwen/Qwen3-0.6B")
-    drafter = draftsmith.load_drafter("prompt_lookup", target)
+    drafter = draftsmith.load_drafter("prompt_lookup")
+    drafter.bind(target)
 
 Importing this package loads nothing heavy: each name below is imported when it is first used. The
 parts have names of their own: `draftsmith.decode.decode`, `draftsmith.verify.verify`. (A function
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from draftsmith.bench.suites import load_suite as load_suite
     from draftsmith.cache import KVCache as KVCache
     from draftsmith.distill.trainer import Trainer as Trainer
-    from draftsmith.drafters import Drafter as Drafter
-    from draftsmith.drafters import load_drafter as load_drafter
+    from draftsmith.drafters._base import Drafter as Drafter
+    from draftsmith.drafters._lookup import load_drafter as load_drafter
     from draftsmith.errors import DraftsmithError as DraftsmithError
     from draftsmith.generation import generate as generate
     from draftsmith.law import Law as Law
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DecodeStep": "draftsmith.types",
     "DraftTree": "draftsmith.types",
-    "Drafter": "draftsmith.drafters",
+    "Drafter": "draftsmith.drafters._base",
     "DraftsmithError": "draftsmith.errors",
     "KVCache": "draftsmith.cache",
     "Law": "draftsmith.law",
@@ -51,7 +52,7 @@ _HOMES = {
     "TreeShape": "draftsmith.types",
     "Verdict": "draftsmith.types",
     "generate": "draftsmith.generation",
-    "load_drafter": "draftsmith.drafters",
+    "load_drafter": "draftsmith.drafters._lookup",
     "load_suite": "draftsmith.bench.suites",
     "load_target": "draftsmith.targets.hf",
     "tiny_target": "draftsmith.targets.toy",

@@ -2,7 +2,7 @@
 
     documents      aaa bb cccc          (order of the epoch: b a c)
     stream         b b # a a a # c c c c #        # is the end token
-    units of 4     bb#a aa#c ccc#                 a tail shorter than a unit is left out
+    blocks of 4    bb#a aa#c ccc#                 a tail shorter than a block is left out
     order          2 0 1                          shuffled again: a batch does not come from one file
 
 Everything is computed from (seed, epoch): there is no state to save, so resuming is exact.
@@ -32,36 +32,32 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockLengths:
-    """How long blocks are: `length`, and `long_length` from step `long_from` on.
+class Phases:
+    """One source, and another from step `second_from` on: short blocks first, say, then long ones.
 
-    Short blocks are cheaper; a last stretch of long ones teaches far positions.
+        step             0 1 2 3 4 5
+        second_from 4    first 0 1 2 3, then second 0 1
     """
 
-    length: int
-    long_length: int
-    long_from: int
+    first: BatchSource
+    second: BatchSource
+    second_from: int
 
-    @classmethod
-    def constant(cls, length: int) -> BlockLengths:
-        return cls(length=length, long_length=length, long_from=0)
-
-    @property
-    def unit(self) -> int:
-        return max(self.length, self.long_length)
-
-    def at(self, step: int) -> int:
-        return self.long_length if step >= self.long_from else self.length
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """The batch of the phase that the step lies in."""
+        if step < self.second_from:
+            return self.first.batch(step, part, parts)
+        return self.second.batch(step - self.second_from, part, parts)
 
 
 class PackedBlocks:
     """Packed blocks of tokenised documents, in an order keyed by (seed, epoch).
 
     `documents`: token ids without the end token. `batch_tokens`: tokens of one optimiser step over
-    all processes, a multiple of the unit (the longer block). `attend_across`: False records
+    all processes, a multiple of `length`. `attend_across`: False records
     document numbers, so that attention stays inside a document. A negative id is a token outside
     a reduced vocabulary: it is fed as `stand_in` and does not count as something to predict.
-    Raises InputError when the text is shorter than one unit or lengths do not divide.
+    Raises InputError when the text is shorter than one block or the length does not divide a batch.
     """
 
     def __init__(
@@ -69,30 +65,28 @@ class PackedBlocks:
         documents: Sequence[Tokens],
         *,
         end_id: int,
-        lengths: BlockLengths,
+        length: int,
         batch_tokens: int,
         seed: int,
         attend_across: bool = True,
         stand_in: int = 0,
     ) -> None:
-        unit = lengths.unit
-        for length in (lengths.length, lengths.long_length):
-            if length < 2 or unit % length:
-                raise InputError(f"block length {length} must be at least 2 and divide {unit}")
-        if batch_tokens < unit or batch_tokens % unit:
-            raise InputError(f"batch tokens {batch_tokens} must be a multiple of the block {unit}")
+        if length < 2 or batch_tokens < length or batch_tokens % length:
+            raise InputError(
+                f"--batch-tokens {batch_tokens} must be a multiple of the block length {length}"
+            )
         self.documents = documents
-        self.lengths = lengths
+        self.length = length
         self.end_id = end_id
         self.seed = seed
         self.attend_across = attend_across
         self.stand_in = stand_in
-        self.units_per_step = batch_tokens // unit
+        self.blocks_per_step = batch_tokens // length
         self.num_tokens = sum(len(document) + 1 for document in documents)
-        self.num_units = self.num_tokens // unit
-        if self.num_units == 0:
+        self.num_blocks = self.num_tokens // length
+        if self.num_blocks == 0:
             raise InputError(
-                f"the text has {self.num_tokens} tokens, fewer than one block of {unit}; "
+                f"the text has {self.num_tokens} tokens, fewer than one block of {length}; "
                 "give more text or a smaller --block-length"
             )
         self._epoch = -1
@@ -102,21 +96,19 @@ class PackedBlocks:
 
     @property
     def steps_per_epoch(self) -> float:
-        return self.num_units / self.units_per_step
+        return self.num_blocks / self.blocks_per_step
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
         """Rows `part, part + parts, ...` of the step's blocks; raises InputError if there are none."""
-        first = step * self.units_per_step
-        units = [self._unit(index) for index in range(first, first + self.units_per_step)]
-        length = self.lengths.at(step)
-        tokens = np.stack([tokens for tokens, _ in units]).reshape(-1, length)[part::parts]
-        if not len(tokens):
-            raise InputError(f"a batch of {self.units_per_step} blocks does not fill {parts} parts")
-        tokens_BT = torch.from_numpy(tokens.astype(np.int64))
+        first = step * self.blocks_per_step
+        blocks = [self._block(first + row) for row in range(self.blocks_per_step)[part::parts]]
+        if not blocks:
+            raise InputError(f"a batch of {self.blocks_per_step} blocks does not fill {parts} parts")
+        tokens_BT = torch.from_numpy(np.stack([tokens for tokens, _ in blocks]).astype(np.int64))
         documents_BT = None
         if not self.attend_across:
-            owner = np.stack([owner for _, owner in units]).reshape(-1, length)[part::parts]
-            documents_BT = torch.from_numpy(owner.astype(np.int64))
+            owners = np.stack([owner for _, owner in blocks])
+            documents_BT = torch.from_numpy(owners.astype(np.int64))
         known_BT = tokens_BT >= 0
         return TrajectoryBatch(
             tokens_BT=tokens_BT.where(known_BT, torch.tensor(self.stand_in)),
@@ -124,13 +116,13 @@ class PackedBlocks:
             documents_BT=documents_BT,
         )
 
-    def _unit(self, index: int) -> tuple[Tokens, Tokens]:
-        """Tokens and document numbers of the index-th unit since the beginning of training."""
-        epoch, place = divmod(index, self.num_units)
+    def _block(self, index: int) -> tuple[Tokens, Tokens]:
+        """Tokens and document numbers of the index-th block since the beginning of training."""
+        epoch, place = divmod(index, self.num_blocks)
         if epoch != self._epoch:
             self._shuffle(epoch)
-        start = int(self._order[place]) * self.lengths.unit
-        cut = slice(start, start + self.lengths.unit)
+        start = int(self._order[place]) * self.length
+        cut = slice(start, start + self.length)
         return self._stream[cut], self._owner[cut]
 
     def _shuffle(self, epoch: int) -> None:
@@ -146,7 +138,7 @@ class PackedBlocks:
             owner[at : end + 1] = number
             at = end + 1
         self._stream, self._owner, self._epoch = stream, owner, epoch
-        self._order = rng.permutation(self.num_units)
+        self._order = rng.permutation(self.num_blocks)
 
 
 class EvaluationBlocks:

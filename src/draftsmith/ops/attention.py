@@ -7,6 +7,7 @@ soft-cap, and eager with boolean masks would be silently wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -95,30 +96,24 @@ def draftsmith_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     draftsmith_block: Block | None = None,
+    draftsmith_windows: Sequence[int | None] = (),
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers' attention modules call; [B, T, H, D] back.
 
+    The window is the one that was found at loading (`draftsmith_windows`, per layer), not the
+    keyword: some models mask with a window and pass none, or pass one and mask without.
+
     Raises:
         UnsupportedModel: the model passes something to attention that would change the result.
     """
-    if draftsmith_block is None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} does not pass keywords on to its attention: "
-            "this architecture cannot be decoded by draftsmith."
-        )
-    for name, given in rest.items():
-        if given is not None and given is not False and name not in _HARMLESS:
-            raise UnsupportedModel(
-                f"{type(module).__name__} passes {name!r} to its attention, which draftsmith does "
-                "not know: its output would be wrong, so this architecture is refused."
-            )
-    block = draftsmith_block
-    layer = module.layer_idx
+    block, layer = draftsmith_block, module.layer_idx
+    refuse_unknown(module, block, rest)
+    assert block is not None
     assert isinstance(layer, int)
     keys, values = block.cache.extend(block, layer, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mask = block.mask(sliding_window, query.dtype)
+    mask = block.mask(draftsmith_windows[layer], query.dtype)
     if block.eager or softcap is not None or s_aux is not None:
         out = attend_reference(
             query, keys, values, mask, scale=scale, softcap=softcap, sinks_H=s_aux
@@ -126,6 +121,25 @@ def draftsmith_attention(
     else:
         out = attend_fused(query, keys, values, mask, scale=scale)
     return out.transpose(1, 2).contiguous(), None
+
+
+def refuse_unknown(module: nn.Module, block: object, given: dict[str, Any]) -> None:
+    """Refuse a model that passes too little to attention, or more than draftsmith understands.
+
+    Raises:
+        UnsupportedModel: naming the attention class and what it passes.
+    """
+    if block is None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} does not pass keywords on to its attention: "
+            "this architecture cannot be decoded by draftsmith."
+        )
+    for name in given.keys() - _HARMLESS:
+        if given[name] is not None and given[name] is not False:
+            raise UnsupportedModel(
+                f"{type(module).__name__} passes {name!r} to its attention, which draftsmith does "
+                "not know: its output would be wrong, so this architecture is refused."
+            )
 
 
 def register() -> None:

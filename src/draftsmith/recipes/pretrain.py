@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.config import as_dict
-from draftsmith.distill.blocks import BlockLengths, EvaluationBlocks, PackedBlocks, Tokens
+from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, PackedBlocks, Phases, Tokens
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
 from draftsmith.distill.objective import CrossEntropy
 from draftsmith.distill.trainer import Trainer, TrainerConfig, TrainReport, make_accelerator
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.drafters._causal import causal_forward, causal_head
-from draftsmith.errors import BackendError, InputError
+from draftsmith.errors import InputError
 from draftsmith.options import PretrainOptions
 from draftsmith.provenance import start_run
 from draftsmith.recipes import _text, _tokens
@@ -107,35 +107,22 @@ def run(options: PretrainOptions) -> PretrainResult:
         raise InputError(f"cannot write to --out {out}: {error}") from error
     data = read_data(options, work)
     training = options.training
-    long = training.long_block_length or training.block_length
     steps_per_epoch = max(1, sum(len(d) + 1 for d in data.train) // training.batch_tokens)
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
-    lengths = BlockLengths(
-        length=training.block_length,
-        long_length=long,
-        long_from=round(steps * (1 - training.long_share)) if long > training.block_length else 0,
-    )
-    source = PackedBlocks(
-        data.train,
-        end_id=data.end_id,
-        lengths=lengths,
-        batch_tokens=training.batch_tokens,
-        seed=options.seed,
-        attend_across=options.data.attend_across_documents,
-        stand_in=data.stand_in,
-    )
+    source = make_source(options, data, steps)
+    longest = max(training.block_length, training.long_block_length or 0)
     evaluation = None
     if data.held:
         evaluation = EvaluationBlocks(
             data.held,
             end_id=data.end_id,
-            length=lengths.unit,
-            batch_blocks=max(1, 8192 // lengths.unit),
+            length=longest,
+            batch_blocks=max(1, 8192 // longest),
             stand_in=data.stand_in,
         )
-    model = make_model(options, data, lengths.unit)
+    model = make_model(options, data, longest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _say(
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
@@ -245,6 +232,30 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
     )
 
 
+def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource:
+    """Packed blocks; with --long-block-length a last phase of long ones, in an order of its own."""
+    training = options.training
+
+    def packed(length: int, seed: int) -> PackedBlocks:
+        return PackedBlocks(
+            data.train,
+            end_id=data.end_id,
+            length=length,
+            batch_tokens=training.batch_tokens,
+            seed=seed,
+            attend_across=options.data.attend_across_documents,
+            stand_in=data.stand_in,
+        )
+
+    first = packed(training.block_length, options.seed)
+    if training.long_block_length is None:
+        return first
+    second = packed(training.long_block_length, options.seed + 2**32)
+    return Phases(
+        first=first, second=second, second_from=round(steps * (1 - training.long_share))
+    )
+
+
 def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrainedModel:
     """The student with its first weights, float32."""
     vocab_size = data.vocab_size
@@ -268,7 +279,7 @@ def train(
     options: PretrainOptions,
     data: Data,
     model: PreTrainedModel,
-    source: PackedBlocks,
+    source: BatchSource,
     evaluation: EvaluationBlocks | None,
     steps: int,
     work: Path,

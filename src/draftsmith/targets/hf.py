@@ -21,9 +21,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# These rescale all rotations when the longest row of the batch passes a threshold.
-_NEIGHBOURLY_ROPE = frozenset({"dynamic", "longrope"})
 
 
 class HFTarget:
@@ -95,50 +92,6 @@ class HFTarget:
             parts += [out.hidden_states[-1]] if signals.last_hidden else []
             states = torch.cat(parts, -1)
         return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=states)
-
-    def _probe(self) -> KVSpec:
-        """Run one token to learn what each layer stores, and that attention reaches our function."""
-        probe = _ShapeProbe(self.dtype, self.device)
-        block = Block(
-            cache=probe,  # type: ignore[arg-type]  # it has what one forward touches
-            positions_BT=np.zeros((1, 1), dtype=np.int64),
-            slots_BT=0,
-            view=1,
-            allowed_BTS=np.ones((1, 1, 1), dtype=bool),
-            column_positions_BS=None,
-        )
-        try:
-            self.forward(torch.zeros((1, 1), dtype=torch.long), block, 1, Signals())
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise UnsupportedModel(
-                f"{self.name} cannot run with draftsmith's attention: {error}"
-            ) from error
-        layers = self.config.num_hidden_layers
-        missing = [layer for layer in range(layers) if layer not in probe.shapes]
-        if missing:
-            raise UnsupportedModel(
-                f"{self.name} keeps its own state in layers {missing[:4]} (not attention keys and "
-                "values), which cannot roll back after a rejected draft."
-            )
-        return KVSpec(
-            layers=tuple(probe.shapes[layer] for layer in range(layers)),
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-
-class _ShapeProbe:
-    """Stands in for the cache in the first forward, and notes the shapes that arrive."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.spec = KVSpec(layers=(), dtype=dtype, device=device)
-        self.shapes: dict[int, tuple[int, int, int]] = {}
-
-    def extend(
-        self, block: Block, layer: int, k_BHTD: Tensor, v_BHTD: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        self.shapes[layer] = (k_BHTD.shape[1], k_BHTD.shape[3], v_BHTD.shape[3])
-        return k_BHTD, v_BHTD
 
 
 def load_target(
@@ -243,36 +196,3 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         end = getattr(holder, "eos_token_id", None)
         ids.update(end if isinstance(end, list) else [] if end is None else [end])
     return frozenset(ids)
-
-
-def _refuse_what_cannot_work(model: Any, config: Any) -> None:
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name} is an encoder-decoder; draftsmith needs a decoder-only model.")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state that cannot roll back after a rejected draft."
-        )
-    kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if kinds:
-        raise UnsupportedModel(
-            f"{name} has layers of type {', '.join(sorted(kinds))}, which cannot take a draft tree."
-        )
-    for rope in _rope_types(config):
-        if rope in _NEIGHBOURLY_ROPE:
-            raise UnsupportedModel(
-                f"{name} uses {rope!r} rotary scaling, which makes a row depend on its neighbours' "
-                "lengths; convert the checkpoint to a fixed scaling (yarn, linear, llama3)."
-            )
-
-
-def _rope_types(config: Any) -> set[str]:
-    """All rotary scaling kinds a config names (one, or one per layer type)."""
-    found: set[str] = set()
-    for field in ("rope_parameters", "rope_scaling"):
-        value = getattr(config, field, None)
-        groups = [value, *value.values()] if isinstance(value, dict) else []
-        for group in groups:
-            if isinstance(group, dict):
-                found.add(str(group.get("rope_type") or group.get("type")))
-    return found

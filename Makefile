@@ -1,0 +1,63 @@
+# Everything runs in $(VENV), which is made from $(PYTHON) on first use.
+# `make quickstart` shows the main job; `make test` and `make check` are for contributors.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Quiet: pip has nothing to say that a newcomer needs, unless it fails.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q
+# Extra arguments for pytest: make test ARGS="-k verify -x"
+ARGS ?=
+
+.PHONY: help install dev quickstart test test-full lint format types check clean
+
+help:
+	@echo "make quickstart  install, then decode with the shipped models and write runs/quickstart"
+	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
+	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "draftsmith needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) cannot make virtual environments: install its venv package" >&2; exit 2; }
+
+# A stamp per set of extras: a second call installs nothing.
+$(VENV)/.stamp-train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing draftsmith into $(VENV) (once; some minutes)"
+	@$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing draftsmith with the development tools into $(VENV) (once; some minutes)"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.stamp-train
+
+install: $(VENV)/.stamp-train
+dev: $(VENV)/.stamp-dev
+
+quickstart: $(VENV)/.stamp-train
+	@$(BIN)/draftsmith quickstart --out runs/quickstart
+
+test: $(VENV)/.stamp-dev
+	$(PYTEST) -m "not full" $(ARGS)
+
+test-full: $(VENV)/.stamp-dev
+	$(PYTEST) -m full $(ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+check: lint types
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,257 @@
+"""Measured cost tables: seconds of a target forward by its width, and of drafting a step.
+
+Measured apart from any run, and interleaved: every round times each width once and one step of
+each drafter, and the medians over rounds are kept. A width is the number of tokens that one forward
+is fed: 1 is plain decoding, 1 + n a root and n drafted tokens.
+
+    predicted speed-up = tokens * t_target(1) / sum over steps of (t_draft(width) + t_target(width))
+
+which is tau * t_target(1) / (t_draft + t_target(n)) when all steps have one width n.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from draftsmith.bench.arms import Arm, WidthMeter, make_recorder, now, undisturbed
+from draftsmith.bench.records import CostSeconds
+from draftsmith.cache import lay_out
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.errors import InputError
+from draftsmith.law import Sampler
+from draftsmith.targets._base import Target
+from draftsmith.types import Signals
+
+MAX_WIDTHS = 10
+"""More different widths than this are thinned out; the rest is interpolated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """A point of a cost curve."""
+
+    width: int
+    seconds: float
+    """Median."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftCost:
+    """What a drafter costs per step, by the width of the step that it leads to."""
+
+    drafter: str
+    temperature: float
+    costs: tuple[Cost, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostTable:
+    """Costs at a representative context length."""
+
+    context: int
+    """Tokens in the cache."""
+    rounds: int
+    target: tuple[Cost, ...]
+    draft: tuple[DraftCost, ...]
+
+    def target_seconds(self, width: int) -> float:
+        return interpolate(self.target, width)
+
+    def draft_seconds(self, drafter: str, temperature: float, width: int) -> float:
+        for entry in self.draft:
+            if (entry.drafter, entry.temperature) == (drafter, temperature):
+                return interpolate(entry.costs, width)
+        raise KeyError((drafter, temperature))
+
+    def predict(
+        self, drafter: str, temperature: float, tokens: int, widths: Sequence[int]
+    ) -> CostSeconds:
+        """What steps of these widths, which gave this many tokens, should have cost."""
+        counts = [(width, widths.count(width)) for width in sorted(set(widths))]
+        draft = sum(n * self.draft_seconds(drafter, temperature, w) for w, n in counts)
+        return CostSeconds(
+            baseline=tokens * self.target_seconds(1),
+            draft=draft,
+            target=sum(n * self.target_seconds(w) for w, n in counts),
+        )
+
+
+def interpolate(costs: Sequence[Cost], width: int) -> float:
+    """Seconds at this width: linear between measured points, the nearest one outside.
+
+    Raises:
+        ValueError: no point at all.
+    """
+    if not costs:
+        raise ValueError("an empty cost curve has no values")
+    place = bisect_left([cost.width for cost in costs], width)
+    if place == len(costs):
+        return costs[-1].seconds
+    right = costs[place]
+    if right.width == width or place == 0:
+        return right.seconds
+    left = costs[place - 1]
+    share = (width - left.width) / (right.width - left.width)
+    return left.seconds + share * (right.seconds - left.seconds)
+
+
+def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
+    """At most `most` of the widths, sorted, both ends kept, spread evenly over the ranks."""
+    ordered = sorted(set(widths))
+    if len(ordered) <= most:
+        return tuple(ordered)
+    places = np.linspace(0, len(ordered) - 1, most).round().astype(int)
+    return tuple(ordered[i] for i in places)
+
+
+class ForwardProbe:
+    """Times forwards of any width behind a fixed context; the cache is as before after each."""
+
+    def __init__(self, target: Target, context: Sequence[int], max_width: int) -> None:
+        self._target = target
+        self._cache = target.new_cache(1, len(context) + max_width)
+        *known, self._root = context
+        if known:
+            self._feed(known, 0, keep=1)
+            self._cache.commit(np.array([len(known)]))
+
+    def seconds(self, width: int) -> float:
+        """Of one forward of `width` tokens, its mask and cache writes included."""
+        start = now(self._target.device)
+        self._feed([self._root], width - 1, keep=width)
+        end = now(self._target.device)
+        self._cache.rollback()
+        return end - start
+
+    def _feed(self, pending: Sequence[int], nodes: int, *, keep: int) -> None:
+        chain = np.arange(-1, nodes - 1)[None]
+        tokens, block = lay_out(self._cache, [pending], np.zeros_like(chain), chain)
+        self._target.forward(torch.from_numpy(tokens), block, keep, Signals())
+
+
+class StepProbe:
+    """Decodes on and on with one drafter, a step at a time, and tells what drafting cost."""
+
+    def __init__(
+        self,
+        target: Target,
+        arm: Arm,
+        prompts: Sequence[Sequence[int]],
+        options: DecodeOptions,
+    ) -> None:
+        self._meter = WidthMeter(target)
+        self._recorder = make_recorder(target.device)
+        self._steps = self._endless(arm, prompts, arm.adapt(options))
+
+    def _endless(
+        self, arm: Arm, prompts: Sequence[Sequence[int]], options: DecodeOptions
+    ) -> Iterator[bool]:
+        for number, prompt in enumerate(itertools.cycle(prompts)):
+            steps = decode(
+                self._meter,
+                arm.drafter,
+                [prompt],
+                replace(options, seed=options.seed + number, ignore_end=True),
+                recorder=self._recorder,
+            )
+            for step in steps:
+                # the last step's draft is cut to the room that is left
+                yield not (step.prefill or any(step.finish))
+
+    def step(self) -> Cost:
+        """One whole step behind a prompt: its width, and the drafter's seconds."""
+        while True:
+            before = self._recorder.seconds.get("draft", 0.0)
+            if next(self._steps):
+                spent = self._recorder.seconds.get("draft", 0.0) - before
+                return Cost(width=self._meter.widths[-1], seconds=spent)
+
+
+def measure_costs(
+    target: Target,
+    arms: Sequence[Arm],
+    samplers: Sequence[Sampler],
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    widths: Sequence[int],
+    *,
+    rounds: int = 24,
+) -> CostTable:
+    """Measure, interleaved, what the arms' forwards and drafts cost at these prompts' lengths.
+
+    Args:
+        widths: that were seen in trials; the widths of the arms' full drafts are added.
+        options: of the run; the sampler is replaced by each of `samplers`.
+
+    Raises:
+        InputError: no prompt leaves room for two steps (nothing can be measured).
+    """
+    room = max(1, options.max_new_tokens)
+    full = [1 + arm.used_shape.num_nodes for arm in arms]
+    limit = target.max_length or 1 << 40
+    middle = sorted(prompts, key=len)[len(prompts) // 2]
+    wanted = [w for w in thin_out([1, *widths, *full]) if w < limit]
+    length = min(len(middle) + room // 2, limit - max(wanted))
+    if length < 1:
+        raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
+    context = list(itertools.islice(itertools.cycle(middle), length))
+    longest = options.max_new_tokens if options.max_new_tokens > 2 else 16
+    fitting = [p for p in prompts if len(p) + 4 < limit] or [middle[: max(1, limit // 2)]]
+    steps = {
+        (arm.name, sampler.temperature): StepProbe(
+            target, arm, fitting, replace(options, sampler=sampler, max_new_tokens=longest)
+        )
+        for arm in arms
+        for sampler in samplers
+        if arm.used_shape.depth and _can_step(fitting, longest, limit)
+    }
+    forward = ForwardProbe(target, context, max(wanted))
+    seconds: dict[int, list[float]] = {width: [] for width in wanted}
+    drafted: dict[tuple[str, float], dict[int, list[float]]] = {key: {} for key in steps}
+    with undisturbed():
+        for number in range(rounds + 1):
+            taken = [(width, forward.seconds(width)) for width in wanted]
+            steps_taken = [(key, probe.step()) for key, probe in steps.items()]
+            if number == 0:  # the first of a kind pays for allocation and code paths
+                continue
+            for width, spent in taken:
+                seconds[width].append(spent)
+            for key, cost in steps_taken:
+                drafted[key].setdefault(cost.width, []).append(cost.seconds)
+    return CostTable(
+        context=length,
+        rounds=rounds,
+        target=_curve(seconds),
+        draft=tuple(
+            DraftCost(
+                drafter=arm.name,
+                temperature=sampler.temperature,
+                costs=_curve(drafted.get((arm.name, sampler.temperature), {})) or _NOTHING,
+            )
+            for arm in arms
+            for sampler in samplers
+        ),
+    )
+
+
+_NOTHING = (Cost(width=1, seconds=0.0),)
+
+
+def _can_step(prompts: Sequence[Sequence[int]], new_tokens: int, limit: int) -> bool:
+    """Whether decoding has a step that is neither the prompt's nor the last."""
+    return new_tokens > 2 and any(len(prompt) + 3 < limit for prompt in prompts)
+
+
+def _curve(seconds: dict[int, list[float]]) -> tuple[Cost, ...]:
+    return tuple(
+        Cost(width=width, seconds=statistics.median(values))
+        for width, values in sorted(seconds.items())
+        if values
+    )

@@ -1,0 +1,142 @@
+"""Transformers' own `generate` on the target's weights: the second column of every measurement."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.bench.arms import TimedRun, now, undisturbed
+from draftsmith.law import Sampler
+from draftsmith.targets.hf import HFTarget
+
+
+def supports(sampler: Sampler) -> bool:
+    """Whether transformers can draw from this law: it has no presence or frequency penalty."""
+    return not (sampler.presence_penalty or sampler.frequency_penalty or sampler.logit_bias)
+
+
+class _Clock:
+    """A streamer that notes when the first new token came (`put` also gets the prompt, first)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._calls = device, 0
+        self.first_token = 0.0
+
+    def put(self, value: Tensor) -> None:
+        self._calls += 1
+        if self._calls == 2:
+            self.first_token = now(self._device)
+
+    def end(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def own_attention(target: HFTarget) -> Iterator[None]:
+    """Give the model transformers' attention back for the while; ours only works in our loop."""
+    configs = [target.model.config, target.config]
+    before = [config._attn_implementation for config in configs]
+    usual = "sdpa" if getattr(target.model, "_supports_sdpa", False) else "eager"
+    try:
+        for config in configs:
+            config._attn_implementation = usual
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+
+
+def time_generate(
+    target: HFTarget,
+    prompts: Sequence[Sequence[int]],
+    sampler: Sampler,
+    max_new_tokens: int,
+    seed: int,
+    *,
+    prompt_lookup: int = 0,
+    ignore_end: bool = False,
+) -> TimedRun:
+    """Continue the prompts by `model.generate`; prefill and decoding timed apart.
+
+    Args:
+        prompt_lookup: length of transformers' own prompt-lookup drafts; 0: none.
+        ignore_end: generate past end tokens.
+    """
+    ids_BT, mask_BT = _left_padded(prompts, target.device)
+    config = _config(target, sampler, max_new_tokens, prompts, prompt_lookup, ignore_end)
+    clock = _Clock(target.device)
+    devices = [target.device] if target.device.type == "cuda" else []
+    # the model's own defaults (a chat model's sampling, say) would fill what is left open
+    with torch.random.fork_rng(devices=devices), own_attention(target), torch.inference_mode():
+        torch.manual_seed(seed)
+        with undisturbed():
+            start = now(target.device)
+            out = target.model.generate(
+                input_ids=ids_BT,
+                attention_mask=mask_BT,
+                generation_config=config,
+                streamer=None if prompt_lookup else clock,
+            )
+            end = now(target.device)
+    rows = [[int(t) for t in row[ids_BT.shape[1] :]] for row in out]
+    tokens = [_until_end(row, frozenset() if ignore_end else target.end_ids) for row in rows]
+    ended = [bool(row) and not ignore_end and row[-1] in target.end_ids for row in tokens]
+    full = config.max_new_tokens == max_new_tokens
+    return TimedRun(
+        tokens=tuple(map(tuple, tokens)),
+        drafted=tuple((False,) * len(row) for row in tokens),
+        decode_tokens=tuple(max(len(row) - 1, 0) for row in tokens),
+        finish=tuple("stop" if done else "length" if full else "context" for done in ended),
+        seconds=end - start,
+        prefill_seconds=clock.first_token - start if clock.first_token else 0.0,
+    )
+
+
+def _config(
+    target: HFTarget,
+    sampler: Sampler,
+    max_new_tokens: int,
+    prompts: Sequence[Sequence[int]],
+    prompt_lookup: int,
+    ignore_end: bool,
+) -> Any:
+    from transformers import GenerationConfig
+
+    room = max_new_tokens
+    if target.max_length is not None:
+        room = min(room, target.max_length - max(len(prompt) for prompt in prompts))
+    draws = sampler.temperature > 0
+    return GenerationConfig(
+        max_new_tokens=room,
+        do_sample=draws,
+        temperature=sampler.temperature if draws else 1.0,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        min_p=sampler.min_p or None,
+        repetition_penalty=sampler.repetition_penalty,
+        eos_token_id=None if ignore_end else sorted(target.end_ids) or None,
+        pad_token_id=min(target.end_ids, default=0),
+        prompt_lookup_num_tokens=prompt_lookup or None,
+    )
+
+
+def _left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for b, prompt in enumerate(prompts):
+        ids[b, width - len(prompt) :] = torch.tensor(prompt)
+        mask[b, width - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def _until_end(row: Sequence[int], end_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first end token."""
+    place = next((i for i, token in enumerate(row) if token in end_ids), len(row) - 1)
+    return list(row[: place + 1])

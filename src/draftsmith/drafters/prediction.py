@@ -1,0 +1,204 @@
+"""`prediction`: draft from a continuation that somebody expects ("predicted outputs").
+
+An edited file, a re-translated caption, a corrected answer: most of the text is known beforehand.
+While the output follows the prediction, the draft is what comes next in it. After a divergence it
+is found again by n-gram, as in llama.cpp's pull request #12127 and speculative re-translation
+(`origin` 0: aligned from the start, 1: found again).
+
+    prediction   a b c d e f g             output   a b X d
+                     ^                              `+'   |
+                     low: a b was used, c was not    |    "d" is found behind low: draft e f g
+                                                 aligned
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.errors import InputError
+from draftsmith.law import Noise, Sampler
+from draftsmith.trees import stack_chains
+from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
+
+ALIGNED, RESYNCED = 0, 1
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row's prediction and the place in it."""
+
+    config: Prediction.Config
+    tokens: list[int]
+    """The known text."""
+    base: int
+    """Where the prediction begins in the text."""
+    prediction: list[int]
+    place: int | None = 0
+    """Index of the predicted token that comes next; None: lost."""
+    low: int = 0
+    """Everything before it has been used. A place that was found again counts only once the output
+    has followed it, so a chance match far ahead does not use up what lies between."""
+    origin: int = ALIGNED
+    _starts: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    """n-gram of the prediction -> where it stands, ascending; made at the first divergence."""
+
+    def take_in(self, new: Sequence[int]) -> None:
+        """The output goes on with these tokens."""
+        for token in new:
+            self.tokens.append(token)
+            if self.next_tokens(1) == [token]:
+                assert self.place is not None
+                self.place = self.low = self.place + 1
+                continue
+            self.origin = RESYNCED
+            self.place = self._found() if self.config.resync else None
+
+    def _found(self) -> int | None:
+        """Behind the nearest unused n-gram that ends the text; longer n-grams first."""
+        if self.low >= len(self.prediction):
+            return None
+        longest, text = self.config.max_ngram, self.tokens
+        if not self._starts:
+            for n in range(self.config.min_ngram, longest + 1):
+                for start in range(len(self.prediction) - n + 1):
+                    ngram = tuple(self.prediction[start : start + n])
+                    self._starts.setdefault(ngram, []).append(start)
+        for n in range(min(longest, len(text)), self.config.min_ngram - 1, -1):
+            starts = self._starts.get(tuple(text[-n:]), [])
+            nearest = bisect_left(starts, self.low)
+            if nearest < len(starts):
+                return starts[nearest] + n
+        return None
+
+    def next_tokens(self, count: int) -> list[int]:
+        return [] if self.place is None else self.prediction[self.place : self.place + count]
+
+    def rewound(self, tokens: Sequence[int]) -> _Row:
+        """The row with this text: the prediction is followed anew from where it begins."""
+        kept = self.tokens[: self.base] == list(tokens[: self.base])
+        row = _Row(
+            config=self.config,
+            tokens=list(tokens[: self.base]),
+            base=self.base,
+            prediction=self.prediction if kept else [],
+            _starts=self._starts if kept else {},
+        )
+        row.take_in(tokens[self.base :])
+        return row
+
+
+@dataclass(slots=True)
+class _State(DraftState):
+    rows: list[_Row]
+
+    def take(self, rows: Sequence[int]) -> _State:
+        return _State([self.rows[b] for b in rows])
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
+        return _State([row.rewound(new) for row, new in zip(self.rows, tokens, strict=True)])
+
+
+class Prediction(Drafter):
+    """Drafts from `RequestBatch.predictions`; rows without one decode plainly.
+
+    OPAQUE, hence lossless, as long as the prediction does not depend on the verifier's noise. One
+    that was *sampled* with the same seed and request id does; the rule `match` (which `auto` takes
+    for opaque proposals) is exact even then, `rejection` wants another seed.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        length: int = 16
+        """Tokens per draft, unless the caller gives a shape of its own."""
+        resync: bool = True
+        """Look for the place again after a divergence."""
+        max_ngram: int = 3
+        """Longest n-gram by which it is found again."""
+        min_ngram: int = 1
+        """Shortest one; 2 waits for one more token and is right more often."""
+
+        def __post_init__(self) -> None:
+            if not 1 <= self.min_ngram <= self.max_ngram:
+                raise InputError(
+                    "prediction needs 1 <= min_ngram <= max_ngram, got "
+                    f"min_ngram={self.min_ngram}, max_ngram={self.max_ngram}."
+                )
+            if self.length < 1:
+                raise InputError(f"prediction needs length >= 1, got {self.length}.")
+
+    config: Config
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.default_shape = TreeShape.chain(self.config.length)
+        self._end_ids: frozenset[int] = frozenset()
+        self._vocab_size: int | None = None
+
+    def bind(self, target: TargetView) -> None:
+        self._end_ids, self._vocab_size = target.end_ids, target.vocab_size
+
+    def start(self, request: RequestBatch) -> _State:
+        predictions = request.predictions or [()] * len(request.tokens)
+        if len(predictions) != len(request.tokens):
+            raise InputError(
+                f"{len(request.tokens)} prompts need as many predictions (an empty one where there "
+                f"is none), got {len(predictions)}."
+            )
+        return _State(
+            [
+                _Row(
+                    config=self.config,
+                    tokens=list(tokens),
+                    base=len(tokens),
+                    prediction=self._checked(number, prediction),
+                )
+                for number, (tokens, prediction) in enumerate(
+                    zip(request.tokens, predictions, strict=True)
+                )
+            ]
+        )
+
+    def _checked(self, number: int, prediction: Sequence[int]) -> list[int]:
+        """The prediction, all of whose tokens the target knows."""
+        out: list[int] = []
+        for token in prediction:
+            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                raise InputError(
+                    f"Prediction {number} holds token {token}, outside the target's vocabulary of "
+                    f"{self._vocab_size}: it was made with another tokenizer."
+                )
+            out.append(token)
+        return out
+
+    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
+        """A request that brings predictions starts them at its own end; else the old ones go on."""
+        return self.start(request) if request.predictions else state.rewind(request.tokens)
+
+    def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+        chains = [self._until_end(row.next_tokens(shape.depth)) for row in state.rows]
+        origins = [[row.origin] * len(chain) for row, chain in zip(state.rows, chains, strict=True)]
+        tokens_BN, parents_BN, origin_BN = stack_chains(chains, origins)
+        return DraftTree(
+            tokens_BN=tokens_BN,
+            parents_BN=parents_BN,
+            proposal=Proposal.OPAQUE,
+            origin_BN=origin_BN,
+        )
+
+    def _until_end(self, draft: list[int]) -> list[int]:
+        """Nothing behind an end token can be emitted; the end token itself may well be right."""
+        for i, token in enumerate(draft):
+            if token in self._end_ids:
+                return draft[: i + 1]
+        return draft
+
+    def advance(self, state: _State, accepted: Accepted) -> _State:
+        for row, new in zip(state.rows, accepted.emitted, strict=True):
+            row.take_in(new)
+        return state
+
+
+DRAFTER = Prediction

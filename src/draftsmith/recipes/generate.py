@@ -1,0 +1,128 @@
+"""`draftsmith generate`: continue prompts with a target and a drafter."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from draftsmith.bench.suites import Prompt, load_prompts, plain_prompts
+from draftsmith.errors import InputError
+from draftsmith.generation import DraftCounts, Generation, generate
+from draftsmith.options import GenerateOptions
+from draftsmith.recipes._drafting import encode, make_decode_options, open_drafters, open_target
+from draftsmith.recipes._streaming import Stream
+from draftsmith.types import DecodeStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateResult:
+    """One continued prompt, as `--json` prints it."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated ones only."""
+    finish_reason: str
+    tokens_per_step: float
+    acceptance_rate: float | None
+    """None when nothing was drafted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateReport:
+    """What `draftsmith generate --json` prints."""
+
+    results: tuple[GenerateResult, ...]
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: GenerateOptions) -> GenerateReport:
+    """Continue every prompt; texts go to stdout as they are done, figures to stderr."""
+    if options.stream and options.batch_size > 1:
+        raise InputError("--stream shows one text at a time: leave out --batch-size.")
+    prompts = _prompts(options)
+    out = Console(highlight=False, markup=False)
+    notes = Console(stderr=True, highlight=False, markup=False, style="dim")
+    target = open_target(options.model)
+    (drafting,) = open_drafters([options.drafter], options.drafting, target)
+    ids = [encode(prompt, target) for prompt in prompts]
+    decode_options = make_decode_options(
+        drafting,
+        temperature=options.temperature,
+        sampling=options.sampling,
+        rule=options.drafting.rule,
+        max_new_tokens=options.max_new_tokens,
+        stop_strings=options.stop,
+    )
+    later = sum(len(prompt.turns) for prompt in prompts)
+    if later:
+        notes.print(f"{later} further turns of the chats are not asked: each has its first answered")
+    results: list[GenerateResult] = []
+    total = DraftCounts()
+    for start in range(0, len(prompts), options.batch_size):
+        numbers = range(start, min(start + options.batch_size, len(prompts)))
+        stream = Stream(target.tokenizer, out, options.stop) if options.stream else None
+
+        def show(step: DecodeStep, rows: range, stream: Stream | None = stream) -> None:
+            if stream is not None:
+                stream.add(step.emitted[0], step.accepted[0])
+
+        if options.stream:
+            _print_prompt(out, prompts[start].render(target.tokenizer), len(prompts), start)
+        made = generate(
+            target,
+            drafting.drafter,
+            [ids[i] for i in numbers],
+            decode_options,
+            batch_size=options.batch_size,
+            first_request_id=start,
+            on_step=show,
+        )
+        if stream is not None:
+            stream.finish()
+        for number, generation in zip(numbers, made, strict=True):
+            prompt = prompts[number].render(target.tokenizer)
+            results.append(_result(prompt, generation))
+            total = total + generation.counts
+            if not (options.json or options.stream):
+                _print_prompt(out, prompt, len(prompts), number)
+                out.print(Text(generation.text or ""), soft_wrap=True)
+    notes.print(_summary(total))
+    return GenerateReport(results=tuple(results))
+
+
+def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
+    if options.prompts is not None:
+        return load_prompts(options.prompts, limit=options.limit)
+    return plain_prompts(options.prompt)
+
+
+def _result(prompt: str, generation: Generation) -> GenerateResult:
+    return GenerateResult(
+        prompt=prompt,
+        text=generation.text or "",
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason,
+        tokens_per_step=generation.counts.tokens_per_step,
+        acceptance_rate=generation.counts.acceptance_rate,
+    )
+
+
+def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
+    """With several prompts, say which one follows."""
+    if count > 1:
+        first = prompt.strip().splitlines()[0]
+        short = first if len(first) <= 72 else f"{first[:71]}\N{HORIZONTAL ELLIPSIS}"
+        out.print(Text(f"--- {number + 1}/{count}  {short}", style="bold"), soft_wrap=True)
+
+
+def _summary(total: DraftCounts) -> str:
+    said = f"{total.emitted} tokens in {total.steps} steps, {total.tokens_per_step:.2f} per step"
+    if total.acceptance_rate is not None:
+        said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
+    return said

@@ -1,0 +1,209 @@
+"""Exact enumeration of what `decode()` emits: every branch of every draw, end to end.
+
+A draw of keyed noise looks at one uniform number u per key. `EnumeratingNoise` does not pick u: it
+knows only the range in which u lies, and every draw splits that range along the drawn law's CDF:
+
+    u of key (row, position, purpose, lane)     0 ------------------------- 1
+    first draw, weights .5 .3 .2                |     0     |   1   |  2   |
+    branch 1 was taken: u lies in               .           [.5 .. .8)
+
+A fresh key gives each column its probability. A key that is used again continues from its range,
+so noise that two parties *share* is enumerated exactly as the shared noise that it is: a decoder
+that shares noise where it must not, comes out with a wrong law instead of an accidental pass.
+
+A path is a script of branches. Beyond its script a path takes the first possible branch and leaves
+a script for each of the others. The probability of a path is the product over its draws of (range
+left / range before); the law of the output is the sum over the paths.
+
+Shape letters: B rows, R drawing rows, K columns of weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.drafters._base import Drafter
+from draftsmith.law import Noise, Purpose, Rows
+from draftsmith.targets._base import Target
+from draftsmith.types import DecodeStep
+
+Key = tuple[int, int, int]
+"""(position, purpose, lane): with the row, what noise is keyed by."""
+
+_NEGLIGIBLE = 1e-15
+"""Slivers between two CDFs that should share a boundary are rounding, not branches."""
+
+
+class NoiseReused(AssertionError):
+    """One number answered two draws of one step: drafts and verdicts would not be independent."""
+
+
+@dataclass(slots=True)
+class Path:
+    """One branch of everything random, being followed."""
+
+    group: int
+    script: tuple[int, ...] = ()
+    trail: list[int] = field(default_factory=list)
+    prob: float = 1.0
+    ranges: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    used: set[tuple[int, Key]] = field(default_factory=set)
+    tokens: list[int] = field(default_factory=list)
+    unexplored: list[tuple[int, ...]] = field(default_factory=list)
+
+    def choose(self, cdf_K: np.ndarray, key: Key) -> int:
+        """The branch that this path takes at a draw with this CDF (its last value is 1)."""
+        low, high = self.ranges.get(key, (0.0, 1.0))
+        starts = np.maximum(np.concatenate(([0.0], cdf_K[:-1])), low)
+        ends = np.minimum(cdf_K, high)
+        share_K = (ends - starts) / (high - low)
+        place = len(self.trail)
+        if place < len(self.script):
+            column = self.script[place]
+        else:
+            possible = np.flatnonzero(share_K > _NEGLIGIBLE).tolist()
+            column = possible[0]
+            self.unexplored += [(*self.trail, other) for other in possible[1:]]
+        self.trail.append(column)
+        self.prob *= float(share_K[column])
+        self.ranges[key] = (float(starts[column]), float(ends[column]))
+        return column
+
+
+class EnumeratingNoise:
+    """Takes the place of `Noise` in `decode()`: same calls, scripted answers.
+
+    Args:
+        paths: one per row of the batch.
+        roots: number of known tokens per row.
+        strict: refuse a key that is used twice in one step.
+    """
+
+    def __init__(self, paths: Sequence[Path], roots: Sequence[int], *, strict: bool = True) -> None:
+        self.paths, self.strict = list(paths), strict
+        self.roots_B = np.asarray(roots, dtype=np.int64)
+
+    def key(self, position: int, purpose: Purpose, lane: int) -> Key:
+        return position, int(purpose), lane
+
+    def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
+        """A drafter's private choices need no enumeration: the law must be exact for any of them."""
+        assert purpose is Purpose.DRAFTER_STATE, (
+            f"a draw for {purpose.name} went past Noise.categorical and Noise.accept, "
+            "where the contract suite enumerates"
+        )
+        return Noise(0, [0] * len(self.paths), self.roots_B).uniform(rows, depth, purpose, lane)
+
+    def categorical(
+        self, weights_RK: Tensor, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
+    ) -> Tensor:
+        if purpose is Purpose.DRAFTER_STATE:
+            real = Noise(0, [0] * len(self.paths), self.roots_B)
+            return real.categorical(weights_RK, rows, depth, purpose, lane)
+        cdf_RK = weights_RK.double().cumsum(-1).numpy()
+        return torch.tensor(self._follow(cdf_RK / cdf_RK[:, -1:], rows, depth, purpose, lane))
+
+    def accept(self, prob_R: Tensor, rows: Rows, depth: int, lane: int | Rows = 0) -> np.ndarray:
+        yes_R = prob_R.double().clamp(max=1.0).numpy()
+        cdf_RK = np.stack([yes_R, np.ones_like(yes_R)], 1)
+        return np.array(self._follow(cdf_RK, rows, depth, Purpose.ACCEPT, lane)) == 0
+
+    def _follow(
+        self, cdf_RK: np.ndarray, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows
+    ) -> list[int]:
+        lanes = np.broadcast_to(np.asarray(lane), (len(rows),)).tolist()
+        out = []
+        for cdf_K, row, its_lane in zip(cdf_RK, np.asarray(rows).tolist(), lanes, strict=True):
+            path, root = self.paths[row], int(self.roots_B[row])
+            key = self.key(root + depth, purpose, its_lane)
+            if self.strict:
+                if (root, key) in path.used:
+                    raise NoiseReused(
+                        f"the noise for position {root + depth}, {purpose.name}, lane {its_lane} "
+                        f"was drawn twice in the step behind root {root}"
+                    )
+                path.used.add((root, key))
+            out.append(path.choose(cdf_K, key))
+        return out
+
+    def take(self, rows: Sequence[int]) -> EnumeratingNoise:
+        return self._with([self.paths[row] for row in rows], self.roots_B[np.asarray(rows)])
+
+    def at(self, roots: Sequence[int]) -> EnumeratingNoise:
+        return self._with(self.paths, roots)
+
+    def _with(self, paths: Sequence[Path], roots: Sequence[int] | np.ndarray) -> EnumeratingNoise:
+        return type(self)(paths, list(roots), strict=self.strict)
+
+
+Watcher = Callable[[DecodeStep], None]
+
+
+def output_laws(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    *,
+    batch: int = 1024,
+    noise: type[EnumeratingNoise] = EnumeratingNoise,
+    strict: bool = True,
+    predictions: Sequence[Sequence[int]] = (),
+    max_paths: int = 400_000,
+) -> list[dict[tuple[int, ...], float]]:
+    """The exact law of the tokens that `decode()` emits after each prompt.
+
+    Rows of one batch follow branches of different prompts (a ragged batch) and end at different
+    steps. All rows have one request id, so that nothing but the scripts tells them apart.
+    """
+    drafter.bind(target)
+    laws: list[dict[tuple[int, ...], float]] = [{} for _ in prompts]
+    queue = deque((group, ()) for group in range(len(prompts)))
+    num_paths = 0
+    while queue:
+        paths = [Path(*queue.pop()) for _ in range(min(batch, len(queue)))]
+        _run(target, drafter, prompts, options, paths, noise, strict, predictions)
+        for path in paths:
+            law, tokens = laws[path.group], tuple(path.tokens)
+            law[tokens] = law.get(tokens, 0.0) + path.prob
+            queue.extend((path.group, script) for script in path.unexplored)
+        num_paths += len(paths)
+        assert num_paths < max_paths, f"more than {max_paths} branches: choose a smaller case"
+    global last; last = num_paths
+    return laws
+
+
+def _run(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    paths: list[Path],
+    noise: type[EnumeratingNoise],
+    strict: bool,
+    predictions: Sequence[Sequence[int]],
+) -> None:
+    def scripted(seed: int, ids: Sequence[int], roots: Sequence[int]) -> EnumeratingNoise:
+        return noise(paths, roots, strict=strict)
+
+    steps: Iterable[DecodeStep] = decode(
+        target,
+        drafter,
+        [prompts[path.group] for path in paths],
+        options,
+        request_ids=[0] * len(paths),
+        predictions=[predictions[path.group] for path in paths] if predictions else (),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftsmith.decode.Noise", scripted)
+        for step in steps:
+            for path, emitted in zip(paths, step.emitted, strict=True):
+                path.tokens.extend(emitted)

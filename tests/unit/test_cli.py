@@ -1,0 +1,192 @@
+"""The command line from outside: exit codes, one sentence per error, one object per `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from draftsmith import cli
+from draftsmith.errors import BackendError, CheckFailed, InputError
+from draftsmith.options import DoctorOptions
+
+
+def draftsmith(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "draftsmith", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DoctorOptions], Any]], None]:
+    """Put a recipe in the place of `doctor`."""
+
+    def install(run: Callable[[DoctorOptions], Any]) -> None:
+        module = types.ModuleType("draftsmith.recipes.doctor")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "draftsmith.recipes.doctor", module)
+
+    return install
+
+
+def code_of(*words: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    return caught.value.code
+
+
+def test_version_and_overview() -> None:
+    assert draftsmith("--version").stdout == "draftsmith 0.1.0\n"
+    overview = draftsmith("--help")
+    assert overview.returncode == 0
+    for verb in cli.verbs():
+        assert f"  {verb} " in overview.stdout
+    nothing = draftsmith()
+    assert nothing.returncode == 2
+    assert nothing.stdout == ""
+    assert "usage: draftsmith" in nothing.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["genrate"], "draftsmith: unknown verb 'genrate'; did you mean 'generate'?"),
+        (["--jsn"], "draftsmith: unknown option '--jsn'"),
+        (["doctor", "--jsn"], "unknown option '--jsn' of draftsmith doctor; did you mean '--json'"),
+        (["generate", "--temprature=1"], "did you mean '--temperature'"),
+        (
+            ["generate", "--target", "T", "--prompt", "x", "--temperature", "-1"],
+            "draftsmith: --temperature must be 0 (greedy) or a positive number, got -1.0",
+        ),
+        (["generate", "--prompt", "x"], "--target"),
+        (["generate", "--target", "T", "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["generate", "--target", "T", "--dtype", "bf16"], "bfloat16"),
+    ],
+)
+def test_bad_arguments_end_with_code_2_and_name_the_nearest(words: list[str], message: str) -> None:
+    done = draftsmith(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", list(cli.verbs()))
+def test_help_of_every_verb_imports_nothing_heavy(verb: str) -> None:
+    code = (
+        "import sys\nfrom draftsmith import cli\n"
+        f"try:\n    cli.main([{verb!r}, '--help'])\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "heavy = {'torch', 'transformers', 'scipy', 'matplotlib', 'numpy'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: draftsmith {verb}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("no such file"), 2),
+        (BackendError("the model is damaged"), 3),
+        (CheckFailed("the laws differ"), 1),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("division\nby zero"), 3),
+    ],
+)
+def test_each_error_has_its_exit_code_and_one_line(
+    error: BaseException, code: int, doctor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: DoctorOptions) -> None:
+        raise error
+
+    doctor(run)
+    assert code_of("doctor") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("draftsmith: ")
+    assert err.count("\n") == 1
+    if isinstance(error, ZeroDivisionError):
+        assert "unexpected ZeroDivisionError: division by zero" in err
+        assert "--debug" in err
+
+
+@pytest.mark.parametrize("way", ["flag", "environment"])
+def test_debug_shows_the_trace(
+    way: str, doctor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(options: DoctorOptions) -> None:
+        raise ZeroDivisionError
+
+    doctor(run)
+    if way == "environment":
+        monkeypatch.setenv("DRAFTSMITH_DEBUG", "1")
+    assert code_of("doctor", *(["--debug"] if way == "flag" else [])) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+class Result:
+    def json_payload(self) -> dict[str, Any]:
+        return {"text": "ü", "n": 1}
+
+
+@pytest.mark.parametrize("result", [Result(), Result().json_payload()])
+def test_json_prints_one_object_and_moves_everything_else_to_stderr(
+    result: object, doctor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: DoctorOptions) -> object:
+        print("progress")
+        return result
+
+    doctor(run)
+    assert code_of("doctor", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"text": "ü", "n": 1}
+    assert err == "progress\n"
+    assert code_of("doctor") == 0
+    assert capsys.readouterr().out == "progress\n"
+
+
+STUB = """
+import os, signal, sys, types
+from draftsmith import cli
+
+def run(options):
+    {body}
+
+module = types.ModuleType("draftsmith.recipes.doctor")
+module.run = run
+sys.modules["draftsmith.recipes.doctor"] = module
+cli.main(["doctor"])
+"""
+
+
+def test_ctrl_c_ends_with_130_in_one_line() -> None:
+    code = STUB.format(body="os.kill(os.getpid(), signal.SIGINT); signal.pause()")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "draftsmith: interrupted\n"
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    code = STUB.format(body="[print('x' * 1000) for _ in range(1000)]")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0

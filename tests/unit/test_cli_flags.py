@@ -1,0 +1,84 @@
+"""The flags of every verb, frozen: a change here is a change for users. See CHANGELOG.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from draftsmith import cli
+from draftsmith.flags import flags_of
+
+EXPECTED = {
+    "quickstart": """
+        --debug --json --limit --max-new-tokens --out --seed --temperature
+    """,
+    "generate": """
+        --attn-implementation --batch-size --debug --device --draft-length --draft-proposal
+        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --limit
+        --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
+        --repetition-penalty --revision --rule --seed --stop --stream --target --temperature --top-k
+        --top-p --trust-remote-code
+    """,
+    "bench": """
+        --attn-implementation --batch-size --debug --device --draft-length --draft-proposal
+        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --limit
+        --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --presence-penalty --repeats
+        --repetition-penalty --revision --rule --seed --suite --target --temperature --top-k --top-p
+        --trust-remote-code --warmup
+    """,
+    "doctor": """
+        --debug --json
+    """,
+    "pretrain": """
+        --batch-tokens --betas --block-length --clip-norm --context --debug --decay-share --dtype
+        --duration --eval-every --eval-text --exclude --gradient-accumulation --heads --hidden
+        --hold-out --include --init --intermediate --json --kv-heads --layers --learning-rate
+        --long-block-length --long-share --min-learning-rate --no-attend-across-documents --out
+        --report-to --save-dtype --save-every --schedule --seed --size --text --tokenizer
+        --vocab-size --vocab-subset --warmup --weight-decay
+    """,
+}
+
+
+def test_the_verbs_are_these() -> None:
+    assert sorted(cli.verbs()) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("verb", list(cli.verbs()))
+def test_the_flags_are_these(verb: str) -> None:
+    flags = sorted(flags_of(cli.verbs()[verb]))
+    new = sorted(set(flags) - set(EXPECTED.get(verb, "").split()))
+    gone = sorted(set(EXPECTED.get(verb, "").split()) - set(flags))
+    assert not new, f"new flags of {verb}: add them here and to CHANGELOG.md: {' '.join(new)}"
+    assert not gone, f"flags of {verb} are gone: users may depend on them: {' '.join(gone)}"
+
+
+@pytest.mark.parametrize("verb", list(cli.verbs()))
+def test_the_parser_has_exactly_these_flags(verb: str) -> None:
+    """`flags_of` says without tyro what tyro makes of the options: they must agree."""
+    done = subprocess.run(
+        [sys.executable, "-m", "draftsmith", verb, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.strip("│ ") for line in done.stdout.splitlines()]
+    shown = {line.split()[0] for line in lines if line.startswith("--")}
+    assert shown == set(flags_of(cli.verbs()[verb]))
+
+
+@pytest.mark.parametrize("verb", list(cli.verbs()))
+def test_every_flag_says_what_it_does(verb: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "draftsmith", verb, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = " ".join(line.strip("│ ") for line in done.stdout.splitlines())
+    names = list(flags_of(cli.verbs()[verb]))
+    for name in names:
+        entry = text.split(f"{name} ", 1)[1].split("(default" if "(default" in text else "--", 1)[0]
+        assert len(entry.split()) >= 3, f"{verb} {name} has no help"

@@ -1,0 +1,85 @@
+"""The chunked loss equals the dense one, in value and gradient, and never sees all logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.distill.objective import CrossEntropy, LossTerms, dense_cross_entropy
+from draftsmith.types import DraftPrediction, TrajectoryBatch
+
+
+def case(dtype: torch.dtype, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor, TrajectoryBatch]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(3, 11, 16, generator=generator).to(dtype).requires_grad_()
+    weight = (4 * torch.randn(vocab, 16, generator=generator)).to(dtype).requires_grad_()
+    batch = TrajectoryBatch(
+        tokens_BT=torch.randint(0, vocab, (3, 11), generator=generator),
+        loss_mask_BT=torch.rand(3, 11, generator=generator) > 0.3,
+    )
+    return hidden, weight, batch
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 7, 32, 1000])
+@pytest.mark.parametrize(
+    # bfloat16: both forms round the same logits, only gradient sums are in another order.
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)],
+)
+def test_chunked_loss_is_the_dense_loss(
+    dtype: torch.dtype, tolerance: float, chunk: int, ahead: int
+) -> None:
+    results = []
+    for compute in (CrossEntropy(chunk=chunk).loss, dense_cross_entropy):
+        hidden, weight, batch = case(dtype, vocab=53)
+        mask = torch.ones(3, 11, dtype=torch.bool)
+        mask[1, :4] = False
+        prediction = DraftPrediction(hidden_BTH=hidden, mask_BT=mask, ahead=ahead)
+        terms = compute(prediction, batch, lambda h, w=weight: h @ w.T)
+        assert isinstance(terms, LossTerms)
+        terms.total.backward()
+        results.append((terms.total.detach(), terms.weight, hidden.grad, weight.grad))
+    for chunked, dense in zip(*results, strict=True):
+        assert chunked is not None and dense is not None
+        scale = dense.abs().max().item()
+        torch.testing.assert_close(chunked, dense, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_the_head_never_sees_more_than_a_chunk() -> None:
+    hidden, weight, batch = case(torch.float32, vocab=53)
+    sizes = []
+
+    def head(h: Tensor) -> Tensor:
+        sizes.append(h.shape[0])
+        return h @ weight.T
+
+    prediction = DraftPrediction(
+        hidden_BTH=hidden, mask_BT=torch.ones(3, 11, dtype=torch.bool), ahead=1
+    )
+    CrossEntropy(chunk=5).loss(prediction, batch, head).total.backward()
+    assert max(sizes) == 5
+    assert sum(sizes) == 2 * int(batch.mask_ahead(1).sum())  # once forward, once recomputed
+
+
+def test_nothing_counted_is_zero_with_a_zero_gradient() -> None:
+    hidden, weight, batch = case(torch.float32, vocab=53)
+    prediction = DraftPrediction(
+        hidden_BTH=hidden, mask_BT=torch.zeros(3, 11, dtype=torch.bool), ahead=1
+    )
+    terms = CrossEntropy().loss(prediction, batch, lambda h: h @ weight.T)
+    terms.total.backward()
+    assert terms.total == 0 and terms.weight == 0
+    assert hidden.grad is not None and not hidden.grad.any()
+
+
+def test_saturated_logits_stay_finite() -> None:
+    hidden, weight, batch = case(torch.float32, vocab=53)
+    prediction = DraftPrediction(
+        hidden_BTH=hidden * 1e4, mask_BT=torch.ones(3, 11, dtype=torch.bool), ahead=1
+    )
+    terms = CrossEntropy(chunk=4).loss(prediction, batch, lambda h: h @ weight.T)
+    terms.total.backward()
+    assert torch.isfinite(terms.total)
+    assert hidden.grad is not None and torch.isfinite(hidden.grad).all()

@@ -1,0 +1,155 @@
+"""What the options refuse, in whose words, and how they become flags and come back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.cli import parse
+from draftsmith.errors import InputError
+from draftsmith.flags import flags_of, to_argv
+from draftsmith.options import (
+    BenchOptions,
+    DraftingOptions,
+    GenerateOptions,
+    ModelOptions,
+    SamplingOptions,
+)
+
+BASE = ["--target", "T", "--prompt", "hello"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--temperature", "-1"], "--temperature must be 0"),
+        (["--temperature", "nan"], "--temperature must be 0"),
+        (["--temperature", "inf"], "--temperature must be 0"),
+        (["--top-p", "0"], "--top-p must be above 0"),
+        (["--top-p", "1.01"], "--top-p must be above 0"),
+        (["--top-p", "nan"], "--top-p must be above 0"),
+        (["--min-p", "-0.1"], "--min-p must lie between 0 and 1"),
+        (["--min-p", "nan"], "--min-p must lie between 0 and 1"),
+        (["--top-k", "-1"], "--top-k must be 0"),
+        (["--repetition-penalty", "0"], "--repetition-penalty must be above 0"),
+        (["--presence-penalty", "inf"], "--presence-penalty must be a finite number"),
+        (["--frequency-penalty", "nan"], "--frequency-penalty must be a finite number"),
+        (["--logit-bias", "3"], "TOKEN_ID:BIAS"),
+        (["--logit-bias", "-3:1"], "a token id is 0 or more"),
+        (["--logit-bias", "3:nan"], "bias of token 3 cannot be nan"),
+        (["--logit-bias", "3:1,,4:1"], "separated by commas"),
+        (["--seed", "-1"], "--seed must be a whole number of 0 or more"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--stop", ""], "--stop must not be empty"),
+        (["--prompt", ""], "--prompt must not be empty"),
+        (["--prompts", "f"], "either by --prompt TEXT or by --prompts FILE"),
+        (["--drafter", " "], "--drafter must not be empty"),
+        (["--target", ""], "--target must name"),
+        (["--draft-length", "0"], "--draft-length must be at least 1"),
+        (["--draft-length", "3", "--draft-tree", "2,1"], "exclude each other"),
+        (["--draft-tree", "2,0"], "every width"),
+        (["--draft-tree", "2,x"], "--draft-tree"),
+        (["--drafter-option", "k"], "KEY=VALUE"),
+        (["--json", "--stream"], "exclude each other"),
+    ],
+)
+def test_generate_refuses_in_one_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        parse("generate", [*BASE, *words]).validate()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--temperature", "0,-1"], "--temperature must be 0"),
+        (["--temperature", "0,,1"], "--temperature"),
+        (["--drafter", "none,none"], "names one twice"),
+        (["--drafter", "none,lookahead", "--drafter-option", "window=3"], "say which drafter"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--warmup", "-1"], "--warmup must be at least 0"),
+        (["--limit", "0"], "--limit must be at least 1"),
+    ],
+)
+def test_bench_refuses_in_one_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse("bench", ["--target", "T", "--suite", "s.jsonl", *words]).validate()
+
+
+def test_defaults_are_valid_and_code_from_the_hub_never_runs_by_default() -> None:
+    options = parse("generate", BASE)
+    options.validate()
+    assert options == GenerateOptions(model=ModelOptions(target="T"), prompt=("hello",))
+    assert options.model.trust_remote_code is False
+    assert options.temperature == 0.0
+
+
+def test_a_value_that_starts_with_a_minus_sign_parses() -> None:
+    words = ["--target", "-t", "--prompt", "-v", "--prompt", "-- two words", "--prompt=--x=1"]
+    words += ["--logit_bias", "-1:2", "--stop", "-", "--presence-penalty", "-0.5"]
+    options = parse("generate", words)
+    assert options.model.target == "-t"
+    assert options.prompt == ("-v", "-- two words", "--x=1")
+    assert options.sampling.logit_bias == "-1:2"
+    assert options.stop == ("-",)
+    assert options.sampling.presence_penalty == -0.5
+
+
+def test_lists_biases_and_trees_are_parsed() -> None:
+    bench = parse("bench", ["--target", "T", "--suite", "s", "--temperature", "0, 0.8"])
+    assert isinstance(bench, BenchOptions)
+    assert bench.temperatures() == (0.0, 0.8)
+    assert bench.drafters() == ("none", "prompt_lookup")
+    assert SamplingOptions(logit_bias="17:-5,42:-inf").biases() == {17: -5.0, 42: -math.inf}
+    assert DraftingOptions(draft_tree="4,2,2,1").widths() == (4, 2, 2, 1)
+    assert DraftingOptions(draft_length=3).widths() == (1, 1, 1)
+    assert DraftingOptions(draft_length="adaptive").widths() is None
+
+
+def test_drafter_options_go_to_the_drafter_they_name() -> None:
+    options = DraftingOptions(drafter_option=("lookahead.window=7", "prompt_lookup.max_ngram=3"))
+    assert options.assignments("lookahead", alone=False) == ("window=7",)
+    assert options.assignments("independent:x", alone=False) == ()
+    assert DraftingOptions(drafter_option=("a=1",)).assignments("x:y", alone=True) == ("a=1",)
+
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)
+TEXT |= st.sampled_from(["-", "--", "--x", "-1", "--target", "-h", "--help", "--a b=1"])
+WORDS = TEXT.filter(lambda text: text not in ("None", "-h", "--help"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(TEXT, min_size=1, max_size=3),
+    revision=st.none() | WORDS,
+    temperature=st.floats(0, 10),
+    bias=st.integers(-5, 5),
+    stream=st.booleans(),
+    length=st.none() | st.just("adaptive") | st.integers(1, 9),
+)
+def test_options_become_flags_and_come_back(
+    prompts: list[str],
+    revision: str | None,
+    temperature: float,
+    bias: int,
+    stream: bool,
+    length: object,
+) -> None:
+    options = GenerateOptions(
+        model=ModelOptions(target="T", revision=revision, trust_remote_code=stream),
+        prompt=tuple(prompts),
+        temperature=temperature,
+        stream=stream,
+        sampling=SamplingOptions(logit_bias=f"{bias}:{bias}"),
+        drafting=DraftingOptions(draft_length=length),  # type: ignore[arg-type]
+    )
+    assert parse("generate", to_argv(options)) == options
+
+
+def test_every_flag_is_written_with_minus_signs_only() -> None:
+    for flag in flags_of(BenchOptions).values():
+        assert "_" not in flag.name

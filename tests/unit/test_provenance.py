@@ -1,0 +1,192 @@
+"""Signed results and writing that a kill or a full disk cannot halve."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftsmith import cli, provenance
+from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import (
+    append_jsonl,
+    atomic_path,
+    portable_text,
+    start_run,
+    write_json_atomic,
+    write_text_atomic,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_run_json_holds_what_recreates_the_run(tmp_path: Path) -> None:
+    words = ["--target", "T", "--suite", "s.jsonl", "--temperature", "0", "--drafter-option", "k=v"]
+    options = cli.parse("bench", words)
+    path = start_run("bench", options, seed=7).write(tmp_path, results={"tau": math.nan, "n": 2})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["seed"] == 7
+    assert record["results"] == {"tau": None, "n": 2}
+    assert record["versions"]["torch"]
+    assert record["machine"]["cpus"] >= 1
+    assert record["started"] <= record["ended"]
+    again = record["command"].split()
+    assert again[:2] == ["draftsmith", "bench"]
+    assert cli.parse("bench", again[2:]) == options
+
+
+def test_records_name_no_host_and_no_folder_outside_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--target", str(tmp_path / "models" / "t"), "--prompt", "/** a comment */ int x;"]
+    words += ["--drafter", "independent:/somewhere/else/draft"]
+    text = json.dumps(start_run("generate", cli.parse("generate", words), seed=0).record())
+    assert str(tmp_path) not in text
+    assert "/somewhere" not in text
+    assert os.uname().nodename not in text
+    assert "models/t" in text
+    assert "independent:.../draft" in text
+    assert "/** a comment */ int x;" in text
+
+
+def test_home_is_written_as_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert portable_text("/home/someone/m,/home/someone") == "~/m,~"
+    assert portable_text("a/b and /c") == "a/b and /c"
+
+
+def test_git_revision_is_our_own_checkout_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "venv" / "draftsmith"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert provenance.git_revision() is None, "took the repository around a virtual environment"
+
+
+def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "x.txt"
+    write_text_atomic(path, "one")
+    write_text_atomic(path, "zwei\n")
+    assert path.read_bytes() == b"zwei\n"
+    write_json_atomic(path, {"a": (1, Path("p")), "b": math.inf})
+    assert json.loads(path.read_text()) == {"a": [1, "p"], "b": None}
+    assert names(path.parent) == ["x.txt"]
+
+
+def test_a_folder_replaces_a_folder_whole(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    for text in ("old", "new"):
+        with atomic_path(out) as part:
+            part.mkdir()
+            (part / text).write_text(text)
+    assert names(tmp_path) == ["model"]
+    assert names(out) == ["new"]
+
+
+def test_an_error_while_writing_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write_and_fail() -> None:
+        with atomic_path(path) as part:
+            part.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_disk_is_one_sentence_that_names_the_file(tmp_path: Path, wrapped: bool) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("old")
+
+    def fill_the_disk() -> None:
+        with atomic_path(path) as part:
+            part.write_text("half")
+            if wrapped:  # what safetensors and torch make of it
+                raise RuntimeError("I/O error: No space left on device (os error 28)")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(BackendError, match=r"model\.safetensors: no space is left") as caught:
+        fill_the_disk()
+    assert caught.value.exit_code == 3
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["model.safetensors"]
+
+
+def test_an_error_of_another_kind_passes_through(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "x"):
+        1 / 0  # noqa: B018
+
+
+def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        write_text_atomic(tmp_path / "file" / "x", "text")
+
+
+def test_records_are_appended_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "records.jsonl"
+    append_jsonl(path, {"n": 1}, {"n": math.nan})
+    append_jsonl(path, {"n": "ü\n"})
+    assert path.read_text(encoding="utf-8") == '{"n": 1}\n{"n": null}\n{"n": "ü\\n"}\n'
+
+
+@pytest.mark.parametrize("whole", ["", '{"n": 1}\n', '{"n": 1}\n' * 20_000])
+def test_half_a_line_that_a_kill_left_is_cut_off(tmp_path: Path, whole: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(whole + '{"n": 2, "te')
+    append_jsonl(path, {"n": 3})
+    assert path.read_text() == whole + '{"n": 3}\n'
+
+
+WITH_LITTLE_SPACE = """
+import resource, signal, sys
+from pathlib import Path
+from draftsmith.errors import BackendError
+from draftsmith.provenance import append_jsonl, write_text_atomic
+
+folder = Path(sys.argv[1])
+append_jsonl(folder / "records.jsonl", {"n": 1})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for write in (
+    lambda: write_text_atomic(folder / "big.txt", "x" * 10_000),
+    lambda: append_jsonl(folder / "records.jsonl", {"n": 2}, {"text": "x" * 10_000}),
+):
+    try:
+        write()
+    except BackendError as error:
+        print(error)
+    else:
+        sys.exit("the limit did not hold")
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no file size limit here")
+def test_writes_that_really_run_out_of_space_leave_nothing_half_written(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_LITTLE_SPACE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no space is left") == 2
+    assert names(tmp_path) == ["records.jsonl"]
+    assert (tmp_path / "records.jsonl").read_text() == '{"n": 1}\n'
