@@ -96,7 +96,9 @@ class KVCache:
     def __init__(self, spec: KVSpec, num_rows: int, capacity: int) -> None:
         self.spec = spec
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
-        self.rollback()
+        self.staged = 0
+        self._columns_BC = np.zeros((num_rows, 0), dtype=np.int64)
+        self._positions_BC = self._columns_BC
         # Layers of one shape share a store, so that a commit is one copy and not one per layer.
         shapes = sorted({(h, w) for h, k, v in spec.layers for w in (k, v)})
         counts = dict.fromkeys(shapes, 0)
@@ -185,7 +187,9 @@ class KVCache:
             column_positions_BS=column_positions,
         )
 
-    def extend(self, block: Block, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, block: Block, layer: int, k_BHTD: Tensor, v_BHTD: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Write one layer's new keys and values; returns the views [B, H, S, D] to attend over."""
         keys = self._write(block, self._keys[layer], k_BHTD)
         return keys, self._write(block, self._values[layer], v_BHTD)
@@ -279,8 +283,8 @@ def lay_out(
 ) -> tuple[np.ndarray, Block]:
     """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
 
-        columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
-        depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
+    columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
+    depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
     """
     counts = np.array([len(row) for row in pending])
     width, num_nodes = int(counts.max()), tokens_BN.shape[1]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
 from draftsmith.rows import Row, StopStrings
 from draftsmith.targets._base import Target
-from draftsmith.trees import limit_depth
+from draftsmith.trees import limit_depth, pad_nodes
 from draftsmith.types import (
     PADDING,
     DecodeStep,
@@ -41,7 +41,6 @@ from draftsmith.types import (
     Verdict,
 )
 from draftsmith.verify import TreeLaws, candidate_children, make_rule, offered_depth, verify
-
 
 X = TypeVar("X")
 
@@ -69,7 +68,10 @@ class _Timing:
         self._start = time.perf_counter()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         spent = time.perf_counter() - self._start
         seconds = self._recorder.seconds
@@ -80,7 +82,7 @@ class _Timing:
 class DecodeOptions:
     """How to decode; the same for all rows of a batch."""
 
-    sampler: Sampler = Sampler()
+    sampler: Sampler = field(default_factory=Sampler)
     max_new_tokens: int = 128
     rule: str = "auto"
     """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match."""
@@ -93,6 +95,9 @@ class DecodeOptions:
     ignore_end: bool = False
     """Generate past end tokens (for measurements)."""
     allow_lossy: bool = False
+    static_shapes: bool = False
+    """Fill every draft up with padding to its largest size: the target's forward then sees few
+    shapes (the key view grows in buckets anyway), as a compiled forward wants."""
 
 
 @dataclass(slots=True)
@@ -157,11 +162,11 @@ def decode(
             active = [rows[i] for i in live]
             noise = base_noise.at([len(row.tokens) for row in active])
             depth_B = _depths(active, shape, options.policy)
-            pending = [
-                row.tokens[int(cache.lengths_B[b]) :] for b, row in enumerate(active)
-            ]
+            pending = [row.tokens[int(cache.lengths_B[b]) :] for b, row in enumerate(active)]
             with recorder.time("draft"):
                 tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
+                if options.static_shapes:
+                    tree = pad_nodes(tree, drafter.max_nodes(shape))
             with recorder.time("target"):
                 out = _forward(target, drafter, cache, pending, tree)
             with recorder.time("verify"), torch.inference_mode():
@@ -246,7 +251,7 @@ def _open(
     """Cache and drafter state for these rows: fresh, or a session's cut to the common prefix."""
     if session is None or session.cache is None:
         longest = max(len(row.tokens) + row.room for row in rows)
-        margin = max(shape.num_nodes, 64)  # the staged tree stands behind the text
+        margin = drafter.max_nodes(shape)  # the staged tree stands behind the text
         cache = target.new_cache(len(rows), longest + margin)
         with torch.inference_mode():
             return cache, drafter.start(request)
@@ -294,7 +299,7 @@ def _propose(
 ) -> DraftTree:
     deepest = int(depth_B.max())
     if deepest == 0:
-        return DraftTree.empty(len(active))
+        return DraftTree.empty(len(depth_B))
     with torch.inference_mode():
         tree = drafter.propose(state, shape.clip(deepest), sampler, noise)
     # probes: as far as the target knows positions, in rows that draft at all
@@ -305,9 +310,7 @@ def _propose(
 def _forward(
     target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
 ) -> TargetOutput:
-    tokens_BT, block = lay_out(
-        cache, pending, tree.tokens_BN.numpy(), tree.parents_BN.numpy()
-    )
+    tokens_BT, block = lay_out(cache, pending, tree.tokens_BN.numpy(), tree.parents_BN.numpy())
     return target.forward(torch.from_numpy(tokens_BT), block, 1 + tree.num_nodes, drafter.signals)
 
 
@@ -352,9 +355,7 @@ def _emit(
         emitted.append(tuple(taken))
         accepted.append(drafted)
         offered.append(depth)
-        origins.append(
-            tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted])
-        )
+        origins.append(tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted]))
     settled = Verdict(
         path_BD=torch.from_numpy(path_BD),
         num_accepted_B=torch.from_numpy(num),

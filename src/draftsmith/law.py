@@ -45,7 +45,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     """Finaliser of splitmix64 (Stafford's variant 13): avalanche of 64 bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -124,9 +125,7 @@ class Law:
         return cls(torch.ones(ids.shape, dtype=torch.float32, device=ids.device), vocab_size, ids)
 
     @classmethod
-    def from_weights(
-        cls, weights_RK: Tensor, vocab_size: int, ids_RK: Tensor | None = None
-    ) -> Law:
+    def from_weights(cls, weights_RK: Tensor, vocab_size: int, ids_RK: Tensor | None = None) -> Law:
         """Normalise non-negative weights (each row must have some)."""
         return cls(weights_RK / weights_RK.sum(-1, keepdim=True), vocab_size, ids_RK)
 
@@ -196,7 +195,7 @@ class Law:
         return self._renormalised(left)
 
     def residual(self, q: Law) -> Law:
-        """norm(max(p - q, 0)): what is left to draw from after a rejection (Leviathan et al., 2023).
+        """norm(max(p - q, 0)): what is left after a rejection (Leviathan et al. 2023).
 
         Rows where nothing is left (p = q up to rounding, so that a rejection has probability 0)
         stay as they are.
@@ -249,7 +248,9 @@ class Sampler:
                 value = getattr(self, name)
                 raise InputError(f"{name} must be {want}, got {value}.")
 
-        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "finite, >= 0")
+        check(
+            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "finite, >= 0"
+        )
         check(self.top_k >= 0, "top_k", ">= 0 (0 is off)")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
         check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
@@ -346,13 +347,16 @@ class Sampler:
             width = max(len(row.tokens) for row in history)
             if width:
                 ids_RT = torch.tensor(
-                    [[*row.tokens, *([row.tokens[0]] * (width - len(row.tokens)))] for row in history]
+                    [
+                        [*row.tokens, *([row.tokens[0]] * (width - len(row.tokens)))]
+                        for row in history
+                    ]
                 )
                 scores = penalise(ids_RT.to(scores.device), scores)
         if self.presence_penalty or self.frequency_penalty:
             for r, row in enumerate(history):
                 generated = torch.tensor(row.tokens[row.num_prompt :], dtype=torch.long)
-                ids, counts = generated.unique(return_counts=True)
+                ids, counts = torch.unique(generated, return_counts=True)
                 cost = self.presence_penalty + self.frequency_penalty * counts
                 scores[r, ids.to(scores.device)] -= cost.to(scores)
         return scores
@@ -396,7 +400,7 @@ class Sampler:
 
 
 def _require_finite(top_R: Tensor) -> None:
-    if not bool(torch.isfinite(top_R).all()):
+    if not all(map(math.isfinite, top_R.tolist())):
         raise BackendError(
             "The model's logits hold NaN or no finite value: its weights or dtype are broken "
             "(try --dtype float32)."

@@ -345,7 +345,7 @@ class ArchitectureOptions(OptionGroup):
     """The model; a dimension that is left out comes from --size."""
 
     size: Literal["tiny", "1m", "8m", "30m", "50m"] = "8m"
-    """Preset of layers and widths, named by parameters without embeddings (50m: 4 layers of 1024)."""
+    """Preset of layers and widths; the number counts parameters without embeddings."""
     layers: int | None = None
     """Decoder layers."""
     heads: int | None = None
@@ -413,7 +413,7 @@ class PretrainOptions(VerbOptions):
     out: Path
     """Folder for the model; an interrupted run with the same --out continues."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Master weights: float32."""
+    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Weights are float32."""
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the saved model."""
     seed: int = 0

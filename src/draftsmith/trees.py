@@ -1,20 +1,22 @@
 """Shapes, ancestor masks and depths of draft trees. Pure index arithmetic on the host.
 
-    nodes     0   1   2   3         root -+- 0 --- 2        depth   1 1 2 2
-    parents  -1  -1   0   1               `- 1 --- 3
+nodes     0   1   2   3         root -+- 0 --- 2        depth   1 1 2 2
+parents  -1  -1   0   1               `- 1 --- 3
 
-    sees_NN   node 2 sees 0 and 2:   [1 . . .]
-              (ancestors and self)   [. 1 . .]
-                                     [1 . 1 .]
-                                     [. 1 . 1]
+sees_NN   node 2 sees 0 and 2:   [1 . . .]
+          (ancestors and self)   [. 1 . .]
+                                 [1 . 1 .]
+                                 [. 1 . 1]
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
@@ -90,14 +92,26 @@ def limit_depth(
     if not too_deep.any():
         return tree
     cut = np.where(too_deep, PADDING, parents)
+    return dataclasses.replace(tree, parents_BN=torch.from_numpy(cut))
+
+
+def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
+    """The tree filled up with padding to a fixed number of nodes, so that shapes stay the same."""
+    missing = num_nodes - tree.num_nodes
+    if missing <= 0:
+        return tree
+
+    def fill(values: Tensor | None, value: int) -> Tensor | None:
+        return None if values is None else F.pad(values, (0, missing), value=value)
+
     return DraftTree(
-        tokens_BN=tree.tokens_BN,
-        parents_BN=torch.from_numpy(cut),
+        tokens_BN=F.pad(tree.tokens_BN, (0, missing)),
+        parents_BN=F.pad(tree.parents_BN, (0, missing), value=PADDING),
         proposal=tree.proposal,
         q=tree.q,
-        q_rows_BN=tree.q_rows_BN,
-        candidate_BN=tree.candidate_BN,
-        origin_BN=tree.origin_BN,
+        q_rows_BN=fill(tree.q_rows_BN, 0),
+        candidate_BN=fill(tree.candidate_BN, 0),
+        origin_BN=fill(tree.origin_BN, 0),
     )
 
 

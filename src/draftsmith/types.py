@@ -90,13 +90,13 @@ class TreeShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftTree:
-    """What a drafter proposes below the root. Parents precede children; see the module's drawing."""
+    """What a drafter proposes below the root. Parents precede children; see the drawing above."""
 
     tokens_BN: Tensor
     parents_BN: Tensor
     proposal: Proposal
     q: Law | None = None
-    """For sampled proposals: the laws that children were drawn from, one row per drawn-from node."""
+    """For sampled proposals: the laws that children were drawn from, one row per parent."""
     q_rows_BN: Tensor | None = None
     """Row of `q` that node n was drawn from (siblings share one)."""
     candidate_BN: Tensor | None = None
@@ -120,7 +120,7 @@ class DraftTree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the verifier decided: node ids of the accepted path, and one token of the target's own."""
+    """What the verifier decided: the accepted path, and one token of the target's own."""
 
     path_BD: Tensor
     """Accepted node ids in order, padded with -2, on the CPU."""
@@ -189,10 +189,10 @@ class LengthPolicy(Protocol):
 class TrajectoryBatch:
     """Token sequences to learn from. It owns every index shift:
 
-        position           0    1    2    3
-        tokens_BT          a    b    c    d
-        tokens_ahead(1)    b    c    d    .      what position t predicts one step ahead
-        mask_ahead(1)      1    1    1    0      1 where that prediction exists and counts
+    position           0    1    2    3
+    tokens_BT          a    b    c    d
+    tokens_ahead(1)    b    c    d    .      what position t predicts one step ahead
+    mask_ahead(1)      1    1    1    0      1 where that prediction exists and counts
     """
 
     tokens_BT: Tensor
@@ -219,7 +219,7 @@ class TrajectoryBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftPrediction:
-    """A drafter's training output: hidden states, no logits. The objective applies the head in chunks."""
+    """A drafter's training output: states, no logits. The objective applies the head in chunks."""
 
     hidden_BTH: Tensor
     mask_BT: Tensor

@@ -197,7 +197,9 @@ def check_rule(rule: Rule, tree: DraftTree, *, allow_lossy: bool = False) -> Non
         UnsupportedProposal: wrong kind of proposal, or a sampled one that brings no q.
     """
     if rule.lossy and not allow_lossy:
-        raise LossyRule(f"Rule {rule.name!r} changes the output law; pass allow_lossy=True to use it.")
+        raise LossyRule(
+            f"Rule {rule.name!r} changes the output law; pass allow_lossy=True to use it."
+        )
     if tree.proposal not in rule.proposals:
         raise UnsupportedProposal(
             f"Rule {rule.name!r} is not lossless for {tree.proposal.value} proposals."

@@ -3,25 +3,23 @@
 A draw of keyed noise looks at one uniform number u per key. `EnumeratingNoise` does not pick u: it
 knows only the range in which u lies, and every draw splits that range along the drawn law's CDF:
 
-    u of key (row, position, purpose, lane)     0 ------------------------- 1
-    first draw, weights .5 .3 .2                |     0     |   1   |  2   |
+    u of key (position, purpose, lane)          0 ------------------------- 1
+    a draw with weights .5 .3 .2                |     0     |   1   |  2   |
     branch 1 was taken: u lies in               .           [.5 .. .8)
 
-A fresh key gives each column its probability. A key that is used again continues from its range,
-so noise that two parties *share* is enumerated exactly as the shared noise that it is: a decoder
-that shares noise where it must not, comes out with a wrong law instead of an accidental pass.
-
-A path is a script of branches. Beyond its script a path takes the first possible branch and leaves
-a script for each of the others. The probability of a path is the product over its draws of (range
-left / range before); the law of the output is the sum over the paths.
+A path is thus a box in the space of all u: it takes the first branch that its box allows, narrows
+the box to it, and leaves a box for each of the other branches. The boxes of all paths fill the
+cube, so the law of the output is the sum of their volumes. A key that is used again continues from
+its range: noise that two parties *share* is enumerated exactly as the shared noise that it is, and
+a decoder that shares noise where it must not comes out with a wrong law.
 
 Shape letters: B rows, R drawing rows, K columns of weights.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,13 +31,14 @@ from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
 from draftsmith.law import Noise, Purpose, Rows
 from draftsmith.targets._base import Target
-from draftsmith.types import DecodeStep
 
 Key = tuple[int, int, int]
 """(position, purpose, lane): with the row, what noise is keyed by."""
+Box = dict[Key, tuple[float, float]]
+"""The range of each u that was looked at; all others may lie anywhere in [0, 1)."""
 
 _NEGLIGIBLE = 1e-15
-"""Slivers between two CDFs that should share a boundary are rounding, not branches."""
+"""A narrower share of a range is rounding between two equal boundaries, not a branch."""
 
 
 class NoiseReused(AssertionError):
@@ -51,31 +50,35 @@ class Path:
     """One branch of everything random, being followed."""
 
     group: int
-    script: tuple[int, ...] = ()
-    trail: list[int] = field(default_factory=list)
-    prob: float = 1.0
-    ranges: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    """Number of its prompt."""
+    box: Box
+    num_positions: int
+    """Length of prompt and continuation: no draft of the last token can ever be used."""
     used: set[tuple[int, Key]] = field(default_factory=set)
     tokens: list[int] = field(default_factory=list)
-    unexplored: list[tuple[int, ...]] = field(default_factory=list)
+    unexplored: list[Box] = field(default_factory=list)
 
-    def choose(self, cdf_K: np.ndarray, key: Key) -> int:
+    def choose(self, cdf_K: Sequence[float], key: Key) -> int:
         """The branch that this path takes at a draw with this CDF (its last value is 1)."""
-        low, high = self.ranges.get(key, (0.0, 1.0))
-        starts = np.maximum(np.concatenate(([0.0], cdf_K[:-1])), low)
-        ends = np.minimum(cdf_K, high)
-        share_K = (ends - starts) / (high - low)
-        place = len(self.trail)
-        if place < len(self.script):
-            column = self.script[place]
-        else:
-            possible = np.flatnonzero(share_K > _NEGLIGIBLE).tolist()
-            column = possible[0]
-            self.unexplored += [(*self.trail, other) for other in possible[1:]]
-        self.trail.append(column)
-        self.prob *= float(share_K[column])
-        self.ranges[key] = (float(starts[column]), float(ends[column]))
+        low, high = self.box.get(key, (0.0, 1.0))
+        least = _NEGLIGIBLE * (high - low)
+        branches, start = [], 0.0
+        for column, end in enumerate(cdf_K):
+            left, right = max(start, low), min(end, high)
+            if right - left > least:
+                branches.append((column, (left, right)))
+            start = end
+        column, span = branches[0]
+        if len(branches) > 1:
+            if key[0] >= self.num_positions - 1 and key[1] == Purpose.DRAFT:
+                return column  # drafted only because a neighbour has room: thrown away unseen
+            self.unexplored += [{**self.box, key: other} for _, other in branches[1:]]
+        self.box[key] = span
         return column
+
+    @property
+    def volume(self) -> float:
+        return math.prod(high - low for low, high in self.box.values())
 
 
 class EnumeratingNoise:
@@ -90,9 +93,10 @@ class EnumeratingNoise:
     def __init__(self, paths: Sequence[Path], roots: Sequence[int], *, strict: bool = True) -> None:
         self.paths, self.strict = list(paths), strict
         self.roots_B = np.asarray(roots, dtype=np.int64)
+        self._roots = self.roots_B.tolist()
 
-    def key(self, position: int, purpose: Purpose, lane: int) -> Key:
-        return position, int(purpose), lane
+    def key(self, position: int, purpose: int, lane: int) -> Key:
+        return position, purpose, lane
 
     def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
         """A drafter's private choices need no enumeration: the law must be exact for any of them."""
@@ -120,10 +124,12 @@ class EnumeratingNoise:
         self, cdf_RK: np.ndarray, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows
     ) -> list[int]:
         lanes = np.broadcast_to(np.asarray(lane), (len(rows),)).tolist()
-        out = []
-        for cdf_K, row, its_lane in zip(cdf_RK, np.asarray(rows).tolist(), lanes, strict=True):
-            path, root = self.paths[row], int(self.roots_B[row])
-            key = self.key(root + depth, purpose, its_lane)
+        out, code = [], int(purpose)
+        for cdf_K, row, its_lane in zip(
+            cdf_RK.tolist(), np.asarray(rows).tolist(), lanes, strict=True
+        ):
+            path, root = self.paths[row], self._roots[row]
+            key = self.key(root + depth, code, its_lane)
             if self.strict:
                 if (root, key) in path.used:
                     raise NoiseReused(
@@ -144,9 +150,6 @@ class EnumeratingNoise:
         return type(self)(paths, list(roots), strict=self.strict)
 
 
-Watcher = Callable[[DecodeStep], None]
-
-
 def output_laws(
     target: Target,
     drafter: Drafter,
@@ -162,26 +165,29 @@ def output_laws(
     """The exact law of the tokens that `decode()` emits after each prompt.
 
     Rows of one batch follow branches of different prompts (a ragged batch) and end at different
-    steps. All rows have one request id, so that nothing but the scripts tells them apart.
+    steps. All rows have one request id, so that nothing but their boxes tells them apart.
     """
     drafter.bind(target)
     laws: list[dict[tuple[int, ...], float]] = [{} for _ in prompts]
-    queue = deque((group, ()) for group in range(len(prompts)))
+    queue: list[tuple[int, Box]] = [(group, {}) for group in range(len(prompts))]
     num_paths = 0
     while queue:
-        paths = [Path(*queue.pop()) for _ in range(min(batch, len(queue)))]
-        _run(target, drafter, prompts, options, paths, noise, strict, predictions)
+        chosen, queue = queue[-batch:], queue[:-batch]
+        paths = [
+            Path(group, box, len(prompts[group]) + options.max_new_tokens) for group, box in chosen
+        ]
+        _follow_all(target, drafter, prompts, options, paths, noise, strict, predictions)
         for path in paths:
             law, tokens = laws[path.group], tuple(path.tokens)
-            law[tokens] = law.get(tokens, 0.0) + path.prob
-            queue.extend((path.group, script) for script in path.unexplored)
+            law[tokens] = law.get(tokens, 0.0) + path.volume
+            queue.extend((path.group, box) for box in path.unexplored)
         num_paths += len(paths)
         assert num_paths < max_paths, f"more than {max_paths} branches: choose a smaller case"
     global last; last = num_paths
     return laws
 
 
-def _run(
+def _follow_all(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
@@ -191,19 +197,18 @@ def _run(
     strict: bool,
     predictions: Sequence[Sequence[int]],
 ) -> None:
-    def scripted(seed: int, ids: Sequence[int], roots: Sequence[int]) -> EnumeratingNoise:
+    def boxed(seed: int, ids: Sequence[int], roots: Sequence[int]) -> EnumeratingNoise:
         return noise(paths, roots, strict=strict)
 
-    steps: Iterable[DecodeStep] = decode(
-        target,
-        drafter,
-        [prompts[path.group] for path in paths],
-        options,
-        request_ids=[0] * len(paths),
-        predictions=[predictions[path.group] for path in paths] if predictions else (),
-    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftsmith.decode.Noise", scripted)
-        for step in steps:
+        patch.setattr("draftsmith.decode.Noise", boxed)
+        for step in decode(
+            target,
+            drafter,
+            [prompts[path.group] for path in paths],
+            options,
+            request_ids=[0] * len(paths),
+            predictions=[predictions[path.group] for path in paths] if predictions else (),
+        ):
             for path, emitted in zip(paths, step.emitted, strict=True):
                 path.tokens.extend(emitted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def test_an_end_token_follows_every_document() -> None:
     source = pack(documents, length=2, batch_tokens=2)
     source.batch(0, 0, 1)
     stream = source._stream.tolist()
-    for here, following in zip(stream, stream[1:], strict=False):
+    for here, following in itertools.pairwise(stream):
         assert (following == END) == (here in last)
 
 
@@ -66,7 +68,7 @@ def test_parts_of_a_batch_are_the_batch() -> None:
     whole = source.batch(1, 0, 1).tokens_BT.tolist()
     parts = [source.batch(1, part, 3).tokens_BT.tolist() for part in range(3)]
     assert sorted(row for part in parts for row in part) == sorted(whole)
-    with pytest.raises(InputError, match="does not fill"):
+    with pytest.raises(InputError, match="do not fill"):
         source.batch(1, 6, 7)
 
 

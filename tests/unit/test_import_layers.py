@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["law", "speedup", "config", "flags", "options", "provenance", "units"],
+    ["law", "speedup", "detokenize", "config", "flags", "options", "provenance", "units"],
     ["types"],
     ["cache", "trees", "ops", "rows", "lengths"],
     ["targets"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,8 @@ from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.blocks import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
 from draftsmith.distill.objective import CrossEntropy, LossTerms
-from draftsmith.distill.trainer import Trainer, TrainerConfig, TrainReport, keyed_noise
+from draftsmith.distill.settings import TrainerConfig, keyed_noise
+from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import DraftPrediction, TrajectoryBatch
@@ -247,9 +249,7 @@ def test_one_step_is_adamw_on_the_mean_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backward", ["each", "sum"])
 def test_unrolled_steps_add_their_losses(tmp_path: Path, backward: str) -> None:
-    trainer = make_trainer(
-        tmp_path, drafter=Bigram(dropout=0, num_steps=3, backward=backward)
-    )
+    trainer = make_trainer(tmp_path, drafter=Bigram(dropout=0, num_steps=3, backward=backward))
     batch = make_source().batch(0, 0, 1)
     reference = Bigram(dropout=0)
     hidden = reference.embedding[batch.tokens_BT] * reference.norm
@@ -261,10 +261,10 @@ def test_unrolled_steps_add_their_losses(tmp_path: Path, backward: str) -> None:
         count += len(wanted)
     (sums / count).backward()
     assert trainer.one_step().loss == pytest.approx(sums.item() / count, rel=1e-6)
-    expected = nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
-    fresh = make_trainer(
-        tmp_path, drafter=Bigram(dropout=0, num_steps=3, backward=backward)
+    expected = nn.utils.get_total_norm(
+        [p.grad for p in reference.parameters() if p.grad is not None]
     )
+    fresh = make_trainer(tmp_path, drafter=Bigram(dropout=0, num_steps=3, backward=backward))
     assert fresh.one_step().grad_norm == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -434,7 +434,7 @@ def test_evaluation_is_the_mean_over_all_held_out_tokens(tmp_path: Path) -> None
     nats = 0.0
     with torch.no_grad():
         log_q = torch.log_softmax((drafter.embedding * drafter.norm) @ drafter.out.T, -1)
-    for here, following in zip(stream, stream[1:], strict=False):
+    for here, following in itertools.pairwise(stream):
         nats -= float(log_q[here, following])
     assert report.evaluation["tokens"] == len(stream) - 1
     assert report.evaluation["loss"] == pytest.approx(nats / (len(stream) - 1), rel=1e-5)

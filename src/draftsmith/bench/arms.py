@@ -79,9 +79,7 @@ class WidthMeter:
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return self._target.new_cache(num_rows, capacity)
 
-    def forward(
-        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
-    ) -> TargetOutput:
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         self.widths.append(tokens_BT.shape[1])
         return self._target.forward(tokens_BT, block, keep, signals)
 
@@ -152,9 +150,7 @@ def time_decode(
                 prefill_end, prefill_split = now(target.device), recorder.snapshot()
             steps.append(step)
         end = now(target.device)
-    split = {
-        name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT
-    }
+    split = {name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT}
     rows = range(len(prompts))
     counts = [DraftCounts() for _ in rows]
     for step in steps:

@@ -31,6 +31,7 @@ from draftsmith.types import Signals
 
 MAX_WIDTHS = 10
 """More different widths than this are thinned out; the rest is interpolated."""
+_PATIENCE = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,12 +167,16 @@ class StepProbe:
                 yield not (step.prefill or any(step.finish))
 
     def step(self) -> Cost:
-        """One whole step behind a prompt: its width, and the drafter's seconds."""
-        while True:
+        """One whole step behind a prompt: its width, and the drafter's seconds.
+
+        Where texts are so short that no step is whole, any step has to do.
+        """
+        for attempt in itertools.count():
             before = self._recorder.seconds.get("draft", 0.0)
-            if next(self._steps):
-                spent = self._recorder.seconds.get("draft", 0.0) - before
-                return Cost(width=self._meter.widths[-1], seconds=spent)
+            if next(self._steps) or attempt >= _PATIENCE:
+                break
+        spent = self._recorder.seconds.get("draft", 0.0) - before
+        return Cost(width=self._meter.widths[-1], seconds=spent)
 
 
 def measure_costs(
@@ -191,26 +196,25 @@ def measure_costs(
         options: of the run; the sampler is replaced by each of `samplers`.
 
     Raises:
-        InputError: no prompt leaves room for two steps (nothing can be measured).
+        InputError: the drafts are longer than the context.
     """
-    room = max(1, options.max_new_tokens)
     full = [1 + arm.used_shape.num_nodes for arm in arms]
     limit = target.max_length or 1 << 40
     middle = sorted(prompts, key=len)[len(prompts) // 2]
     wanted = [w for w in thin_out([1, *widths, *full]) if w < limit]
-    length = min(len(middle) + room // 2, limit - max(wanted))
+    length = min(len(middle) + options.max_new_tokens // 2, limit - max(wanted))
     if length < 1:
         raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
     context = list(itertools.islice(itertools.cycle(middle), length))
-    longest = options.max_new_tokens if options.max_new_tokens > 2 else 16
-    fitting = [p for p in prompts if len(p) + 4 < limit] or [middle[: max(1, limit // 2)]]
+    longest = max(options.max_new_tokens, 64)
+    fitting = [prompt for prompt in prompts if len(prompt) + 4 < limit] or [middle]
     steps = {
         (arm.name, sampler.temperature): StepProbe(
             target, arm, fitting, replace(options, sampler=sampler, max_new_tokens=longest)
         )
         for arm in arms
         for sampler in samplers
-        if arm.used_shape.depth and _can_step(fitting, longest, limit)
+        if arm.used_shape.depth
     }
     forward = ForwardProbe(target, context, max(wanted))
     seconds: dict[int, list[float]] = {width: [] for width in wanted}
@@ -242,11 +246,6 @@ def measure_costs(
 
 
 _NOTHING = (Cost(width=1, seconds=0.0),)
-
-
-def _can_step(prompts: Sequence[Sequence[int]], new_tokens: int, limit: int) -> bool:
-    """Whether decoding has a step that is neither the prompt's nor the last."""
-    return new_tokens > 2 and any(len(prompt) + 3 < limit for prompt in prompts)
 
 
 def _curve(seconds: dict[int, list[float]]) -> tuple[Cost, ...]:

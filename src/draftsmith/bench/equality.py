@@ -82,7 +82,7 @@ def choice_after(
 ) -> Choice:
     """The target's choice behind `prompt + generated`, fed as plain decoding feeds it.
 
-        prompt in one forward, then each generated token in a forward of its own
+    prompt in one forward, then each generated token in a forward of its own
     """
     scorer = _Scorer(target, prompt, len(generated), sampler)
     choices = scorer.feed(prompt, only_last=True)
@@ -100,9 +100,9 @@ def floor(
 ) -> Floor:
     """Score the plain text again in chunks of each width, and count where a choice flips.
 
-        plain    t0 t1 t2 t3 t4          t0 came from the prompt's forward, as it did before
-        chunks   [t0 t1] [t2 t3]         width 2: the choices behind t0 and t1 come from one forward
-        choices    t1 t2   t3 t4         compared with what plain decoding chose
+    plain    t0 t1 t2 t3 t4          t0 came from the prompt's forward, as it did before
+    chunks   [t0 t1] [t2 t3]         width 2: the choices behind t0 and t1 come from one forward
+    choices    t1 t2   t3 t4         compared with what plain decoding chose
     """
     tokens = flips = 0
     largest: float | None = None
@@ -128,9 +128,7 @@ def floor(
 class _Scorer:
     """Feeds known tokens to the target in chunks and tells its greedy choices."""
 
-    def __init__(
-        self, target: Target, prompt: Sequence[int], more: int, sampler: Sampler
-    ) -> None:
+    def __init__(self, target: Target, prompt: Sequence[int], more: int, sampler: Sampler) -> None:
         self._target = target
         self._cache: KVCache = target.new_cache(1, len(prompt) + more + 1)
         self._num_prompt = len(prompt)
@@ -147,8 +145,7 @@ class _Scorer:
         first = len(self._fed) + len(tokens) - keep + 1
         self._fed.extend(tokens)
         histories = [
-            History(tokens=self._fed[: first + i], num_prompt=self._num_prompt)
-            for i in range(keep)
+            History(tokens=self._fed[: first + i], num_prompt=self._num_prompt) for i in range(keep)
         ]
         return self._choices(out.logits_BNV[0].double(), histories)
 

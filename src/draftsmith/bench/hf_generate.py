@@ -124,9 +124,7 @@ def _config(
     )
 
 
-def _left_padded(
-    prompts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros((len(prompts), width), dtype=torch.long)
     mask = torch.zeros_like(ids)

@@ -160,4 +160,3 @@ def read(path: Path) -> tuple[RunRecord, ...]:
             raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
         out.append(from_dict(RunRecord, values, where=where))
     return tuple(out)
-

@@ -3,7 +3,7 @@
     documents      aaa bb cccc          (order of the epoch: b a c)
     stream         b b # a a a # c c c c #        # is the end token
     blocks of 4    bb#a aa#c ccc#                 a tail shorter than a block is left out
-    order          2 0 1                          shuffled again: a batch does not come from one file
+    order          2 0 1                          shuffled again: a batch is not one file's
 
 Everything is computed from (seed, epoch): there is no state to save, so resuming is exact.
 """
@@ -35,8 +35,8 @@ class BatchSource(Protocol):
 class Phases:
     """One source, and another from step `second_from` on: short blocks first, say, then long ones.
 
-        step             0 1 2 3 4 5
-        second_from 4    first 0 1 2 3, then second 0 1
+    step             0 1 2 3 4 5
+    second_from 4    first 0 1 2 3, then second 0 1
     """
 
     first: BatchSource
@@ -99,11 +99,11 @@ class PackedBlocks:
         return self.num_blocks / self.blocks_per_step
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
-        """Rows `part, part + parts, ...` of the step's blocks; raises InputError if there are none."""
+        """Rows `part, part + parts, ...` of the step's blocks; InputError if there are none."""
         first = step * self.blocks_per_step
         blocks = [self._block(first + row) for row in range(self.blocks_per_step)[part::parts]]
         if not blocks:
-            raise InputError(f"a batch of {self.blocks_per_step} blocks does not fill {parts} parts")
+            raise InputError(f"{self.blocks_per_step} blocks per batch do not fill {parts} parts")
         tokens_BT = torch.from_numpy(np.stack([tokens for tokens, _ in blocks]).astype(np.int64))
         documents_BT = None
         if not self.attend_across:
@@ -144,10 +144,10 @@ class PackedBlocks:
 class EvaluationBlocks:
     """Every token of held-out documents predicted exactly once, in blocks that overlap by one.
 
-        stream      # a a a # b b #          an end token is put in front, so that `a` is predicted
-        block 1     # a a a
-        block 2           a # b b            its first token is context only
-        block 3               b # .          padding does not count
+    stream      # a a a # b b #          an end token is put in front, so that `a` is predicted
+    block 1     # a a a
+    block 2           a # b b            its first token is context only
+    block 3               b # .          padding does not count
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """Steps, loss, tokens per second and time left, on stderr; plain lines when it is no terminal."""
+    """Steps, loss, tokens per second and time left on stderr; plain lines if no terminal."""
 
     def __init__(self, *, every_seconds: float = 30.0) -> None:
         self.every_seconds = every_seconds

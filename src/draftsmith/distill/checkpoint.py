@@ -9,6 +9,7 @@ rename makes it visible. The manifest holds the sha256 of every other file and i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write one checkpoint atomically and keep the last `keep`. Raises BackendError (disk, rights)."""
+    """Write one checkpoint atomically, keep the last `keep`; BackendError (disk, rights)."""
     final = folder / f"{_PREFIX}{checkpoint.step:08d}"
     temporary = folder / f".tmp-{checkpoint.step:08d}-{os.getpid()}"
     try:
@@ -65,7 +66,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             "make room and run the same command again to continue"
         ) from error
     for old in complete(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     return final
 
 
@@ -152,6 +153,14 @@ def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
         raise BackendError(
             f"{path} holds more than tensors and plain data; it is refused"
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint: hidden by a rename first, so that no half of it is ever visible."""
+    hidden = path.with_name(f".old-{path.name}-{os.getpid()}")
+    with contextlib.suppress(OSError):  # what cannot be removed is no reason to fail a save
+        os.replace(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -82,8 +82,16 @@ def subclone_from(
         parameter.copy_(kept * cut.scale if "norm" in name else kept)
     for own, other in enumerate(layers):
         prefix = next(m.group(1) for name in ours if (m := _LAYER.match(name)))
-        small = {n.removeprefix(f"{prefix}{own}."): p for n, p in ours.items() if n.startswith(f"{prefix}{own}.")}
-        big = {n.removeprefix(f"{prefix}{other}."): p for n, p in theirs.items() if n.startswith(f"{prefix}{other}.")}
+        small = {
+            n.removeprefix(f"{prefix}{own}."): p
+            for n, p in ours.items()
+            if n.startswith(f"{prefix}{own}.")
+        }
+        big = {
+            n.removeprefix(f"{prefix}{other}."): p
+            for n, p in theirs.items()
+            if n.startswith(f"{prefix}{other}.")
+        }
         _copy_layer(target, student, small, big, cut)
 
 
@@ -178,7 +186,11 @@ def _heads(
 
 
 def _neurons(student: PreTrainedModel, big: dict[str, Tensor]) -> Tensor:
-    ins = [w for n, w in big.items() if n.endswith(("gate_proj.weight", "up_proj.weight", "fc1.weight"))]
+    ins = [
+        w
+        for n, w in big.items()
+        if n.endswith(("gate_proj.weight", "up_proj.weight", "fc1.weight"))
+    ]
     outs = next(w for n, w in big.items() if n.endswith(("down_proj.weight", "fc2.weight")))
     score = outs.float().norm(dim=0)
     for weight in ins:

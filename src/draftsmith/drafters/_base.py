@@ -56,7 +56,7 @@ class DraftState(abc.ABC):
 
     @abc.abstractmethod
     def rewind(self, tokens: Sequence[Sequence[int]]) -> DraftState:
-        """The rows' known tokens are now exactly `tokens`: forget everything beyond the common prefix."""
+        """The rows' known tokens are now exactly `tokens`: forget what lies beyond the common part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +95,10 @@ class Drafter(nn.Module, abc.ABC):
 
     def bind(self, target: TargetView) -> None:
         """Borrow what is needed of the target (vocabulary, tokenizer, embedding, head)."""
+
+    def max_nodes(self, shape: TreeShape) -> int:
+        """The most nodes (probes included) that `propose` returns for this shape."""
+        return shape.num_nodes
 
     @abc.abstractmethod
     def start(self, request: RequestBatch) -> DraftState:

@@ -73,7 +73,7 @@ def _document_masks(model: PreTrainedModel, documents_BT: Tensor) -> Any:
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise UnsupportedModel(
-            f"attention {implementation!r} takes no document mask; load the model with sdpa or eager"
+            f"attention {implementation!r} takes no document mask; load the model with sdpa"
         )
     length = documents_BT.shape[1]
     index = torch.arange(length, device=documents_BT.device)

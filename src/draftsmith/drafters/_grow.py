@@ -82,8 +82,8 @@ def grow(
         else:
             history = (
                 [
-                    _history(known[b], num_prompt[b], tokens[b], template, int(n))
-                    for b, n in zip(rows, at, strict=True)
+                    _history(known[b], num_prompt[b], tokens[b], template, n)
+                    for b, n in zip(rows.tolist(), at.tolist(), strict=True)
                 ]
                 if sampler.needs_history
                 else ()
@@ -94,9 +94,7 @@ def grow(
             )[:, None]
             laws.append(law)
             drawn, spent = _draw(law, choice, rows, depth, kids, noise)
-            parents[rows[:, None], kids] = np.where(
-                spent, PADDING, parents[rows[:, None], kids]
-            )
+            parents[rows[:, None], kids] = np.where(spent, PADDING, parents[rows[:, None], kids])
         tokens[rows[:, None], kids] = drawn
         frontier = nodes
         if depth + 1 < shape.depth:

@@ -126,9 +126,7 @@ def _read(row: _Reading, target_tokenizer: Any, draft_tokenizer: Any) -> None:
             kept -= 1
         kept = max(kept - 1, 0)
     begin = row.starts[kept] if kept else 0
-    cut = draft_tokenizer(
-        text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True
-    )
+    cut = draft_tokenizer(text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True)
     starts = [begin + start for start, _ in cut["offset_mapping"]]
     row.ids = (*row.ids[:kept], *cut["input_ids"])
     row.starts = (*row.starts[:kept], *starts)

@@ -11,7 +11,7 @@ and fed at the next step together with the target's token.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class Independent(Drafter):
     trains = True
 
     def __init__(self, config: Config, *, model: Target | None = None) -> None:
-        """`model`: a ready draft model (tests and training); else `config.source` is loaded on bind."""
+        """`model`: a ready draft model (tests, training); else `config.source` is loaded on bind."""
         super().__init__(config)
         self._draft = model
         self._vocabularies: Vocabularies | None = None
@@ -250,9 +250,7 @@ def _through_subset(d2t: Tensor, draft_size: int, target_size: int) -> Vocabular
     return Vocabularies(size=target_size, to_draft=lambda ids: known[ids], to_target=to_target)
 
 
-def _inside(
-    tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | None
-) -> DraftTree:
+def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | None) -> DraftTree:
     """Rows whose text has outgrown the draft model's context get no draft."""
     if max_length is None:
         return tree
@@ -261,13 +259,7 @@ def _inside(
         return tree
     parents = tree.parents_BN.clone()
     parents[torch.from_numpy(full)] = PADDING
-    return DraftTree(
-        tokens_BN=tree.tokens_BN,
-        parents_BN=parents,
-        proposal=tree.proposal,
-        q=tree.q,
-        q_rows_BN=tree.q_rows_BN,
-    )
+    return dataclasses.replace(tree, parents_BN=parents)
 
 
 DRAFTER = Independent

@@ -29,9 +29,7 @@ class NoDrafter(Drafter):
     def start(self, request: RequestBatch) -> _Rows:
         return _Rows(len(request.tokens))
 
-    def propose(
-        self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
+    def propose(self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         return DraftTree.empty(state.count)
 
     def advance(self, state: _Rows, accepted: Accepted) -> _Rows:

@@ -7,7 +7,9 @@ soft-cap, and eager with boolean masks would be silently wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftsmith.cache import Block
-from draftsmith.errors import UnsupportedModel
+from draftsmith.errors import BackendError, UnsupportedModel
 
 NAME = "draftsmith"
 """The attention implementation's name inside transformers."""
+
+_AROUND = threading.local()
 
 # What models pass along that does not change the mathematics here.
 _HARMLESS = frozenset(
@@ -107,13 +111,14 @@ def draftsmith_attention(
     Raises:
         UnsupportedModel: the model passes something to attention that would change the result.
     """
-    block, layer = draftsmith_block, module.layer_idx
-    refuse_unknown(module, block, rest)
-    assert block is not None
+    block, windows, layer = draftsmith_block, draftsmith_windows, module.layer_idx
+    if block is None:
+        block, windows = around(module)
+    refuse_unknown(module, rest)
     assert isinstance(layer, int)
     keys, values = block.cache.extend(block, layer, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mask = block.mask(draftsmith_windows[layer], query.dtype)
+    mask = block.mask(windows[layer], query.dtype)
     if block.eager or softcap is not None or s_aux is not None:
         out = attend_reference(
             query, keys, values, mask, scale=scale, softcap=softcap, sinks_H=s_aux
@@ -123,23 +128,42 @@ def draftsmith_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def refuse_unknown(module: nn.Module, block: object, given: dict[str, Any]) -> None:
-    """Refuse a model that passes too little to attention, or more than draftsmith understands.
+def refuse_unknown(module: nn.Module, given: dict[str, Any]) -> None:
+    """Refuse a model that passes more to attention than draftsmith understands.
 
     Raises:
         UnsupportedModel: naming the attention class and what it passes.
     """
-    if block is None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} does not pass keywords on to its attention: "
-            "this architecture cannot be decoded by draftsmith."
-        )
     for name in given.keys() - _HARMLESS:
         if given[name] is not None and given[name] is not False:
             raise UnsupportedModel(
                 f"{type(module).__name__} passes {name!r} to its attention, which draftsmith does "
                 "not know: its output would be wrong, so this architecture is refused."
             )
+
+
+@contextmanager
+def ambient(block: object, windows: Sequence[int | None] = ()) -> Iterator[None]:
+    """Lay the block beside the forward, for models that do not pass keywords on to attention."""
+    _AROUND.block, _AROUND.windows = block, windows
+    try:
+        yield
+    finally:
+        del _AROUND.block, _AROUND.windows
+
+
+def around(module: nn.Module) -> tuple[Any, Sequence[int | None]]:
+    """What `ambient` laid there.
+
+    Raises:
+        BackendError: nothing lies there: someone runs the bare model of a target.
+    """
+    if not hasattr(_AROUND, "block"):
+        raise BackendError(
+            f"{type(module).__name__} was called outside draftsmith's decoding; to run the model "
+            "by itself, use `with target.native() as model:`."
+        )
+    return _AROUND.block, _AROUND.windows
 
 
 def register() -> None:

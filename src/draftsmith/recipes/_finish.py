@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -14,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from draftsmith.distill.blocks import Tokens
 from draftsmith.distill.trainer import TrainReport
 from draftsmith.errors import BackendError
 from draftsmith.provenance import Run
+from draftsmith.recipes._tokens import Subset
 
 SUBSET_FILE = "draft_vocab.safetensors"
 
@@ -32,15 +31,16 @@ def write_model(
     out: Path,
     model: PreTrainedModel,
     tokenizer: Any,
-    subset: Tokens | None,
+    subset: Subset | None,
     dtype: torch.dtype,
     record: Run,
     results: Mapping[str, object],
 ) -> None:
-    """Write the model folder: complete files, one by one, run.json last. BackendError on a full disk.
+    """Write the model folder: whole files, one by one, run.json last; BackendError on a full disk.
 
     A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
-    each of the model's ids.
+    each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
+    fed as in training.
     """
     temporary = out / f".tmp-model-{os.getpid()}"
     try:
@@ -54,8 +54,11 @@ def write_model(
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         if subset is not None:
-            ids = torch.from_numpy(subset).long()
-            save_file({"d2t": ids}, temporary / SUBSET_FILE)
+            tensors = {
+                "d2t": torch.from_numpy(subset.ids).long(),
+                "unknown": torch.tensor([subset.unknown]),
+            }
+            save_file(tensors, temporary / SUBSET_FILE)
         (temporary / "README.md").write_text(_readme(results, subset), encoding="utf-8")
         for path in sorted(temporary.iterdir()):
             with path.open("rb") as file:
@@ -71,7 +74,7 @@ def write_model(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _readme(results: Mapping[str, object], subset: Tokens | None) -> str:
+def _readme(results: Mapping[str, object], subset: Subset | None) -> str:
     bits = results["bits_per_byte"]
     lines = [
         "# A model trained by `draftsmith pretrain`",
@@ -84,7 +87,7 @@ def _readme(results: Mapping[str, object], subset: Tokens | None) -> str:
         lines += [f"Held-out text: {bits:.4f} bits per byte.", ""]
     if subset is not None:
         lines += [
-            f"Its vocabulary is {len(subset)} tokens of the target's; `{SUBSET_FILE}` holds their "
+            f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds their "
             "ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
             "",
         ]
@@ -95,9 +98,3 @@ def _readme(results: Mapping[str, object], subset: Tokens | None) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """The run.json of a finished model."""
-    loaded: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    return loaded

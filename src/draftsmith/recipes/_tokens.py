@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -43,8 +44,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, context: int) -> PreTrained
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub id; BackendError if there is none, InputError if it has
-    no end token."""
+    """The tokenizer of a model folder or hub id.
+
+    Raises BackendError if there is none, InputError if it has no end token.
+    """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
@@ -54,9 +57,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def encode(
-    tokenizer: Any, texts: Iterable[str], *, batch: int = 256
-) -> tuple[list[Tokens], int]:
+def encode(tokenizer: Any, texts: Iterable[str], *, batch: int = 256) -> tuple[list[Tokens], int]:
     """Token ids of each text, without special tokens, and the number of UTF-8 bytes read."""
     encoded: list[Tokens] = []
     size = 0
@@ -66,6 +67,27 @@ def encode(
         ids = tokenizer(group, add_special_tokens=False, verbose=False)["input_ids"]
         encoded += [np.asarray(row, np.int32) for row in ids]
     return encoded, size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subset:
+    """A reduced vocabulary."""
+
+    ids: Tokens
+    """The target's id of each id, ascending."""
+    unknown: int
+    """The (reduced) id that every other token is fed as."""
+
+
+def choose_subset(counts: NDArray[np.int64], keep: int, always: set[int]) -> Subset:
+    """The most frequent tokens; others are fed as the rarest ordinary one, never as an end."""
+    ids = most_frequent(counts, keep, always)
+    rarest = min(
+        (token for token in ids.tolist() if token not in always),
+        key=lambda token: (counts[token], -token),
+        default=int(ids[0]),
+    )
+    return Subset(ids=ids, unknown=int(np.searchsorted(ids, rarest)))
 
 
 def token_counts(documents: Iterable[Tokens], vocab_size: int) -> NDArray[np.int64]:
@@ -95,7 +117,7 @@ def most_frequent(counts: NDArray[np.int64], keep: int, always: set[int]) -> Tok
 def into_subset(documents: Iterable[Tokens], subset: Tokens, vocab_size: int) -> Iterator[Tokens]:
     """Documents in the subset's own ids; -1 stands for a token outside it.
 
-        subset {1, 4, 7}     document 4 7 2 1 1     becomes  1 2 -1 0 0
+    subset {1, 4, 7}     document 4 7 2 1 1     becomes  1 2 -1 0 0
     """
     place = np.full(vocab_size, -1, np.int32)
     place[subset] = np.arange(len(subset), dtype=np.int32)

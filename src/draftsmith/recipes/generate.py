@@ -61,7 +61,9 @@ def run(options: GenerateOptions) -> GenerateReport:
     )
     later = sum(len(prompt.turns) for prompt in prompts)
     if later:
-        notes.print(f"{later} further turns of the chats are not asked: each has its first answered")
+        notes.print(
+            f"{later} further turns of the chats are not asked: each has its first answered"
+        )
     results: list[GenerateResult] = []
     total = DraftCounts()
     for start in range(0, len(prompts), options.batch_size):

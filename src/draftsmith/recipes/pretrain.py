@@ -1,7 +1,7 @@
 """`draftsmith pretrain`: text files -> a small causal language model, ready to draft.
 
-    OUT/work/       tokenizer/, checkpoints/: what an interrupted run continues from
-    OUT/            the finished model, loadable with transformers; run.json is written last
+OUT/work/       tokenizer/, checkpoints/: what an interrupted run continues from
+OUT/            the finished model, loadable with transformers; run.json is written last
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from draftsmith.config import as_dict
 from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, PackedBlocks, Phases, Tokens
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
 from draftsmith.distill.objective import CrossEntropy
-from draftsmith.distill.trainer import Trainer, TrainerConfig, TrainReport, make_accelerator
+from draftsmith.distill.settings import TrainerConfig, make_accelerator
+from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.drafters._causal import causal_forward, causal_head
 from draftsmith.errors import InputError
@@ -88,10 +89,14 @@ class Data:
     """Of the student."""
     end_id: int
     pad_id: int
-    subset: Tokens | None
-    """Target ids of the student's ids, when its vocabulary is reduced."""
-    stand_in: int
+    subset: _tokens.Subset | None
+    """When the student's vocabulary is reduced."""
     facts: dict[str, Any]
+
+    @property
+    def stand_in(self) -> int:
+        """What a token outside the vocabulary is fed as."""
+        return 0 if self.subset is None else self.subset.unknown
 
 
 def run(options: PretrainOptions) -> PretrainResult:
@@ -163,8 +168,9 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
     chosen = options.data
     found = _text.find_files(chosen.text, chosen.include, chosen.exclude)
     files = [file for file in found if _text.is_utf8(file)]
-    if len(files) < len(found):
-        _say(f"left out {len(found) - len(files)} files that are not UTF-8 text")
+    unreadable = len(found) - len(files)
+    if unreadable:
+        _say(f"left out {unreadable} files that are not UTF-8 text")
     held: list[_text.TextFile] = []
     if chosen.eval_text:
         held = _text.find_files(chosen.eval_text, chosen.include, chosen.exclude)
@@ -193,20 +199,17 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
     vocab_size = len(tokenizer)
     end_id = tokenizer.eos_token_id
     pad_id = end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    subset, stand_in, outside = None, end_id, 0
+    subset, outside = None, 0
     if options.model.vocab_subset is not None:
         counts = _tokens.token_counts(train_tokens, vocab_size)
         always = {end_id, *tokenizer.all_special_ids}
-        subset = _tokens.most_frequent(counts, options.model.vocab_subset, always)
-        outside = int(counts.sum() - counts[subset].sum())
-        place = {int(token): index for index, token in enumerate(subset)}
-        # Tokens outside are fed as the rarest ordinary token: never as an end of text.
-        ordinary = [int(token) for token in subset if int(token) not in always]
-        rarest = min(ordinary or [end_id], key=lambda token: (counts[token], -token))
-        stand_in, end_id, pad_id = place[rarest], place[end_id], place.get(pad_id, place[end_id])
-        train_tokens = list(_tokens.into_subset(train_tokens, subset, vocab_size))
-        held_tokens = list(_tokens.into_subset(held_tokens, subset, vocab_size))
-        vocab_size = len(subset)
+        subset = _tokens.choose_subset(counts, options.model.vocab_subset, always)
+        outside = int(counts.sum() - counts[subset.ids].sum())
+        place = {int(token): index for index, token in enumerate(subset.ids)}
+        end_id, pad_id = place[end_id], place.get(pad_id, place[end_id])
+        train_tokens = list(_tokens.into_subset(train_tokens, subset.ids, vocab_size))
+        held_tokens = list(_tokens.into_subset(held_tokens, subset.ids, vocab_size))
+        vocab_size = len(subset.ids)
     return Data(
         tokenizer=tokenizer,
         train=train_tokens,
@@ -216,10 +219,9 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         end_id=end_id,
         pad_id=pad_id,
         subset=subset,
-        stand_in=stand_in,
         facts={
             "files": len(files),
-            "left_out_not_utf8": len(found) - len(files) - (0 if chosen.eval_text else len(held)),
+            "left_out_not_utf8": unreadable,
             "documents": len(train_tokens),
             "train_bytes": train_bytes,
             "train_tokens": sum(len(document) + 1 for document in train_tokens),
@@ -251,9 +253,7 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
     if training.long_block_length is None:
         return first
     second = packed(training.long_block_length, options.seed + 2**32)
-    return Phases(
-        first=first, second=second, second_from=round(steps * (1 - training.long_share))
-    )
+    return Phases(first=first, second=second, second_from=round(steps * (1 - training.long_share)))
 
 
 def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrainedModel:
@@ -270,7 +270,7 @@ def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrained
     if options.model.init.startswith("subclone:"):
         from draftsmith.distill.subclone import subclone
 
-        subset = None if data.subset is None else torch.from_numpy(data.subset).long()
+        subset = None if data.subset is None else torch.from_numpy(data.subset.ids).long()
         subclone(options.model.init.removeprefix("subclone:"), model, subset)
     return model
 

@@ -7,8 +7,8 @@ what the one before cannot see:
                        rotary scalings that look at the whole batch
     probe              one token: does attention reach us, once per layer, with nothing unknown; and
                        the model's own mask rule, evaluated far beyond its window
-    self_check         a ragged pair of short rows with a branching tree against the model's own
-                       eager attention in one causal pass: positions, scales, caps, anything else
+    self_check         (next door) a ragged pair of short rows with a branching tree against the
+                       model's own eager attention: positions, scales, caps, anything else
 """
 
 from __future__ import annotations
@@ -16,30 +16,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftsmith.cache import lay_out
 from draftsmith.errors import BackendError, UnsupportedModel
-from draftsmith.ops.attention import attend_reference, refuse_unknown
-from draftsmith.types import Signals
-
-if TYPE_CHECKING:
-    from draftsmith.targets.hf import HFTarget
+from draftsmith.ops.attention import ambient, around, attend_reference, refuse_unknown
 
 PROBE = "draftsmith-probe"
 """The attention implementation's name, inside transformers, while a model is probed."""
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-_RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "recurrent"})
+_RECURRENT = frozenset(
+    {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "recurrent"}
+)
 # These rescale all rotations when the longest row of the batch passes a threshold.
 _NEIGHBOURLY_ROPE = frozenset({"dynamic", "longrope"})
-# Largest disagreement with the model's own eager attention, in standard deviations of the logits.
-# Eager attention takes its softmax in float32 even in float64; half precision adds up per layer.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _FARTHEST = 1 << 20
 
 MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -84,8 +77,8 @@ def refuse_by_class(model: Any, name: str) -> None:
         raise _recurrent(name)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(
-            f"{name} takes no position_ids: it counts positions by itself, and the nodes of a draft "
-            "tree would all stand at the wrong ones."
+            f"{name} takes no position_ids: it counts positions by itself, and the nodes of a "
+            "draft tree would all stand at the wrong ones."
         )
 
 
@@ -120,6 +113,17 @@ class LayerFacts:
     """How many positions a token sees, itself included; None: all before it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What one forward of one token showed."""
+
+    layers: tuple[LayerFacts, ...]
+    decoder_layers: tuple[nn.Module, ...]
+    """The modules around the attention, whose outputs are the hidden states."""
+    ambient: bool
+    """Keywords do not reach attention: the block must lie beside the forward."""
+
+
 @dataclass(slots=True)
 class Probe:
     """Travels through one forward in place of a block and notes what arrives."""
@@ -130,8 +134,11 @@ class Probe:
     layer_types: list[str] | None
     config_window: int | None
     layers: dict[int, LayerFacts] = field(default_factory=dict)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     """Window by mask rule (identity), evaluated once each."""
+    ambient: bool = False
+    """Keywords do not reach attention: the block must lie beside the forward."""
 
     def note(
         self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, keyword: int | None
@@ -196,7 +203,7 @@ def window_of(rule: MaskRule, span: int, name: str, device: torch.device) -> int
     return found.pop()
 
 
-def probe(model: Any, config: Any, name: str, device: torch.device) -> list[LayerFacts]:
+def probe(model: Any, config: Any, name: str, device: torch.device) -> Findings:
     """Run one token through the model and learn what each layer stores and how far it sees.
 
     Raises:
@@ -215,7 +222,7 @@ def probe(model: Any, config: Any, name: str, device: torch.device) -> list[Laye
     model.config._attn_implementation = PROBE
     config._attn_implementation = PROBE
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), ambient(seen):
             model(
                 input_ids=one * harmless_ids(plain, 1)[0],
                 position_ids=one - 1,
@@ -246,7 +253,23 @@ def probe(model: Any, config: Any, name: str, device: torch.device) -> list[Laye
             f"{name} runs {len(seen.layers)} attention layers, but its configuration names "
             f"{config.num_hidden_layers}."
         )
-    return [seen.layers[layer] for layer in range(config.num_hidden_layers)]
+    count = range(config.num_hidden_layers)
+    return Findings(
+        layers=tuple(seen.layers[layer] for layer in count),
+        decoder_layers=_around_attention(model, [seen.modules[layer] for layer in count]),
+        ambient=seen.ambient,
+    )
+
+
+def _around_attention(model: nn.Module, attentions: list[nn.Module]) -> tuple[nn.Module, ...]:
+    """The numbered modules that hold these: `model.layers.3` for `model.layers.3.self_attn`."""
+    names = {module: name.split(".") for name, module in model.named_modules()}
+    found: dict[str, None] = {}
+    for attention in attentions:
+        parts = names[attention]
+        number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+        found[".".join(parts[: number + 1])] = None
+    return tuple(model.get_submodule(name) for name in found)
 
 
 def _span(plain: dict[str, Any]) -> int:
@@ -276,15 +299,19 @@ def _probe_attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a single token to itself, noting what came."""
-    refuse_unknown(module, draftsmith_block, rest)
-    assert draftsmith_block is not None
+    seen = draftsmith_block
+    if seen is None:
+        seen = around(module)[0]
+        seen.ambient = True
+    refuse_unknown(module, rest)
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedModel(
-            f"{draftsmith_block.name} has an attention layer without a number "
+            f"{seen.name} has an attention layer without a number "
             f"({type(module).__name__}), so its keys cannot be cached."
         )
-    draftsmith_block.note(layer, key, value, attention_mask, sliding_window)
+    seen.note(layer, key, value, attention_mask, sliding_window)
+    seen.modules[layer] = module
     itself = torch.zeros((1, 1, 1, 1), dtype=query.dtype, device=query.device)
     out = attend_reference(query, key, value, itself, scale=scaling or 1.0, sinks_H=s_aux)
     return out.transpose(1, 2).contiguous(), None
@@ -304,70 +331,6 @@ def _register_probe() -> None:
 
     AttentionInterface.register(PROBE, _probe_attention)
     AttentionMaskInterface.register(PROBE, _probe_mask)
-
-
-# --------------------------------------------------------------------------- the self-check
-
-#     row 0   c c c | p p p     tree   p(last) -+- 0 --- 1
-#     row 1   c c c c | p p                     `- 2 --- 3
-_KNOWN, _COMMITTED, _PARENTS = 6, (3, 4), (-1, 0, -1, 2)
-
-
-def self_check(target: HFTarget) -> None:
-    """Compare our cached tree attention with the model's own eager attention on a few tokens.
-
-    Raises:
-        UnsupportedModel: they disagree by more than the dtype explains.
-        BackendError: the logits are not finite.
-    """
-    name, tolerance = target.name, _TOLERANCE.get(target.dtype, 0.15)
-    ids = np.array(harmless_ids(target.config.to_dict(), 2 * (_KNOWN + len(_PARENTS))))
-    known, tree = ids.reshape(2, -1)[:, :_KNOWN], ids.reshape(2, -1)[:, _KNOWN:]
-    cache = target.new_cache(2, 2 * _KNOWN)
-    started = [known[b, :n].tolist() for b, n in enumerate(_COMMITTED)]
-    nothing = np.zeros((2, 0), dtype=np.int64)
-    tokens, block = lay_out(cache, started, nothing, nothing)
-    target.forward(torch.from_numpy(tokens), block, 1, Signals())
-    cache.commit(np.array(_COMMITTED))
-    pending = [known[b, n:].tolist() for b, n in enumerate(_COMMITTED)]
-    tokens, block = lay_out(cache, pending, tree, np.array([_PARENTS, _PARENTS]))
-    ours = target.forward(torch.from_numpy(tokens), block, 5, Signals()).logits_BNV
-    whole = np.concatenate(  # [row, branch]: each branch written out as a sequence
-        [np.concatenate([known[b], tree[b, n : n + 2]])[None] for b in (0, 1) for n in (0, 2)]
-    )
-    with target.native("eager"), torch.inference_mode():
-        theirs = target.model(
-            input_ids=torch.from_numpy(whole).to(target.device), use_cache=False
-        ).logits[:, _KNOWN - 1 :]
-    ours = torch.cat(  # [branch, root + 2 nodes, V] in the same order
-        [ours[b : b + 1, [0, n + 1, n + 2]] for b in (0, 1) for n in (0, 2)]
-    )
-    error = _disagreement(ours, theirs)
-    if bool(error.isnan().any()):
-        raise BackendError(
-            f"{name} gives NaN or no finite logits on a few ordinary tokens: its weights are broken, "
-            f"or {str(target.dtype).removeprefix('torch.')} is too narrow for it."
-        )
-    # In half precision one token may take another expert at a near-tie: then most must agree.
-    worst = float(error.median() if target.dtype.itemsize < 4 else error.max())
-    if worst > tolerance:
-        raise UnsupportedModel(
-            f"{name} gives other logits with draftsmith's attention than with its own (off by "
-            f"{worst:.2g} standard deviations, {tolerance:g} allowed): decoding would not be "
-            "exact, so this architecture is refused."
-        )
-
-
-def _disagreement(ours_RNV: Tensor, theirs_RNV: Tensor) -> Tensor:
-    """[R, N]: root mean square difference, in standard deviations of the reference logits."""
-    ours, theirs = ours_RNV.double(), theirs_RNV.double()
-    same = (ours == theirs) & theirs.isinf()  # forbidden tokens, in both
-    gap = torch.where(same, 0.0, ours - theirs)
-    spread = torch.where(theirs.isinf(), torch.nan, theirs)
-    spread = (spread - spread.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
-    broken = ours.isnan().any(-1) | theirs.isnan().any(-1)
-    error = gap.square().mean(-1).sqrt() / spread.clamp(min=1e-12)
-    return torch.where(broken, torch.nan, error)
 
 
 def harmless_ids(plain: dict[str, Any], count: int) -> list[int]:

@@ -39,8 +39,6 @@ class Target(Protocol):
         """An empty cache for this many rows of up to this many tokens."""
         ...
 
-    def forward(
-        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
-    ) -> TargetOutput:
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         """Logits after the last `keep` tokens of the block, [B, keep, V]; keys go to the cache."""
         ...

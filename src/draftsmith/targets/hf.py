@@ -1,18 +1,21 @@
-"""Any decoder-only transformers model as a target (or as a draft model), over our cache and masks."""
+"""Any decoder-only transformers model as a target or draft model, over our cache and masks."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftsmith.cache import Block, KVCache, KVSpec
-from draftsmith.errors import BackendError, InputError, UnsupportedModel, nearest
+from draftsmith.errors import BackendError, InputError, nearest
 from draftsmith.ops import attention
+from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
+from draftsmith.targets._check import self_check
 from draftsmith.types import Signals, TargetOutput
 
 _DTYPES = {
@@ -31,6 +34,8 @@ class HFTarget:
         tokenizer: or None, when only token ids are used.
         end_ids: tokens that end generation; None: those of the generation config and tokenizer.
         attn_implementation: `sdpa` (fused) or `eager` (written out).
+        name: what messages and reports call it; None: the model's class.
+        check: compare a few tokens with the model's own eager attention (three small forwards).
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
@@ -44,6 +49,7 @@ class HFTarget:
         end_ids: frozenset[int] | None = None,
         attn_implementation: str = "sdpa",
         name: str | None = None,
+        check: bool = True,
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -52,46 +58,104 @@ class HFTarget:
         self.model, self.tokenizer = model, tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or type(model).__name__
-        _refuse_what_cannot_work(model, self.config)
+        title = _title(name, type(model).__name__)
+        refuse_by_config(model.config, title)
+        refuse_by_class(model, title)
         self._eager = attn_implementation == "eager"
-        attention.register()
-        model.eval().requires_grad_(False)
-        model.config._attn_implementation = attention.NAME
-        self.config._attn_implementation = attention.NAME
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         self.end_ids = _end_ids(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._spec = self._probe()
+        model.eval().requires_grad_(False)
+        if self.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")  # the grouped kernel has no float64
+        found = probe(model, self.config, title, self.device)
+        self._ambient = found.ambient
+        self._windows = tuple(layer.window for layer in found.layers)
+        self._decoder_layers = found.decoder_layers
+        self._spec = KVSpec(
+            layers=tuple(layer.stores for layer in found.layers),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        attention.register()
+        self._use_attention(attention.NAME)
+        if check:
+            self_check(self, title)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return KVCache(self._spec, num_rows, capacity)
 
     @torch.inference_mode()
-    def forward(
-        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
-    ) -> TargetOutput:
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         block.eager = self._eager
-        wants_states = signals.last_hidden or bool(signals.layers)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
-        if wants_states:
-            options["output_hidden_states"] = True
-        out = self.model(
-            input_ids=tokens_BT.to(self.device),
-            position_ids=block.positions(self.device),
-            use_cache=False,
-            draftsmith_block=block,
-            **options,
+        with ExitStack() as stack:
+            if self._ambient:
+                stack.enter_context(attention.ambient(block, self._windows))
+            states = [stack.enter_context(_output_of(m)) for m in self._signal_modules(signals)]
+            out = self.model(
+                input_ids=tokens_BT.to(self.device),
+                position_ids=block.positions(self.device),
+                use_cache=False,
+                draftsmith_block=block,
+                draftsmith_windows=self._windows,
+                **options,
+            )
+        return TargetOutput(
+            logits_BNV=out.logits[:, -keep:],
+            signals_BTS=torch.cat([state[0] for state in states], -1) if states else None,
         )
-        states = None
-        if wants_states:
-            # hidden_states[0] is the embedding, [i + 1] layer i, [-1] is after the final norm
-            parts = [out.hidden_states[layer + 1] for layer in signals.layers]
-            parts += [out.hidden_states[-1]] if signals.last_hidden else []
-            states = torch.cat(parts, -1)
-        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=states)
+
+    def _signal_modules(self, signals: Signals) -> list[Any]:
+        """The modules whose outputs are asked for: decoder layers, then the whole decoder (its
+        output is the state after the final norm)."""
+        wrong = [layer for layer in signals.layers if not 0 <= layer < len(self._decoder_layers)]
+        if wrong:
+            raise InputError(
+                f"{self.name} has {len(self._decoder_layers)} decoder layers, so its layer "
+                f"{wrong[0]} cannot be read (they count from 0)."
+            )
+        modules = [self._decoder_layers[layer] for layer in signals.layers]
+        return [*modules, self.model.get_decoder()] if signals.last_hidden else modules
+
+    @contextmanager
+    def native(self, attn_implementation: str | None = None) -> Iterator[Any]:
+        """The bare model with transformers' own attention, inside a `with`: for `generate`.
+
+        None: what transformers would choose for this model (sdpa where it can).
+        """
+        self._use_attention(attn_implementation or self.model.get_correct_attn_implementation(None))
+        try:
+            yield self.model
+        finally:
+            self._use_attention(attention.NAME)
+
+    def _use_attention(self, name: str) -> None:
+        self.model.config._attn_implementation = name
+        self.config._attn_implementation = name
+
+
+@contextmanager
+def _output_of(module: Any) -> Iterator[list[Tensor]]:
+    """A list that holds, after the forward inside the `with`, what the module gave."""
+    kept: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        kept.append(output if isinstance(output, Tensor) else output[0])
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def _title(name: str | None, architecture: str) -> str:
+    """How an error names a model: `Qwen3-0.6B (Qwen3ForCausalLM)`."""
+    return architecture if name is None or name == architecture else f"{name} ({architecture})"
 
 
 def load_target(

@@ -65,9 +65,7 @@ class TabularTarget:
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return KVCache(self._spec, num_rows, capacity)
 
-    def forward(
-        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
-    ) -> TargetOutput:
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         positions_BT = block.positions(self.device).double()
         # keys: token + 1; values: the position at which it was written
         tokens_BS, at_BS = (
