@@ -327,7 +327,7 @@ class TextOptions(OptionGroup):
 
     text: tuple[str, ...]
     """Files, folders or glob patterns: plain text (a file is a document), JSONL with a field
-    `text` (a line is one), also .gz and .xz."""
+    `text` (a line is one), also .gz and .xz. python:stdlib is the folder of Python's sources."""
     include: tuple[str, ...] = ("*",)
     """Names to take from folders, relative to the folder: patterns such as *.py."""
     exclude: tuple[str, ...] = ()

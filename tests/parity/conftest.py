@@ -36,7 +36,7 @@ def _softmax_keeps_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def build_pair() -> BuildPair:
-    """config -> (oracle with eager attention, the same model again), random and far from uniform."""
+    """config -> (oracle with eager attention, the same model again), far from uniform."""
 
     def build(config: Any, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
         return _model(config, dtype), _model(config, dtype)

@@ -29,6 +29,7 @@ from draftsmith.types import Signals
 PARENTS = (-1, -1, -1, 0, 0, 1, 3, 5, 6, 6)
 LEAVES = ((0, 3, 6, 8), (0, 3, 6, 9), (0, 4), (1, 5, 7), (2,))
 WINDOW = 4
+KINDS = ("sdpa", "eager")
 
 BASE = {
     "vocab_size": 64,
@@ -88,6 +89,24 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         {**WINDOWED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
     ),
     "gemma3-window": ("Gemma3TextConfig", WINDOWED),
+    "gemma3n-window-shared": (
+        "Gemma3nTextConfig",
+        {
+            **WINDOWED,
+            **{"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8, "laurel_rank": 4},
+            **{"vocab_size_per_layer_input": 64, "altup_num_inputs": 2},
+            **{"intermediate_size": [48] * 3, "activation_sparsity_pattern": [0.0] * 3},
+        },
+    ),
+    "gemma4-window-shared": (
+        "Gemma4TextConfig",
+        {
+            **{"sliding_window": WINDOW, "num_hidden_layers": 4, "num_kv_shared_layers": 2},
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
+            **{"head_dim": 8, "global_head_dim": 16},
+        },
+    ),
     "phi3-window": ("Phi3Config", {"sliding_window": WINDOW}),
     "phimoe-window": ("PhimoeConfig", {"sliding_window": WINDOW, **EXPERTS}),
     "phi": ("PhiConfig", {}),
@@ -126,8 +145,9 @@ def config_of(name: str, **changes: Any) -> Any:
     config_class = getattr(transformers, class_name, None)
     if config_class is None:
         pytest.skip(f"transformers {transformers.__version__} has no {class_name}")
-    default = config_class()
-    known = {k: v for k, v in {**BASE, **extra}.items() if hasattr(default, k) or k in extra}
+    default = config_class().to_dict()
+    renamed = config_class.attribute_map
+    known = {k: v for k, v in BASE.items() if k in default or k in renamed} | extra
     return config_class(**{**known, **changes})
 
 
@@ -164,7 +184,7 @@ def oracle_logits(oracle: Any, texts: list[list[int]], tokens_BN: np.ndarray) ->
 
 
 def two_steps(target: HFTarget) -> tuple[list[torch.Tensor], list[list[list[int]]]]:
-    """A ragged prefill with a tree, a ragged commit, and a second tree: logits and texts of both."""
+    """A ragged prefill with a tree, a ragged commit, a second tree: logits and texts of both."""
     texts, tokens = prompts(), node_tokens()
     cache = target.new_cache(3, 64)
     first = tree_logits(target, cache, texts, tokens)
@@ -175,27 +195,30 @@ def two_steps(target: HFTarget) -> tuple[list[torch.Tensor], list[list[list[int]
     cache.commit(np.array([len(t) for t in texts]), path, np.array([len(a) for a in accepted]))
     roots = [5, 6, 7]
     longer = [
-        [*text, *(int(tokens[b, n]) for n in accepted[b]), roots[b]]
-        for b, text in enumerate(texts)
+        [*text, *(int(tokens[b, n]) for n in accepted[b]), roots[b]] for b, text in enumerate(texts)
     ]
     second = tree_logits(target, cache, [[root] for root in roots], tokens)
     return [first, second], [texts, longer]
 
 
 Build = Callable[..., tuple[Any, Any]]
+# Rotations or routers of these compute in float32 whatever the weights are.
+ROUNDS_INSIDE = {"deepseek-v2", "deepseek-v3"}
 
 
-@pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ZOO)
 def test_every_node_of_a_tree_has_the_logits_of_its_path_alone(
-    name: str, attn_implementation: str, build_pair: Build
+    name: str, build_pair: Build
 ) -> None:
+    """With either attention implementation, in float64."""
     oracle, model = build_pair(config_of(name))
-    target = HFTarget(model, attn_implementation=attn_implementation)
-    logits, texts = two_steps(target)
-    for ours, known in zip(logits, texts, strict=True):
-        theirs = oracle_logits(oracle, known, node_tokens())
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
+    steps = {kind: two_steps(HFTarget(model, attn_implementation=kind)) for kind in KINDS}
+    for step in (0, 1):
+        theirs = oracle_logits(oracle, steps["sdpa"][1][step], node_tokens())
+        bound = (1e-5 if name in ROUNDS_INSIDE else 1e-9) * float(theirs.abs().max())
+        for kind in KINDS:
+            gap = float((steps[kind][0][step] - theirs).abs().max())
+            assert gap <= bound, f"{kind}, step {step}: off by {gap:.1e}, {bound:.1e} allowed"
 
 
 @pytest.mark.parametrize("name", ZOO)

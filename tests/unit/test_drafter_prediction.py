@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from draftsmith.law import Noise, Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import PADDING, RequestBatch, TreeShape
+
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
 A, B, C, D, E, F, G, X, Y = range(9)
 
@@ -226,9 +229,7 @@ def test_a_right_prediction_is_accepted_whole_and_a_damaged_one_in_pieces(
     target = tiny_target()
     plain, _ = run(target, NoDrafter(), PROMPTS[:1], temperature=temperature)
     drafter = load_drafter("prediction", ["length=7"])
-    _, origins = run(
-        target, drafter, PROMPTS[:1], predictions=plain, temperature=temperature
-    )
+    _, origins = run(target, drafter, PROMPTS[:1], predictions=plain, temperature=temperature)
     assert origins == [0] * 35, "40 tokens in 5 steps of 7 drafted and 1 of the target's own"
     _, origins = run(
         target,
@@ -269,13 +270,9 @@ def test_a_session_without_new_predictions_follows_the_old_ones() -> None:
     target = tiny_target()
     whole, _ = run(target, NoDrafter(), [[1, 2]], max_new_tokens=30)
     session, drafter = Session(), Prediction()
-    first, _ = run(
-        target, drafter, [[1, 2]], predictions=whole, session=session, max_new_tokens=10
-    )
+    first, _ = run(target, drafter, [[1, 2]], predictions=whole, session=session, max_new_tokens=10)
     assert first == [whole[0][:10]]
-    second, origins = run(
-        target, drafter, [[1, 2, *first[0]]], session=session, max_new_tokens=20
-    )
+    second, origins = run(target, drafter, [[1, 2, *first[0]]], session=session, max_new_tokens=20)
     assert second == [whole[0][10:]]
     assert origins == [0] * len(origins)
     assert len(origins) >= 18

@@ -21,6 +21,8 @@ from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import PADDING, RequestBatch, TreeShape
 
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 configs = st.builds(
     lambda low, more, length, match, clamp: PromptLookup.Config(
@@ -90,9 +92,7 @@ def test_earliest_match_without_clamp_is_the_authors_procedure(
                     return text[start:end]
         return []
 
-    config = PromptLookup.Config(
-        max_ngram=max_ngram, length=length, match="earliest", clamp=False
-    )
+    config = PromptLookup.Config(max_ngram=max_ngram, length=length, match="earliest", clamp=False)
     assert NgramIndex(config, text).continuation() == authors()
 
 
@@ -210,7 +210,11 @@ def test_a_session_goes_on_from_a_longer_a_cut_and_another_text(temperature: flo
     target = TabularTarget(8, scale=4.0, end_ids=frozenset({0}))
     session, drafter = Session(), PromptLookup()
     prompts = [list(prompt) for prompt in PROMPTS]
-    for change in (lambda row: [*row, 3, 1, 2], lambda row: row[: len(row) // 2 + 1], lambda row: [6]):
+    for change in (
+        lambda row: [*row, 3, 1, 2],
+        lambda row: row[: len(row) // 2 + 1],
+        lambda row: [6],
+    ):
         plain, _ = run(target, NoDrafter(), prompts, temperature=temperature)
         ours, _ = run(target, drafter, prompts, temperature=temperature, session=session)
         assert ours == plain

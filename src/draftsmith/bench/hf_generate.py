@@ -70,7 +70,6 @@ def time_generate(
     config = _config(target, sampler, max_new_tokens, prompts, prompt_lookup, ignore_end)
     clock = _Clock(target.device)
     devices = [target.device] if target.device.type == "cuda" else []
-    # the model's own defaults (a chat model's sampling, say) would fill what is left open
     with torch.random.fork_rng(devices=devices), own_attention(target), torch.inference_mode():
         torch.manual_seed(seed)
         with undisturbed():
@@ -104,19 +103,20 @@ def _config(
     prompt_lookup: int,
     ignore_end: bool,
 ) -> Any:
+    """Everything is said: what is left open is filled from the model's own defaults."""
     from transformers import GenerationConfig
 
     room = max_new_tokens
     if target.max_length is not None:
         room = min(room, target.max_length - max(len(prompt) for prompt in prompts))
-    draws = sampler.temperature > 0
+    warping: dict[str, float] = {}
+    if sampler.temperature > 0:  # greedy, these would only be warned about
+        warping = {"temperature": sampler.temperature, "top_k": sampler.top_k}
+        warping |= {"top_p": sampler.top_p, "min_p": sampler.min_p}
     return GenerationConfig(
         max_new_tokens=room,
-        do_sample=draws,
-        temperature=sampler.temperature if draws else 1.0,
-        top_k=sampler.top_k,
-        top_p=sampler.top_p,
-        min_p=sampler.min_p or None,
+        do_sample=sampler.temperature > 0,
+        **warping,
         repetition_penalty=sampler.repetition_penalty,
         eos_token_id=None if ignore_end else sorted(target.end_ids) or None,
         pad_token_id=min(target.end_ids, default=0),

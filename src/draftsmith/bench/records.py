@@ -127,6 +127,8 @@ class RunRecord:
     divergence: Divergence | None = None
     floor: Floor | None = None
     """On lines of plain decoding only."""
+    prompt_tail: str | None = None
+    """The last characters of the prompt, to read the text with; first repeat only."""
     pieces: tuple[Piece, ...] | None = None
     """The text with origins; first repeat only."""
 

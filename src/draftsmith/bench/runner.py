@@ -39,6 +39,8 @@ from draftsmith.targets.hf import HFTarget
 
 FLOOR_WIDTHS = 3
 """Chunk sizes with which the target is compared to itself."""
+TAIL_TOKENS = 96
+"""Of a prompt, kept to read the text with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,9 +243,11 @@ class Bench:
         costs = None
         if self.costs is not None and counts is not None:
             costs = self.costs.predict(name, temperature, run.decode_tokens[b], run.widths)
-        text = None
-        if entry.repeat == 0 and self.plan.target.tokenizer is not None:
-            text = pieces(self.plan.target.tokenizer, run.tokens[b], run.drafted[b])
+        text = tail = None
+        tokenizer = self.plan.target.tokenizer
+        if entry.repeat == 0 and tokenizer is not None:
+            text = pieces(tokenizer, run.tokens[b], run.drafted[b])
+            tail = tokenizer.decode(list(item.tokens[-TAIL_TOKENS:]), skip_special_tokens=True)
         record = RunRecord(
             prompt=item.prompt,
             turn=item.turn,
@@ -269,6 +273,7 @@ class Bench:
             identical=divergence is None if temperature == 0 else None,
             divergence=divergence,
             floor=floor,
+            prompt_tail=tail,
             pieces=text,
         )
         if counts is None:

@@ -28,6 +28,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from draftsmith.provenance import append_jsonl, write_text_atomic
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
@@ -144,7 +146,7 @@ class MetricsFile(Callback):
                     kept.append(line + "\n")
             except (ValueError, KeyError):
                 continue  # the line that a kill cut short
-        self.path.write_text("".join(kept), encoding="utf-8")
+        write_text_atomic(self.path, "".join(kept))
 
     def on_step(self, run: Run, report: StepReport) -> None:
         self._add(
@@ -163,8 +165,7 @@ class MetricsFile(Callback):
 
     def _add(self, run: Run, record: dict[str, Any]) -> None:
         if run.is_main:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            append_jsonl(self.path, record)
 
 
 class Trackers(Callback):

@@ -59,9 +59,17 @@ def subclone_from(
             f"--init subclone: the target is a {type(target).__name__}, the new model a "
             f"{type(student).__name__}; give the same model as --tokenizer"
         )
-    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        large, small = getattr(target.config, name), getattr(student.config, name)
-        if small > large:
+    sizes = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "ffn_dim",
+    )
+    theirs_by_name, ours_by_name = target.config.to_dict(), student.config.to_dict()
+    for name in sizes:
+        large, small = theirs_by_name.get(name), ours_by_name.get(name)
+        if large is not None and small is not None and small > large:
             raise InputError(f"--init subclone: {name} {small} is more than the target's {large}")
     theirs, ours = dict(target.named_parameters()), dict(student.named_parameters())
     cut = _channels(target, student)
@@ -195,7 +203,7 @@ def _neurons(student: PreTrainedModel, big: dict[str, Tensor]) -> Tensor:
     score = outs.float().norm(dim=0)
     for weight in ins:
         score = score * weight.float().norm(dim=1)
-    return score.topk(student.config.intermediate_size).indices.sort().values
+    return score.topk(_width(student.config)).indices.sort().values
 
 
 def _head_dim(config: object) -> int:
@@ -206,3 +214,8 @@ def _head_dim(config: object) -> int:
 def _kv_heads(config: object) -> int:
     values = config.to_dict()  # type: ignore[attr-defined]
     return int(values.get("num_key_value_heads") or values["num_attention_heads"])
+
+
+def _width(config: object) -> int:
+    values = config.to_dict()  # type: ignore[attr-defined]
+    return int(values.get("intermediate_size") or values["ffn_dim"])

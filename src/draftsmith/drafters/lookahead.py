@@ -23,9 +23,8 @@ and columns that the text has passed are dropped on the left and drawn anew on t
 begins as row 0 alone, wider by N - 2 columns, of which each step consumes one (the published `lead`
 is a row 0 that does not count the root: -1 in our columns).
 
-Two things differ from `lade`: a guess that matches to its end is followed by the target's bonus
-token, so a step gives up to N tokens instead of N - 1; and guesses share their prefixes (a trie),
-which costs nothing: opaque children may be merged, they are no samples.
+Two things differ from `lade`: a fully matched guess is followed by the target's bonus token, so a
+step gives up to N tokens, not N - 1; and guesses share prefixes (opaque children may be merged).
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class _Row:
     """One row's text, window and pool."""
 
     config: Lookahead.Config
-    tokens: list[int]
-    pool: Pool
+    tokens: list[int] = field(default_factory=list)
+    pool: Pool = field(init=False)
     window: list[list[int]] = field(default_factory=lambda: [[]])
     """Rows of equal width; short ones are filled at the next `propose`, where there is noise."""
     learned: int = 0
@@ -103,17 +102,23 @@ class _Row:
     staged: bool = False
     """The window, as it is, is in the tree that the target looks at."""
 
-    def learn_text(self) -> None:
-        """Pool the n-grams of the text that are complete by now."""
-        n = self.config.ngram
-        for start in range(self.learned, len(self.tokens) - n + 1):
-            self.pool.add(self.tokens[start], tuple(self.tokens[start + 1 : start + n]))
-        self.learned = max(self.learned, len(self.tokens) - n + 1)
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.config.guesses)
+
+    def grown(self, tokens: Sequence[int]) -> _Row:
+        """The row with more text; n-grams of the text that are complete now may join the pool."""
+        self.tokens.extend(tokens)
+        last = len(self.tokens) - self.config.ngram
+        if self.config.seed_from_prompt:
+            for start in range(self.learned, last + 1):
+                first, *gram = self.tokens[start : start + self.config.ngram]
+                self.pool.add(first, tuple(gram))
+        self.learned = max(self.learned, last + 1)
+        return self
 
     def stage(self, noise: Noise, b: int) -> list[int]:
         """Complete the window with random tokens of the text; its nodes' tokens."""
-        window = self.window
-        width = self.config.window + self.config.ngram - 1 - len(window)
+        window, width = self.window, self.config.window + self.config.ngram - 1 - len(self.window)
         window[0][:1] = self.tokens[-1:]  # the root is row 0, column 0
         missing = width * len(window) - sum(map(len, window))
         if missing:
@@ -128,32 +133,22 @@ class _Row:
 
     def move(self, best: list[int], count: int) -> None:
         """`best`: the target's tokens behind the last window row; the text grew by `count`."""
-        window = self.window
         passed = count if self.config.shift == "accepted" else 1
-        if len(window) < self.config.ngram - 1:  # warm-up: one row more, and no row moves up
-            self.window = [row[passed:] for row in [*window, best]]
+        rows = [*self.window, best]
+        if len(rows) < self.config.ngram:  # warm-up: one row more, and no row moves up
+            self.window = [row[passed:] for row in rows]
             return
-        for first, *gram in zip(*window, best, strict=True):
+        for first, *gram in zip(*rows, strict=True):
             self.pool.add(first, tuple(gram))
-        self.window = [row[passed - 1 :] for row in [*window[1:], best]]
+        self.window = [row[passed - 1 :] for row in rows[1:]]
 
     def rewound(self, tokens: Sequence[int]) -> _Row:
         """The row with this text. Text that is taken back may be sampled again with the same
         noise, and drafts must not depend on that noise: then nothing learned is kept."""
         known = len(self.tokens)
         if list(tokens[:known]) != self.tokens:
-            return new_row(self.config, tokens)
-        self.tokens.extend(tokens[known:])
-        if self.config.seed_from_prompt:
-            self.learn_text()
-        return self
-
-
-def new_row(config: Lookahead.Config, tokens: Sequence[int]) -> _Row:
-    row = _Row(config=config, tokens=list(tokens), pool=Pool(config.guesses))
-    if config.seed_from_prompt:
-        row.learn_text()
-    return row
+            return _Row(config=self.config).grown(tokens)
+        return self.grown(tokens[known:])
 
 
 @dataclass(slots=True)
@@ -172,7 +167,7 @@ class Lookahead(Drafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """A step feeds up to (ngram - 1) * (window + guesses) tokens beside the root."""
+        """A step feeds up to (ngram - 1) * (window + guesses) tokens."""
 
         window: int = 7
         """W: columns of the window (the authors' setting for 7B models)."""
@@ -184,13 +179,13 @@ class Lookahead(Drafter):
         """Pool the n-grams of the text too (`lade`: POOL_FROM_PROMPT)."""
         shift: Literal["one", "accepted"] = "one"
         """How far the window moves: one place (`lade`: ALWAYS_FWD_ONE), or as far as the text. One
-        place keeps all columns: 2.20 against 1.89 tokens per step on stories260K, T = 0, no seed."""
+        keeps all columns: 2.20 against 1.89 tokens per step (stories260K, T = 0, no seeding)."""
 
         def __post_init__(self) -> None:
             if self.window < 1 or self.ngram < 2 or self.guesses < -1:
+                given = f"window={self.window}, ngram={self.ngram}, guesses={self.guesses}"
                 raise InputError(
-                    "lookahead needs window >= 1, ngram >= 2 and guesses >= 0 (or -1), got "
-                    f"window={self.window}, ngram={self.ngram}, guesses={self.guesses}."
+                    f"lookahead needs window >= 1, ngram >= 2, guesses >= -1: {given}."
                 )
 
     config: Config
@@ -199,24 +194,31 @@ class Lookahead(Drafter):
         super().__init__(config)
         self.default_shape = TreeShape.chain(self.config.ngram - 1)
 
+    def max_nodes(self, shape: TreeShape) -> int:
+        """The window at its largest, and all guesses (without a limit: as many as columns)."""
+        c = self.config
+        window = max(rows * (c.window + c.ngram - 1 - rows) - 1 for rows in range(1, c.ngram))
+        guesses = c.window if c.guesses < 0 else c.guesses
+        return window + guesses * min(shape.depth, c.ngram - 1)
+
     def start(self, request: RequestBatch) -> _State:
-        return _State([new_row(self.config, tokens) for tokens in request.tokens])
+        return _State([_Row(config=self.config).grown(tokens) for tokens in request.tokens])
 
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        drafts: list[tuple[list[int], list[int], int]] = []
-        for b, row in enumerate(state.rows):
-            probes = row.stage(noise, b)
-            parents = window_parents(len(row.window), len(row.window[0]))
-            guesses, below = trie(row.pool.behind(row.tokens[-1]), shape.depth, len(probes))
-            drafts.append((probes + guesses, [*parents, *below], len(probes)))
-        num_nodes = max(len(tokens) for tokens, _, _ in drafts)
-        tokens_BN = np.zeros((len(drafts), num_nodes), dtype=np.int64)
-        parents_BN = np.full((len(drafts), num_nodes), PADDING, dtype=np.int64)
-        candidate_BN = np.zeros((len(drafts), num_nodes), dtype=bool)
-        for b, (tokens, above, num_probes) in enumerate(drafts):
-            tokens_BN[b, : len(tokens)] = tokens
-            parents_BN[b, : len(tokens)] = above
-            candidate_BN[b, num_probes:] = True
+        probes = [row.stage(noise, b) for b, row in enumerate(state.rows)]
+        guesses = [
+            trie(row.pool.behind(row.tokens[-1]), shape.depth, len(window))
+            for row, window in zip(state.rows, probes, strict=True)
+        ]
+        most = max(len(a) + len(b) for a, (b, _) in zip(probes, guesses, strict=True))
+        tokens_BN = np.zeros((len(probes), most), dtype=np.int64)
+        parents_BN = np.full((len(probes), most), PADDING, dtype=np.int64)
+        candidate_BN = np.arange(most) >= np.array([[len(window)] for window in probes])
+        for b, (row, (tokens, parents)) in enumerate(zip(state.rows, guesses, strict=True)):
+            first, end = len(probes[b]), len(probes[b]) + len(tokens)
+            tokens_BN[b, :end] = probes[b] + tokens
+            parents_BN[b, :first] = window_parents(len(row.window), len(row.window[0]))
+            parents_BN[b, first:end] = parents
         return DraftTree(
             tokens_BN=torch.from_numpy(tokens_BN),
             parents_BN=torch.from_numpy(parents_BN),
@@ -231,17 +233,17 @@ class Lookahead(Drafter):
             staged, row.staged = row.staged, False
             if not new:
                 continue
-            row.tokens.extend(new)
-            if self.config.seed_from_prompt:
-                row.learn_text()
-            width = len(row.window[0])
-            end = len(row.window) * width  # of the window's logits; its last node is the deepest,
-            if not staged or (end > 1 and parents_BN[b, end - 2] == PADDING):
-                continue  # and the engine cuts by depth: without that node the window is not whole
-            if end not in best:  # once for all rows at the same stage
-                logits_BCV = accepted.out.logits_BNV[:, end - width : end]
-                best[end] = logits_BCV.max(-1).indices.tolist()  # argmax is slow in bfloat16
-            row.move(best[end][b], len(new))
+            row.grown(new)
+            width, num_probes = len(row.window[0]), len(row.window) * len(row.window[0]) - 1
+            # the last probe is the deepest and the engine cuts by depth: if it is there, all are
+            here = parents_BN[b, :num_probes]
+            if not staged or len(here) < num_probes or PADDING in here[-1:]:
+                continue
+            stage = len(row.window)
+            if stage not in best:  # once for all rows at this stage
+                logits_BCV = accepted.out.logits_BNV[:, num_probes + 1 - width : num_probes + 1]
+                best[stage] = logits_BCV.max(-1).indices.tolist()  # argmax is slow in bfloat16
+            row.move(best[stage][b], len(new))
         return state
 
 

@@ -119,6 +119,8 @@ def draftsmith_attention(
     keys, values = block.cache.extend(block, layer, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = block.mask(windows[layer], query.dtype)
+    if mask.shape[2] != query.shape[2]:  # Gemma 4: layers that share keys run the last tokens only
+        mask = mask[:, :, -query.shape[2] :]
     if block.eager or softcap is not None or s_aux is not None:
         out = attend_reference(
             query, keys, values, mask, scale=scale, softcap=softcap, sinks_H=s_aux

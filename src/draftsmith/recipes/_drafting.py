@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from draftsmith.bench.arms import Arm
 from draftsmith.bench.suites import Prompt
-from draftsmith.decode import DecodeOptions
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.law import Sampler
 from draftsmith.options import DraftingOptions, ModelOptions, SamplingOptions
 from draftsmith.plan.control import AdaptiveLength
+from draftsmith.provenance import portable_text
 from draftsmith.targets._base import Target
 from draftsmith.types import LengthPolicy, TreeShape
 
 if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drafting:
-    """A drafter bound to its target, with the shape of its drafts."""
-
-    name: str
-    """As the user spelt it."""
-    drafter: Drafter
-    shape: TreeShape | None
-    """None: the drafter's own default."""
-    policy: LengthPolicy | None
-
-    @property
-    def used_shape(self) -> TreeShape:
-        return self.drafter.default_shape if self.shape is None else self.shape
 
 
 def open_target(model: ModelOptions) -> HFTarget:
@@ -58,7 +42,7 @@ def open_target(model: ModelOptions) -> HFTarget:
 
 def open_drafters(
     names: Sequence[str], options: DraftingOptions, target: Target
-) -> tuple[Drafting, ...]:
+) -> tuple[Arm, ...]:
     """Load and bind the drafters.
 
     Raises:
@@ -66,7 +50,7 @@ def open_drafters(
     """
     alone = len(names) == 1
     taken = False
-    out = []
+    out: list[Arm] = []
     for name in names:
         assignments = list(options.assignments(name, alone=alone))
         drafter = load_drafter(name, assignments)
@@ -75,7 +59,9 @@ def open_drafters(
                 taken = True
                 drafter = load_drafter(name, [*assignments, f"proposal={options.draft_proposal}"])
         drafter.bind(target)
-        out.append(_shaped(name, drafter, options, target))
+        label = portable_text(name)  # records name no folder outside the current one
+        clash = any(arm.name == label for arm in out)
+        out.append(_shaped(name if clash else label, drafter, options, target))
     if options.draft_proposal is not None and not taken:
         raise InputError(
             f"--draft-proposal is for draft models, and {', '.join(names)} is none: leave it out."
@@ -83,21 +69,21 @@ def open_drafters(
     return tuple(out)
 
 
-def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Drafting:
+def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Arm:
     widths = options.widths()
     shape = None if widths is None else TreeShape(widths=widths)
     policy: LengthPolicy | None = None
     if options.draft_length == "adaptive" and drafter.default_shape.depth:
         policy = AdaptiveLength()
         shape = TreeShape.chain(policy.max_length)
-    drafting = Drafting(name=name, drafter=drafter, shape=shape, policy=policy)
-    nodes = drafting.used_shape.num_nodes
+    arm = Arm(name=name, drafter=drafter, shape=shape, policy=policy)
+    nodes = arm.used_shape.num_nodes
     if target.max_length is not None and nodes >= target.max_length:
         raise InputError(
             f"A draft of {nodes} tokens does not fit into the context of {target.name}, which has "
             f"{target.max_length} positions: give a smaller --draft-length or --draft-tree."
         )
-    return drafting
+    return arm
 
 
 def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:
@@ -110,26 +96,6 @@ def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple(sampling.biases().items()),
-    )
-
-
-def make_decode_options(
-    drafting: Drafting,
-    *,
-    temperature: float,
-    sampling: SamplingOptions,
-    rule: str,
-    max_new_tokens: int,
-    stop_strings: tuple[str, ...] = (),
-) -> DecodeOptions:
-    return DecodeOptions(
-        sampler=make_sampler(temperature, sampling),
-        max_new_tokens=max_new_tokens,
-        rule=rule,
-        shape=drafting.shape,
-        policy=drafting.policy,
-        seed=sampling.seed,
-        stop_strings=stop_strings,
     )
 
 

@@ -87,8 +87,8 @@ def _readme(results: Mapping[str, object], subset: Subset | None) -> str:
         lines += [f"Held-out text: {bits:.4f} bits per byte.", ""]
     if subset is not None:
         lines += [
-            f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds their "
-            "ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
+            f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds "
+            "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
             "",
         ]
     lines += [

@@ -93,10 +93,14 @@ def load_config(source: str) -> PretrainedConfig:
 
 def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """A new model in float32; its weights are a function of configuration and seed."""
+    padding = config.pad_token_id
+    # An embedding with a padding row never learns that row as an input; ours may be the end token.
+    config.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, KeyError, RuntimeError) as error:
             raise BackendError(f"cannot build this model: {error}") from error
+    config.pad_token_id = model.config.pad_token_id = padding
     return model

@@ -8,11 +8,15 @@ import gzip
 import hashlib
 import json
 import lzma
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.errors import InputError
+
+STANDARD_LIBRARY = "python:stdlib"
+"""Stands for the folder of the running Python's own sources, wherever that is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,8 @@ def find_files(
     found: dict[Path, TextFile] = {}
     for pattern in patterns:
         path = Path(pattern)
+        if pattern == STANDARD_LIBRARY:
+            path = Path(sysconfig.get_paths()["stdlib"])
         if path.is_dir():
             files = list(_walk(path, include, exclude))
             if not files:

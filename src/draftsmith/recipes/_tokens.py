@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from draftsmith.distill.blocks import Tokens
 from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import atomic_path
 
 END_TOKEN = "<|endoftext|>"
 
@@ -55,6 +57,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of {source} has no end token to put between documents")
     return tokenizer
+
+
+def keep(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer as a whole folder or not at all. Raises BackendError (disk, rights)."""
+    with atomic_path(folder) as part:
+        tokenizer.save_pretrained(part)
 
 
 def encode(tokenizer: Any, texts: Iterable[str], *, batch: int = 256) -> tuple[list[Tokens], int]:

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.bench.suites import Prompt, load_prompts, plain_prompts
+from draftsmith.decode import DecodeOptions
 from draftsmith.errors import InputError
 from draftsmith.generation import DraftCounts, Generation, generate
 from draftsmith.options import GenerateOptions
-from draftsmith.recipes._drafting import encode, make_decode_options, open_drafters, open_target
+from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
 from draftsmith.recipes._streaming import Stream
 from draftsmith.types import DecodeStep
 
@@ -49,15 +50,16 @@ def run(options: GenerateOptions) -> GenerateReport:
     out = Console(highlight=False, markup=False)
     notes = Console(stderr=True, highlight=False, markup=False, style="dim")
     target = open_target(options.model)
-    (drafting,) = open_drafters([options.drafter], options.drafting, target)
+    (arm,) = open_drafters([options.drafter], options.drafting, target)
     ids = [encode(prompt, target) for prompt in prompts]
-    decode_options = make_decode_options(
-        drafting,
-        temperature=options.temperature,
-        sampling=options.sampling,
-        rule=options.drafting.rule,
-        max_new_tokens=options.max_new_tokens,
-        stop_strings=options.stop,
+    decode_options = arm.adapt(
+        DecodeOptions(
+            sampler=make_sampler(options.temperature, options.sampling),
+            max_new_tokens=options.max_new_tokens,
+            rule=options.drafting.rule,
+            seed=options.sampling.seed,
+            stop_strings=options.stop,
+        )
     )
     later = sum(len(prompt.turns) for prompt in prompts)
     if later:
@@ -78,7 +80,7 @@ def run(options: GenerateOptions) -> GenerateReport:
             _print_prompt(out, prompts[start].render(target.tokenizer), len(prompts), start)
         made = generate(
             target,
-            drafting.drafter,
+            arm.drafter,
             [ids[i] for i in numbers],
             decode_options,
             batch_size=options.batch_size,

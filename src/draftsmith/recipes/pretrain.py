@@ -6,7 +6,6 @@ OUT/            the finished model, loadable with transformers; run.json is writ
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -191,9 +190,7 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         tokenizer = _tokens.train_bpe(
             _text.documents(files), options.model.vocab_size, options.model.context or context
         )
-        temporary = work / f".tokenizer-{os.getpid()}"
-        tokenizer.save_pretrained(temporary)
-        os.replace(temporary, folder)
+        _tokens.keep(tokenizer, folder)
     train_tokens, train_bytes = _tokens.encode(tokenizer, _text.documents(files))
     held_tokens, held_bytes = _tokens.encode(tokenizer, _text.documents(held))
     vocab_size = len(tokenizer)

@@ -33,6 +33,8 @@ _RECURRENT = frozenset(
 )
 # These rescale all rotations when the longest row of the batch passes a threshold.
 _NEIGHBOURLY_ROPE = frozenset({"dynamic", "longrope"})
+# Right on short texts whatever we do, so no check of a few tokens would notice.
+_COUNTS_BY_ITSELF = frozenset({"llama4_text"})
 _FARTHEST = 1 << 20
 
 MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -53,6 +55,11 @@ def refuse_by_config(config: Any, name: str) -> None:
             f"{name} is an encoder-decoder; draftsmith needs a decoder-only model."
         )
     text = config.get_text_config(decoder=True)
+    if text.model_type in _COUNTS_BY_ITSELF:
+        raise UnsupportedModel(
+            f"{name} scales its queries by positions that it counts by itself, which are wrong for "
+            "the nodes of a draft tree."
+        )
     kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds & _RECURRENT:
         raise _recurrent(name)

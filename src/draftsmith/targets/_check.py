@@ -1,4 +1,4 @@
-"""The last net for wrong decoding: a few tokens through us and through the model's own attention."""
+"""The last net for wrong decoding: a few tokens through us and through the model alone."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.cache import Block, KVCache, KVSpec
-from draftsmith.errors import BackendError, InputError, nearest
+from draftsmith.errors import BackendError, DraftsmithError, InputError, UnsupportedModel, nearest
 from draftsmith.ops import attention
 from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
 from draftsmith.targets._check import self_check
@@ -64,10 +64,12 @@ class HFTarget:
         self._eager = attn_implementation == "eager"
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = _head(model, title).weight.shape[0]
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         self.end_ids = _end_ids(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # Gemma 4 drops tokens whose logits nobody wants from the layers that share keys.
+        self._drops = bool(getattr(self.config, "num_kv_shared_layers", 0))
         model.eval().requires_grad_(False)
         if self.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")  # the grouped kernel has no float64
@@ -91,11 +93,13 @@ class HFTarget:
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         block.eager = self._eager
-        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
+        listening = self._signal_modules(signals)
+        trims = self._keeps and not (self._drops and listening)
+        options: dict[str, Any] = {"logits_to_keep": keep} if trims else {}
         with ExitStack() as stack:
             if self._ambient:
                 stack.enter_context(attention.ambient(block, self._windows))
-            states = [stack.enter_context(_output_of(m)) for m in self._signal_modules(signals)]
+            states = [stack.enter_context(_output_of(m)) for m in listening]
             out = self.model(
                 input_ids=tokens_BT.to(self.device),
                 position_ids=block.positions(self.device),
@@ -166,6 +170,7 @@ def load_target(
     attn_implementation: str = "sdpa",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    check: bool = True,
 ) -> HFTarget:
     """Load a model folder or hub id with its tokenizer.
 
@@ -179,7 +184,11 @@ def load_target(
     )
     tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     return HFTarget(
-        model, tokenizer, attn_implementation=attn_implementation, name=Path(name).name or name
+        model,
+        tokenizer,
+        attn_implementation=attn_implementation,
+        name=Path(name).name or name,
+        check=check,
     )
 
 
@@ -191,47 +200,82 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Any:
-    """A transformers causal language model; safetensors only."""
-    from transformers import AutoModelForCausalLM
+    """A transformers causal language model; safetensors only, and only a complete checkpoint.
+
+    Raises:
+        InputError: unknown dtype or device.
+        BackendError: the folder is missing, unreadable or incomplete.
+        UnsupportedModel: the configuration shows that it cannot be decoded exactly.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     if dtype != "auto" and dtype not in _DTYPES:
         raise InputError(f"Unknown dtype {dtype!r}{nearest(dtype, [*_DTYPES, 'auto'])}.")
     place = pick_device(device)
     _require_folder(name)
-    attention.register()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
+    source: dict[str, Any] = {
+        "revision": revision or "main",
+        "trust_remote_code": trust_remote_code,
+    }
+    with _loading(f"the model {name!r}"):
+        config = AutoConfig.from_pretrained(name, **source)
+        # before gigabytes of weights are read
+        architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        kind = type(config).__name__ if architecture is None else architecture.__name__
+        refuse_by_config(config, _title(Path(name).name, kind))
+        if architecture is not None:
+            refuse_by_class(architecture, _title(Path(name).name, kind))
+        model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=_DTYPES.get(dtype, "auto"),
-            attn_implementation=attention.NAME,
-            revision=revision or "main",
-            trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
+            **source,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BackendError(f"Cannot load the model {name!r}: {first}") from error
-    return model.to(place)
+        missing = sorted(report["missing_keys"])
+        if missing:  # transformers would fill them with noise and go on
+            raise BackendError(
+                f"The model {name!r} is incomplete: {len(missing)} weights are missing from its "
+                f"files ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})."
+            )
+        return model.to(place)
 
 
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """The tokenizer that stands beside a model."""
+    """The tokenizer that stands beside a model.
+
+    Raises:
+        BackendError: there is none, or it cannot be read.
+    """
     from transformers import AutoTokenizer
 
     _require_folder(name)
-    try:
+    with _loading(f"the tokenizer of {name!r}"):
         return AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise BackendError(f"Cannot load the tokenizer of {name!r}: {first}") from error
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Whatever other packages raise while they read files becomes one sentence."""
+    try:
+        yield
+    except DraftsmithError:
+        raise
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        raise BackendError(f"Cannot load {what}: {text.splitlines()[0].strip()}") from error
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU."""
+    """`auto` takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        InputError: there is no such device here.
+    """
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -239,9 +283,10 @@ def pick_device(device: str) -> torch.device:
         return torch.device("mps" if mps else "cpu")
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"Device {device!r} is not to be had here: {error}") from error
+        torch.ones(1, device=place).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise InputError(f"Device {device!r} is not to be had here: {first}") from error
     return place
 
 
@@ -254,9 +299,17 @@ def _require_folder(name: str) -> None:
         raise BackendError(f"The model folder {name!r} {what}; give a folder or a hub id.")
 
 
+def _head(model: Any, title: str) -> Any:
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModel(f"{title} has no output head over a vocabulary of tokens.")
+    return head
+
+
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     ids: set[int] = set()
-    for holder in (model.generation_config, model.config, tokenizer):
+    text_config = model.config.get_text_config(decoder=True)
+    for holder in (model.generation_config, model.config, text_config, tokenizer):
         end = getattr(holder, "eos_token_id", None)
         ids.update(end if isinstance(end, list) else [] if end is None else [end])
     return frozenset(ids)

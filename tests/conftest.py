@@ -1,0 +1,14 @@
+"""One thread per test process: tiny models gain nothing from more, and barriers cost a lot when
+several processes share the cores. Commands that tests start inherit it."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch  # noqa: E402  (after the environment is set)
+
+torch.set_num_threads(1)

@@ -1,0 +1,209 @@
+"""Draft models: vocabularies that differ, trees, contexts that end, sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from draftsmith.decode import DecodeOptions, Session, decode
+from draftsmith.drafters._lookup import load_drafter
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import BackendError, InputError
+from draftsmith.generation import Generation, generate
+from draftsmith.law import Sampler
+from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.toy import TabularTarget, tiny_target
+from draftsmith.types import TreeShape
+from tests.llama2c import babyllama, weights_folder
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape(widths=(3, 2, 1))}
+
+
+def texts(
+    target: HFTarget | TabularTarget,
+    drafter: Independent | NoDrafter,
+    *,
+    prompts: list[list[int]] = PROMPTS,
+    temperature: float = 0.0,
+    batch_size: int = 1,
+    shape: TreeShape | None = None,
+    rule: str = "auto",
+    tokens: int = 24,
+    top_k: int = 0,
+) -> list[Generation]:
+    drafter.bind(target)  # type: ignore[arg-type]
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature, top_k=top_k),
+        max_new_tokens=tokens,
+        shape=shape,
+        rule=rule,
+    )
+    return generate(target, drafter, prompts, options, batch_size=batch_size)
+
+
+def ids(made: list[Generation]) -> list[tuple[int, ...]]:
+    return [one.token_ids for one in made]
+
+
+@pytest.mark.parametrize("proposal", ["sampled", "without_replacement", "greedy"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_text_is_plain_text_with_any_draft(
+    proposal: str, shape: TreeShape, batch_size: int
+) -> None:
+    target = tiny_target(64)
+    plain = ids(texts(target, NoDrafter()))
+    for draft in (tiny_target(64), tiny_target(64, seed=1)):
+        config = Independent.Config(proposal=proposal)  # type: ignore[arg-type]
+        made = texts(target, Independent(config, model=draft), batch_size=batch_size, shape=shape)
+        assert ids(made) == plain
+
+
+@pytest.mark.parametrize("proposal", ["sampled", "without_replacement"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_draft_model_equal_to_the_target_is_always_accepted(
+    proposal: str, shape: TreeShape
+) -> None:
+    config = Independent.Config(proposal=proposal)  # type: ignore[arg-type]
+    drafter = Independent(config, model=tiny_target(64))
+    for one in texts(tiny_target(64), drafter, temperature=0.9, shape=shape):
+        assert one.counts.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("draft_size", [48, 80])
+def test_vocabularies_padded_differently_draft_on_the_common_part(draft_size: int) -> None:
+    target = tiny_target(64)
+    drafter = Independent(Independent.Config(), model=tiny_target(draft_size, seed=1))
+    assert ids(texts(target, drafter, batch_size=3)) == ids(texts(target, NoDrafter()))
+    sampled = texts(target, drafter, temperature=1.0, tokens=60)
+    assert any(one.counts.accepted for one in sampled)
+    assert max(max(one.token_ids) for one in sampled) < 64
+    # top-k on a law that has no mass on the padding: ties at -inf must not confuse it
+    assert texts(target, drafter, temperature=1.0, top_k=60)
+
+
+def subset_drafter(folder: Path, d2t: list[int], vocab: int) -> Independent:
+    save_file({"d2t": torch.tensor(d2t)}, folder / "draft_vocab.safetensors")
+    config = Independent.Config(source=str(folder))
+    return Independent(config, model=tiny_target(vocab, seed=1))
+
+
+def test_a_vocabulary_subset_proposes_only_its_own_tokens(tmp_path: Path) -> None:
+    target, kept = tiny_target(64), list(range(0, 64, 2))
+    drafter = subset_drafter(tmp_path, kept, 32)
+    assert ids(texts(target, drafter, batch_size=3)) == ids(texts(target, NoDrafter()))
+    drafter.bind(target)
+    proposed: set[int] = set()
+    accepted = 0
+    sampler = Sampler(temperature=1.5)
+    options = DecodeOptions(sampler=sampler, max_new_tokens=60)
+    for step in decode(target, drafter, PROMPTS, options):
+        accepted += sum(step.accepted)
+        for row, count in zip(step.emitted, step.accepted, strict=True):
+            proposed.update(row[:count])
+    assert accepted > 0
+    assert proposed <= set(kept)
+
+
+def test_a_subset_of_another_target_is_refused(tmp_path: Path) -> None:
+    drafter = subset_drafter(tmp_path, list(range(100, 132)), 32)
+    with pytest.raises(BackendError, match="made for another target"):
+        drafter.bind(tiny_target(64))
+
+
+def test_text_that_outgrows_the_draft_models_context_goes_on_without_drafts() -> None:
+    target = tiny_target(64)
+    drafter = Independent(Independent.Config(), model=tiny_target(64, max_length=16))
+    made = texts(target, drafter, tokens=40, batch_size=3)
+    assert ids(made) == ids(texts(target, NoDrafter(), tokens=40))
+    assert all(0 < one.counts.accepted < 16 for one in made)
+
+
+def test_a_session_reuses_the_common_beginning_and_changes_nothing() -> None:
+    target = tiny_target(64)
+    drafter = Independent(Independent.Config(), model=tiny_target(64))
+    drafter.bind(target)
+    session = Session()
+    options = DecodeOptions(max_new_tokens=12)
+    for prompt in ([1, 2, 3, 4], [1, 2, 3, 9, 9], [1, 2, 3, 9, 9, 9, 1], [5]):
+        fed = []
+        out: list[int] = []
+        for step in decode(target, drafter, [prompt], options, session=session):
+            out += step.emitted[0]
+            fed.append(len(out))
+        assert tuple(out) == ids(texts(target, NoDrafter(), prompts=[prompt], tokens=12))[0]
+        assert session.tokens is not None
+        assert session.tokens[0] == [*prompt, *out][:-1]
+
+
+def test_a_draft_model_without_a_folder_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match=r"independent:PATH_OR_HUB_ID"):
+        load_drafter("independent")
+
+
+# ------------------------------------------------------------ really trained pairs
+
+
+def pair_prompts(target: HFTarget) -> list[list[int]]:
+    starts = ("Once upon a time", "The dog was", "One day, a boy named Tim")
+    return [target.tokenizer(text)["input_ids"] for text in starts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_same_tokenizer_pair_drafts_well(temperature: float) -> None:
+    folder = weights_folder() / "hf"
+    target = load_target(str(folder / "stories260K"), dtype="float64")
+    drafter = load_drafter(f"independent:{folder / 'llama2xs-281K'}")
+    assert isinstance(drafter, Independent)
+    prompts = pair_prompts(target)
+    made = texts(target, drafter, prompts=prompts, temperature=temperature, tokens=80)
+    rate = sum(m.counts.accepted for m in made) / sum(m.counts.offered for m in made)
+    assert rate > 0.25, "this pair's expected acceptance per token is about 0.65"
+    if temperature == 0:
+        assert ids(made) == ids(texts(target, NoDrafter(), prompts=prompts, tokens=80))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_draft_model_with_another_tokenizer_drafts_through_text(
+    temperature: float, batch_size: int
+) -> None:
+    """512 pieces against 105 characters, both ways. Match keeps even the sampled text the same."""
+    stories = load_target(str(weights_folder() / "hf" / "stories260K"), dtype="float64")
+    letters = babyllama(torch.float64)
+    for target, draft in ((stories, letters), (letters, stories)):
+        prompts = pair_prompts(target)
+        drafter = Independent(Independent.Config(), model=draft)
+        made = texts(
+            target,
+            drafter,
+            prompts=prompts,
+            temperature=temperature,
+            batch_size=batch_size,
+            tokens=60,
+        )
+        plain = texts(target, NoDrafter(), prompts=prompts, temperature=temperature, tokens=60)
+        assert ids(made) == ids(plain)
+        steps = sum(one.counts.steps for one in made)
+        assert sum(len(one.token_ids) for one in made) > 1.3 * steps
+
+
+def test_long_texts_are_cut_anew_only_at_their_end() -> None:
+    """What the draft model reads stays one text: decoding its reading gives the text back."""
+    stories = load_target(str(weights_folder() / "hf" / "stories260K"), dtype="float32")
+    letters = babyllama()
+    drafter = Independent(Independent.Config(), model=letters)
+    drafter.bind(stories)
+    session = Session()
+    prompt = stories.tokenizer("Once upon a time")["input_ids"]
+    for _ in decode(stories, drafter, [prompt], DecodeOptions(max_new_tokens=400), session=session):
+        pass
+    reading = session.state.rows[0]  # type: ignore[union-attr]
+    assert len(reading.text) > 800
+    again = letters.tokenizer.decode(reading.ids, skip_special_tokens=True)
+    assert again.replace(" ", "") == reading.text.replace("\n", "").replace(" ", "")
