@@ -109,8 +109,9 @@ class Noise:
 class Law:
     """R probability laws over V tokens, normalised, float32 or wider.
 
-    Dense (`ids_RK` is None: column = token) or sparse (mass only on K listed tokens; a point mass
-    is K = 1). Immutable.
+    Dense (`ids_RK` is None: column = token) or sparse (mass only on K listed tokens, in the order of
+    their ids; a point mass is K = 1). A draw inverts the cumulative sum in id order, so it does not
+    depend on which form a law has. Immutable.
     """
 
     __slots__ = ("ids_RK", "probs_RK", "vocab_size")
@@ -219,7 +220,8 @@ class History:
     num_prompt: int
 
 
-_PREFILTER = 1024
+_TIES = 64
+"""How many scores beyond the k-th are looked at for ties before everything is sorted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,14 +293,7 @@ class Sampler:
         _require_finite(scores.amax(-1))
         if self.top_k == 0 and self.top_p == 1.0:
             return self._dense(scores, vocab)
-        if self.top_k:
-            kept = self._top_k(scores)
-            if kept is None:  # ties at the boundary: transformers keeps all of them
-                return self._by_processors(scores, vocab)
-            values_RK, ids_RK = kept
-            total_R1 = values_RK.logsumexp(-1, keepdim=True)
-        else:
-            values_RK, ids_RK, total_R1 = self._top_p_candidates(scores)
+        values_RK, ids_RK, total_R1 = self._top_k(scores) if self.top_k else self._nucleus(scores)
         probs_RK = (values_RK - total_R1).exp()
         if self.top_p < 1.0:
             # sorted downwards: a token stays while the mass before it is below top_p
@@ -308,7 +303,9 @@ class Sampler:
             probs_RK = probs_RK * keep_RK
         if self.min_p > 0:
             probs_RK = probs_RK * (probs_RK >= self.min_p * probs_RK[:, :1])
-        return Law.from_weights(probs_RK, vocab, ids_RK)
+        width = int((probs_RK > 0).sum(-1).max())
+        ids_RK, order_RK = ids_RK[:, :width].sort(dim=-1)
+        return Law.from_weights(probs_RK[:, :width].gather(1, order_RK), vocab, ids_RK)
 
     def processors(self) -> LogitsProcessorList:
         """The same warping by transformers' own processors (temperature to min-p): the twin."""
@@ -368,35 +365,41 @@ class Sampler:
             return Law.from_weights(probs * keep, vocab)
         return Law(probs, vocab)
 
-    def _top_k(self, scores_RV: Tensor) -> tuple[Tensor, Tensor] | None:
-        vocab = scores_RV.shape[1]
-        k = min(self.top_k, vocab)
-        values, ids = scores_RV.topk(min(k + 1, vocab), dim=-1)
-        if k < vocab and bool((values[:, k] == values[:, k - 1]).any()):
-            return None
-        return values[:, :k], ids[:, :k]
+    def _top_k(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores sorted downwards, -inf where dropped; ids; and the log of the kept mass.
 
-    def _top_p_candidates(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Largest scores, sorted downwards, that surely hold the nucleus; and the log of all mass.
-
-        A full sort of 32,000 scores costs more than a small target's forward, and nuclei are small:
-        take 1,024, and sort everything only where they do not hold the mass.
+        Like transformers, all tokens that tie with the k-th stay (half precision ties often).
         """
         vocab = scores_RV.shape[1]
-        total_R1 = scores_RV.logsumexp(-1, keepdim=True)
-        if vocab > _PREFILTER:
-            values, ids = scores_RV.topk(_PREFILTER, dim=-1)
-            covered_R = (values - total_R1).exp().sum(-1)
-            if bool((covered_R > self.top_p + 1e-4).all()):
-                return values, ids, total_R1
-        values, ids = scores_RV.sort(dim=-1, descending=True, stable=True)
-        return values, ids, total_R1
+        k = min(self.top_k, vocab)
+        values_RK, ids_RK = scores_RV.topk(min(k + _TIES, vocab), dim=-1)
+        kth_R1 = values_RK[:, k - 1 : k]
+        if values_RK.shape[1] < vocab and bool((values_RK[:, -1:] == kth_R1).any()):
+            values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True)
+        values_RK = values_RK.masked_fill(values_RK < kth_R1, -math.inf)
+        return values_RK, ids_RK, values_RK.logsumexp(-1, keepdim=True)
 
-    def _by_processors(self, scores_RV: Tensor, vocab: int) -> Law:
-        warped = scores_RV
-        for step in self.processors()[0 if self.temperature in (0.0, 1.0) else 1 :]:
-            warped = step(None, warped)
-        return Law(warped.softmax(-1), vocab)
+    def _nucleus(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores that can be in the nucleus, sorted downwards; ids; and the log of all mass.
+
+        A full sort of 32,000 scores costs as much as a small target's forward. Tokens less probable
+        than (1 - top_p) / V together weigh less than 1 - top_p, so they lie in the tail that is cut
+        off: only the others are sorted.
+        """
+        num_rows, vocab = scores_RV.shape
+        total_R1 = scores_RV.logsumexp(-1, keepdim=True)
+        least_R1 = total_R1 + math.log((1 - self.top_p) / vocab) - 1e-3
+        parts = []
+        for r in range(num_rows):
+            ids = (scores_RV[r] >= least_R1[r]).nonzero()[:, 0]
+            values, order = scores_RV[r, ids].sort(descending=True, stable=True)
+            parts.append((values, ids[order]))
+        width = max(len(values) for values, _ in parts)
+        values_RK = scores_RV.new_full((num_rows, width), -math.inf)
+        ids_RK = torch.zeros((num_rows, width), dtype=torch.long, device=scores_RV.device)
+        for r, (values, ids) in enumerate(parts):
+            values_RK[r, : len(values)], ids_RK[r, : len(ids)] = values, ids
+        return values_RK, ids_RK, total_R1
 
 
 def _require_finite(top_R: Tensor) -> None:

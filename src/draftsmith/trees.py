@@ -37,43 +37,34 @@ def shape_parents(shape: TreeShape) -> tuple[int, ...]:
 
 def depths(parents_BN: np.ndarray) -> np.ndarray:
     """[B, N]: 1 for children of the root, 0 for padding."""
-    out = np.zeros_like(parents_BN)
-    rows = np.arange(parents_BN.shape[0])
-    for n in range(parents_BN.shape[1]):
-        parent = parents_BN[:, n]
-        above = np.where(parent >= 0, out[rows, np.maximum(parent, 0)], 0)
-        out[:, n] = np.where(parent == PADDING, 0, above + 1)
-    return out
+    return geometry(parents_BN)[0]
 
 
 def sees(parents_BN: np.ndarray) -> np.ndarray:
     """[B, N, N] bool: node n sees node m when m is n or an ancestor of n. Padding sees itself."""
-    num_rows, num_nodes = parents_BN.shape
-    out = np.zeros((num_rows, num_nodes, num_nodes), dtype=bool)
-    rows = np.arange(num_rows)
-    for n in range(num_nodes):
-        parent = parents_BN[:, n]
-        out[:, n] = out[rows, np.maximum(parent, 0)] & (parent >= 0)[:, None]
-        out[:, n, n] = True
-    return out
-
-
-@lru_cache(maxsize=256)
-def chain_geometry(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(depths [1, N], sees [1, N, N]) of a chain: asked for at every step, so kept."""
-    parents = np.arange(-1, num_nodes - 1)[None]
-    return depths(parents), sees(parents)
+    return geometry(parents_BN)[1]
 
 
 def geometry(parents_BN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(depths, sees) of a batch of trees; plain chains come from a cache."""
-    num_rows, num_nodes = parents_BN.shape
-    if (parents_BN == np.arange(-1, num_nodes - 1)).all():
-        depth, see = chain_geometry(num_nodes)
-        return np.broadcast_to(depth, (num_rows, num_nodes)), np.broadcast_to(
-            see, (num_rows, num_nodes, num_nodes)
-        )
-    return depths(parents_BN), sees(parents_BN)
+    """(depths, sees), both read-only. Shapes recur from step to step, so rows are remembered."""
+    rows = [_row_geometry(row.tobytes()) for row in np.ascontiguousarray(parents_BN)]
+    if len(rows) == 1:
+        return rows[0][0][None], rows[0][1][None]
+    return np.stack([depth for depth, _ in rows]), np.stack([see for _, see in rows])
+
+
+@lru_cache(maxsize=512)
+def _row_geometry(parents_bytes: bytes) -> tuple[np.ndarray, np.ndarray]:
+    parents: list[int] = np.frombuffer(parents_bytes, dtype=np.int64).tolist()
+    depth: list[int] = []
+    see = np.eye(len(parents), dtype=bool)
+    for n, parent in enumerate(parents):
+        depth.append(0 if parent == PADDING else 1 if parent == ROOT else depth[parent] + 1)
+        if parent >= 0:
+            see[n] |= see[parent]
+    out = np.array(depth, dtype=np.int64)
+    out.flags.writeable = see.flags.writeable = False
+    return out, see
 
 
 def limit_depth(

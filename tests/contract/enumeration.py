@@ -19,7 +19,7 @@ Shape letters: B rows, R drawing rows, K columns of weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -150,58 +150,66 @@ class EnumeratingNoise:
         return type(self)(paths, list(roots), strict=self.strict)
 
 
-def output_laws(
-    target: Target,
-    drafter: Drafter,
+@dataclass(slots=True)
+class Explored:
+    """All that an enumeration found."""
+
+    laws: list[dict[tuple[int, ...], float]]
+    """Per prompt: the probability of each continuation."""
+    num_paths: int = 0
+    accepted: int = 0
+    """Drafted tokens that were emitted, over all paths."""
+    offered: int = 0
+    """Depth of candidates that was verified, over all paths."""
+
+
+def explore(
     prompts: Sequence[Sequence[int]],
-    options: DecodeOptions,
+    num_new: int,
+    follow: Callable[[list[Path], Explored], None],
     *,
     batch: int = 1024,
     noise: type[EnumeratingNoise] = EnumeratingNoise,
     strict: bool = True,
-    predictions: Sequence[Sequence[int]] = (),
-    max_paths: int = 400_000,
-) -> list[dict[tuple[int, ...], float]]:
-    """The exact law of the tokens that `decode()` emits after each prompt.
+    max_paths: int = 200_000,
+) -> Explored:
+    """Every branch of what `follow` does with `decode()`, for up to `num_new` tokens per prompt.
 
     Rows of one batch follow branches of different prompts (a ragged batch) and end at different
-    steps. All rows have one request id, so that nothing but their boxes tells them apart.
+    steps. `follow` gives all rows one request id, so that nothing but their boxes tells them apart.
     """
-    drafter.bind(target)
-    laws: list[dict[tuple[int, ...], float]] = [{} for _ in prompts]
+    found = Explored(laws=[{} for _ in prompts])
     queue: list[tuple[int, Box]] = [(group, {}) for group in range(len(prompts))]
-    num_paths = 0
     while queue:
         chosen, queue = queue[-batch:], queue[:-batch]
-        paths = [
-            Path(group, box, len(prompts[group]) + options.max_new_tokens) for group, box in chosen
-        ]
-        _follow_all(target, drafter, prompts, options, paths, noise, strict, predictions)
+        paths = [Path(group, box, len(prompts[group]) + num_new) for group, box in chosen]
+
+        def boxed(seed: int, ids: Sequence[int], roots: Sequence[int]) -> EnumeratingNoise:
+            return noise(paths, roots, strict=strict)  # noqa: B023  (used inside this round only)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("draftsmith.decode.Noise", boxed)
+            follow(paths, found)
         for path in paths:
-            law, tokens = laws[path.group], tuple(path.tokens)
+            law, tokens = found.laws[path.group], tuple(path.tokens)
             law[tokens] = law.get(tokens, 0.0) + path.volume
             queue.extend((path.group, box) for box in path.unexplored)
-        num_paths += len(paths)
-        assert num_paths < max_paths, f"more than {max_paths} branches: choose a smaller case"
-    global last; last = num_paths
-    return laws
+        found.num_paths += len(paths)
+        assert found.num_paths < max_paths, f"over {max_paths} branches: choose a smaller case"
+    return found
 
 
-def _follow_all(
+def follow_decode(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     options: DecodeOptions,
-    paths: list[Path],
-    noise: type[EnumeratingNoise],
-    strict: bool,
-    predictions: Sequence[Sequence[int]],
-) -> None:
-    def boxed(seed: int, ids: Sequence[int], roots: Sequence[int]) -> EnumeratingNoise:
-        return noise(paths, roots, strict=strict)
+    predictions: Sequence[Sequence[int]] = (),
+) -> Callable[[list[Path], Explored], None]:
+    """For `explore`: one call of `decode()`."""
+    drafter.bind(target)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftsmith.decode.Noise", boxed)
+    def follow(paths: list[Path], found: Explored) -> None:
         for step in decode(
             target,
             drafter,
@@ -210,5 +218,9 @@ def _follow_all(
             request_ids=[0] * len(paths),
             predictions=[predictions[path.group] for path in paths] if predictions else (),
         ):
+            found.accepted += sum(step.accepted)
+            found.offered += sum(step.offered_depth)
             for path, emitted in zip(paths, step.emitted, strict=True):
                 path.tokens.extend(emitted)
+
+    return follow

@@ -192,12 +192,12 @@ def test_the_self_check_refuses_in_every_dtype_and_passes_in_every_dtype(
     sound, broken = build_pair(config_of("LlamaConfig", **SMALL), dtype)
     HFTarget(sound)
 
-    def louder(given: dict[str, Any]) -> None:
+    def backwards(given: dict[str, Any]) -> None:
         if given.get("draftsmith_block") is not None:
             given["hidden_states"] = given["hidden_states"].flip(1)
 
     with pytest.raises(UnsupportedModel, match="gives other logits"):
-        HFTarget(_strange(broken, louder))
+        HFTarget(_strange(broken, backwards))
 
 
 def test_an_unknown_keyword_to_attention_is_refused(build_pair: Build) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
+def start(words: list[str], **variables: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= variables
     return subprocess.Popen(
         [sys.executable, "-m", "draftsmith", *words],
         stderr=subprocess.PIPE,
@@ -77,3 +81,30 @@ def test_bad_input_ends_in_one_sentence_and_code_two(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "none.txt: there is no such file" in stderr and "Traceback" not in stderr
+
+
+@pytest.mark.full
+def test_two_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"line {i} is {i * i % 97}" for i in range(3000)))
+    words = f"pretrain --text {text} --size tiny --vocab-size 300 --block-length 64 --json"
+    words += " --batch-tokens 512 --duration 20steps --dtype float32 --save-dtype float32 --out"
+    alone = start([*words.split(), str(tmp_path / "one")])
+    assert alone.wait(timeout=300) == 0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}
+    both = [
+        start(
+            [*words.split(), str(tmp_path / "two")], RANK=str(rank), LOCAL_RANK=str(rank), **group
+        )
+        for rank in range(2)
+    ]
+    for process in both:
+        _, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, value in one.items():  # sums over parts are in another order
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)

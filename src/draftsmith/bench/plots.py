@@ -1,5 +1,4 @@
-"""The figures of a report, drawn with matplotlib: for a page (SVG that takes the page's colours) and
-as PNG and SVG files.
+"""The figures of a report, drawn with matplotlib: for a page, and as PNG and SVG files.
 
 On a page the ink is the text colour of whatever theme the reader uses: figures are drawn with a
 stand-in colour that is replaced by `currentColor`.
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftsmith.bench.records import BASELINE, TRANSFORMERS
-from draftsmith.bench.report import Report
+from draftsmith.bench.report import Report, row_label
 from draftsmith.bench.statistics import DrafterFigures
 from draftsmith.provenance import atomic_path
 
@@ -116,7 +115,7 @@ def _render(figure: Figure, kind: str) -> bytes:
 
 
 def _for_page(svg: str) -> str:
-    """The bare <svg> element in the page's ink, without namespaces and metadata (they are links)."""
+    """The bare <svg> element in the page's ink; namespaces and metadata are links, so they go."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body)
@@ -133,10 +132,6 @@ def _colours(report: Report) -> dict[str, str]:
     names = [name for name in report.labels() if name not in (BASELINE, TRANSFORMERS)]
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     return {**colours, BASELINE: _GREY, TRANSFORMERS: _GREY}
-
-
-def _row_name(name: str, labels: dict[str, str]) -> str:
-    return {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}.get(name, labels[name])
 
 
 def _panels(report: Report, rows: int, *, height: float | None = None) -> tuple[Figure, list[Any]]:
@@ -194,7 +189,7 @@ def _bars(
             )
             right = max(right, high)
         axis.axvline(1.0, color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
-        axis.set_yticks(list(place.values()), [_row_name(n, labels) for n in place])
+        axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
         axis.tick_params(axis="y", length=0)
         axis.set_xlabel(label)
     axes[0].set_xlim(0, right * 1.22)
@@ -289,7 +284,7 @@ def _breakdown(report: Report) -> Figure | None:
                     y, part, left=left, color=colour, height=0.62, label=phase if first else None
                 )
                 left += part
-        axis.set_yticks(list(place.values()), [_row_name(n, labels) for n in place])
+        axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
         axis.tick_params(axis="y", length=0)
         axis.set_xlabel("milliseconds per token")
     _legend(figure, axes)
@@ -332,7 +327,7 @@ def _predicted(report: Report) -> Figure | None:
     axis.set_ylim(0, top)
     axis.set_xlabel("predicted speed-up")
     axis.set_ylabel("measured speed-up")
-    axis.legend(fontsize=8, loc="upper left")
+    axis.legend(fontsize=8, loc="best")
     return figure
 
 
@@ -358,7 +353,7 @@ def _gaps(report: Report) -> Figure | None:
         range=(0, top),
         stacked=True,
         color=[colours[name] for name in found],
-        label=[_row_name(name, labels) for name in found],
+        label=[row_label(name, labels) for name in found],
     )
     axis.axvline(bound, color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
     axis.annotate("bound", (bound, 0.95), xycoords=("data", "axes fraction"), ha="right", va="top")
@@ -404,22 +399,22 @@ _PLOTS = (
     _Plot(
         name="time_breakdown",
         title="Where the time goes",
-        caption="Decoding time per token: target forwards, drafting, verifying, and the rest of the "
-        "loop. Transformers does not say how it spends its time.",
+        caption="Decoding time per token: target forwards, drafting, verifying, and the rest of "
+        "the loop. Transformers does not say how it spends its time.",
         draw=_breakdown,
     ),
     _Plot(
         name="predicted_measured",
         title="Predicted and measured",
-        caption="The speed-up that the separately measured cost table predicts from the steps taken, "
-        "beside the one measured; the band is 10 % wide on either side.",
+        caption="The speed-up that the separately measured cost table predicts from the steps "
+        "taken, beside the one measured; the band is 10 % wide on either side.",
         draw=_predicted,
     ),
     _Plot(
         name="divergence_gaps",
         title="Near-ties",
-        caption="Where greedy output differed from plain decoding: how far the target held its first "
-        "choice above the second. Left of the bound, rounding explains the difference.",
+        caption="Where greedy output differed from plain decoding: how far the target held its "
+        "first choice above the second. Left of the bound, rounding explains the difference.",
         draw=_gaps,
     ),
 )

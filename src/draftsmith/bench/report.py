@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from draftsmith.bench.costs import CostTable
@@ -147,21 +148,22 @@ def _losslessness(report: Report) -> dict[str, Any]:
 
 
 def terminal_table(report: Report) -> Table:
-    """The figures that matter, a line per drafter and temperature."""
-    table = Table(title=f"{report.target} ({report.dtype})", title_justify="left")
-    table.add_column("temperature", justify="right")
-    table.add_column("drafter", no_wrap=True)
-    for name in ("speed-up", "95 % interval", "predicted", "vs transformers", "tokens/step"):
-        table.add_column(name, justify="right")
-    for name in ("accepted", "efficiency"):
-        table.add_column(name, justify="right")
-    table.add_column("same tokens")
+    """The figures that matter, a line per drafter and temperature; 80 columns will do."""
+    title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("T", justify="right")
+    table.add_column("drafter", no_wrap=True, overflow="ellipsis", max_width=20)
+    for name in ("speed-\nup", "95 %\ninterval", "pre-\ndicted", "vs trans-\nformers"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tokens/\nstep", "ac-\ncepted", "effi-\nciency", "same\ntokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     labels = report.labels()
     for temperature in report.temperatures:
         for entry in report.figures:
             if entry.temperature != temperature:
                 continue
             plain = entry.name in (BASELINE, TRANSFORMERS)
+            same = entry.identical_to_autoregressive
             table.add_row(
                 f"{temperature:g}",
                 row_label(entry.name, labels),
@@ -172,7 +174,7 @@ def terminal_table(report: Report) -> Table:
                 number(entry.tokens_per_step),
                 percent(entry.acceptance_rate),
                 percent(entry.engine_efficiency),
-                "" if entry.name == BASELINE else sameness(entry),
+                "" if entry.name == BASELINE or same is None else "yes" if same else "no",
                 style="" if plain else "bold",
             )
         table.add_section()
@@ -180,8 +182,8 @@ def terminal_table(report: Report) -> Table:
 
 
 def row_label(name: str, labels: Mapping[str, str]) -> str:
-    """How a drafter is called in tables."""
-    special = {BASELINE: "none (plain decoding)", TRANSFORMERS: "transformers generate"}
+    """How a drafter is called in tables and figures."""
+    special = {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}
     return special.get(name, labels[name])
 
 
@@ -198,7 +200,7 @@ def percent(value: float | None) -> str:
 
 
 def interval_text(interval: Interval | None) -> str:
-    return "" if interval is None else f"{interval.low:.2f} to {interval.high:.2f}"
+    return "" if interval is None else f"{interval.low:.2f}-{interval.high:.2f}"
 
 
 def sameness(entry: DrafterFigures) -> str:

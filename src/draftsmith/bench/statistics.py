@@ -4,8 +4,8 @@ tokens per step (tau)     generated tokens / target forwards, the prompt's forwa
 acceptance rate           accepted tokens / depth offered on the best path
 node acceptance rate      accepted nodes / nodes proposed (equal for chains)
 acceptance by position    accepted at depth d / offered at depth d behind accepted ones
-speed-up                  seconds per token of plain decoding / of the drafter, in the decoding phase:
-                          per prompt the median over repeats, prompts weighted by their tokens
+speed-up                  decoding seconds per token of plain decoding / of the drafter: per prompt
+                          the median over repeats, prompts weighted by their tokens
 its interval              95 % bootstrap over prompts, both sides of a prompt drawn together
 predicted speed-up        see `costs`: from a cost table that is measured apart from the run
 engine efficiency         (draft + target forward seconds) / all seconds of the decoding phase

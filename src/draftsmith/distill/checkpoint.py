@@ -61,8 +61,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         publish(temporary, final)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        reason = (str(error).splitlines() or ["unknown error"])[0]
         raise BackendError(
-            f"could not write the checkpoint {final}: {error}; earlier checkpoints are untouched, "
+            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched, "
             "make room and run the same command again to continue"
         ) from error
     for old in complete(folder)[:-keep]:

@@ -61,8 +61,10 @@ class Trainer:
     """Trains `drafter` on `source`; `train()` may be called again after any interruption.
 
     `identity`: what the run must agree on to be resumed (data digest, options, ...), JSON values.
-    `folder` receives `checkpoints/`. Raises BackendError on repeated non-finite steps or a failed
-    save, InputError when the folder's checkpoint belongs to another run.
+    `folder` receives `checkpoints/`. Several processes train data-parallel: each holds all weights
+    (checkpoints of weights sharded over processes are not written yet).
+    Raises BackendError on repeated non-finite steps or a failed save, InputError when the folder's
+    checkpoint belongs to another run.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Trainer:
                         callback.on_step(self, report)
                     every = self.config.evaluate_every
                     last = self.step == self.config.steps
-                    if every and self.step % every == 0 and not last:
+                    if self.evaluation and every and self.step % every == 0 and not last:
                         self._evaluate(limit=16)
                     if self.step % self.config.save_every == 0 or last or self._signal:
                         self.save()
@@ -268,7 +270,7 @@ class Trainer:
         return {"loss": total / max(weight, 1.0), "tokens": weight}
 
     def _evaluate(self, *, limit: int | None) -> dict[str, float]:
-        values = self.evaluate(limit=limit) if self.evaluation is not None else {}
+        values = self.evaluate(limit=limit)
         for callback in self.callbacks:
             callback.on_evaluate(self, values)
         return values

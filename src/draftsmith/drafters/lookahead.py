@@ -14,14 +14,13 @@ The window is a tree of probes, so its ancestors give the published mask and pos
     w10      w11     w12                 argmax                     y0   y1   y2
      |        |       |
     w20      w21     w22                 node of (row r, column c):  r * W + c - 1
-     v        v       v                  its logits:                 r * W + c
-     y0       y1      y2
+     y0       y1      y2                 its logits:                 r * W + c
                                          N-grams: root w10 w20 y0, w01 w11 w21 y1, ...
 
-Then every row moves up (row 1 becomes row 0, y the last row), the new root takes the first place,
-and columns that the text has passed are dropped on the left and drawn anew on the right. The window
-begins as row 0 alone, wider by N - 2 columns, of which each step consumes one (the published `lead`
-is a row 0 that does not count the root: -1 in our columns).
+Then every row moves up (row 1 becomes row 0, y the last row) and the new root takes first place;
+with `shift=accepted` columns that the text has passed leave on the left, random ones come on the
+right. The window begins as row 0 alone, N - 2 columns wider, of which each step uses up one (the
+published `lead` is -1 here: its row 0 does not count the root).
 
 Two things differ from `lade`: a fully matched guess is followed by the target's bonus token, so a
 step gives up to N tokens, not N - 1; and guesses share prefixes (opaque children may be merged).

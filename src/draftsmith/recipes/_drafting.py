@@ -54,10 +54,10 @@ def open_drafters(
     for name in names:
         assignments = list(options.assignments(name, alone=alone))
         drafter = load_drafter(name, assignments)
-        if options.draft_proposal is not None:
-            if any(field.name == "proposal" for field in dataclasses.fields(drafter.config)):
-                taken = True
-                drafter = load_drafter(name, [*assignments, f"proposal={options.draft_proposal}"])
+        chooses = any(field.name == "proposal" for field in dataclasses.fields(drafter.config))
+        if chooses and options.draft_proposal is not None:
+            taken = True
+            drafter = load_drafter(name, [*assignments, f"proposal={options.draft_proposal}"])
         drafter.bind(target)
         label = portable_text(name)  # records name no folder outside the current one
         clash = any(arm.name == label for arm in out)

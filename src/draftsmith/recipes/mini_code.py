@@ -40,7 +40,7 @@ def target(folder: Path) -> PretrainOptions:
         data=text(),
         model=ArchitectureOptions(size="8m", kv_heads=2, vocab_size=4096),
         training=ScheduleOptions(
-            duration="1750steps",
+            duration="1900steps",
             block_length=512,
             long_block_length=2048,
             long_share=0.12,

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -109,7 +110,9 @@ def run(options: PretrainOptions) -> PretrainResult:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to --out {out}: {error}") from error
-    data = read_data(options, work)
+    accelerator = start_accelerator(options)
+    with accelerator.main_process_first():  # it trains the tokenizer, the others read it
+        data = read_data(options, work)
     training = options.training
     steps_per_epoch = max(1, sum(len(d) + 1 for d in data.train) // training.batch_tokens)
     steps = Duration.parse(training.duration).steps(
@@ -132,7 +135,7 @@ def run(options: PretrainOptions) -> PretrainResult:
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
-    report = train(options, data, model, source, evaluation, steps, work)
+    report = train(options, data, model, source, evaluation, steps, work, accelerator)
     bits = bits_per_byte(report, data.held_bytes) if data.held and data.subset is None else None
     results = {
         "parameters": parameters,
@@ -146,10 +149,18 @@ def run(options: PretrainOptions) -> PretrainResult:
         "bits_per_byte": bits,
         "attend_across_documents": options.data.attend_across_documents,
     }
-    write_model(
-        out, model, data.tokenizer, data.subset, getattr(torch, options.save_dtype), record, results
-    )
-    shutil.rmtree(work, ignore_errors=True)
+    if accelerator.is_main_process:
+        write_model(
+            out,
+            model,
+            data.tokenizer,
+            data.subset,
+            getattr(torch, options.save_dtype),
+            record,
+            results,
+        )
+        shutil.rmtree(work, ignore_errors=True)
+    accelerator.wait_for_everyone()
     result = PretrainResult(
         out=str(out),
         parameters=parameters,
@@ -160,6 +171,25 @@ def run(options: PretrainOptions) -> PretrainResult:
     )
     _say(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
     return result
+
+
+def start_accelerator(options: PretrainOptions) -> Accelerator:
+    """Devices, processes, mixed precision and trackers for this run."""
+    names = trackers(options)
+    return make_accelerator(precision(options), names, options.out if names else None)
+
+
+def precision(options: PretrainOptions) -> Literal["bfloat16", "float32"]:
+    """The arithmetic that --dtype means on this machine."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if _fast_bfloat16() else "float32"
+
+
+def trackers(options: PretrainOptions) -> list[str]:
+    """The trackers that --report-to names."""
+    names = [name.strip() for name in options.report_to.split(",")]
+    return [name for name in names if name not in ("", "none")]
 
 
 def read_data(options: PretrainOptions, work: Path) -> Data:
@@ -280,12 +310,10 @@ def train(
     evaluation: EvaluationBlocks | None,
     steps: int,
     work: Path,
+    accelerator: Accelerator,
 ) -> TrainReport:
     """The training loop with its callbacks; resumes from `work` when it holds a checkpoint."""
     training = options.training
-    precision = options.dtype
-    if precision == "auto":
-        precision = "bfloat16" if _fast_bfloat16() else "float32"
     config = TrainerConfig(
         steps=steps,
         accumulation=training.gradient_accumulation,
@@ -297,15 +325,13 @@ def train(
         betas=training.betas,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_norm,
-        precision=precision,
+        precision=precision(options),
         seed=options.seed,
         save_every=options.save_every,
         evaluate_every=options.eval_every,
     )
-    trackers = [name for name in options.report_to.split(",") if name and name != "none"]
-    accelerator = make_accelerator(precision, trackers, options.out if trackers else None)
     callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers:
+    if trackers(options):
         accelerator.init_trackers("pretrain")
         callbacks.append(Trackers(accelerator))
     identity = {
@@ -319,7 +345,7 @@ def train(
         "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
         "schedule": [training.schedule, training.decay_share, training.long_share],
         "optimizer": [*training.betas, training.weight_decay, training.clip_norm],
-        "precision": precision,
+        "precision": precision(options),
         "seed": options.seed,
     }
     trainer = Trainer(

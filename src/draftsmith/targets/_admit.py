@@ -55,17 +55,17 @@ def refuse_by_config(config: Any, name: str) -> None:
             f"{name} is an encoder-decoder; draftsmith needs a decoder-only model."
         )
     text = config.get_text_config(decoder=True)
-    if text.model_type in _COUNTS_BY_ITSELF:
-        raise UnsupportedModel(
-            f"{name} scales its queries by positions that it counts by itself, which are wrong for "
-            "the nodes of a draft tree."
-        )
     kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds & _RECURRENT:
         raise _recurrent(name)
     if kinds:
         raise UnsupportedModel(
             f"{name} has layers of type {', '.join(sorted(kinds))}, which cannot take a draft tree."
+        )
+    if text.model_type in _COUNTS_BY_ITSELF:
+        raise UnsupportedModel(
+            f"{name} scales its queries by positions that it counts by itself, which are wrong for "
+            "the nodes of a draft tree."
         )
     for rope in sorted(_rope_types(text) & _NEIGHBOURLY_ROPE):
         raise UnsupportedModel(

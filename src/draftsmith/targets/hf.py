@@ -230,15 +230,26 @@ def load_model(
             dtype=_DTYPES.get(dtype, "auto"),
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in a sentence
             **source,
         )
-        missing = sorted(report["missing_keys"])
-        if missing:  # transformers would fill them with noise and go on
-            raise BackendError(
-                f"The model {name!r} is incomplete: {len(missing)} weights are missing from its "
-                f"files ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})."
-            )
+        _require_all_weights(name, report)
         return model.to(place)
+
+
+def _require_all_weights(name: str, report: dict[str, Any]) -> None:
+    """transformers fills what is missing with noise and goes on; we do not."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise BackendError(
+            f"The model {name!r} is incomplete: {len(missing)} weights are missing from its "
+            f"files ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})."
+        )
+    for weight, found, wanted in sorted(report["mismatched_keys"])[:1]:
+        raise BackendError(
+            f"The model {name!r} does not fit its configuration: {weight} is {list(found)} in its "
+            f"files, but config.json asks for {list(wanted)}."
+        )
 
 
 def load_tokenizer(
@@ -253,9 +264,16 @@ def load_tokenizer(
 
     _require_folder(name)
     with _loading(f"the tokenizer of {name!r}"):
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
+    # without vocabulary files transformers makes one up that knows its special tokens only
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        raise BackendError(
+            f"The model {name!r} has no tokenizer files (tokenizer.json, tokenizer.model or "
+            "vocab.json); put those of its base model beside the weights."
+        )
+    return tokenizer
 
 
 @contextmanager
@@ -266,8 +284,13 @@ def _loading(what: str) -> Iterator[None]:
     except DraftsmithError:
         raise
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        raise BackendError(f"Cannot load {what}: {text.splitlines()[0].strip()}") from error
+        raise BackendError(f"Cannot load {what}: {_sentence(error)}") from error
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of another package's message, with a full stop."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(" .:;,") + "."
 
 
 def pick_device(device: str) -> torch.device:
@@ -285,8 +308,7 @@ def pick_device(device: str) -> torch.device:
         place = torch.device(device)
         torch.ones(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"Device {device!r} is not to be had here: {first}") from error
+        raise InputError(f"Device {device!r} is not to be had here: {_sentence(error)}") from error
     return place
 
 
