@@ -210,6 +210,8 @@ class QuickstartOptions(VerbOptions):
     """Tokens to generate for each prompt."""
     limit: int | None = None
     """How many of the prompts to use; left out: all."""
+    models: Path | None = None
+    """Folder with `target` and `draft`; left out: models/mini-code of the repository."""
     seed: int = 0
     """Seed of all draws."""
 

@@ -21,11 +21,13 @@ class StopStrings:
         self.strings, self._tokenizer = tuple(strings), tokenizer
         self._window = max((len(s.encode()) for s in strings), default=0) + 8
 
-    def complete(self, generated: Sequence[int]) -> bool:
+    def complete(self, tokens: Sequence[int], num_prompt: int) -> bool:
+        """Whether the last token completes a stop string in the generated text."""
         if not self.strings:
             return False
-        text = self._tokenizer.decode(generated[-self._window :], skip_special_tokens=False)
-        before = self._tokenizer.decode(generated[-self._window : -1], skip_special_tokens=False)
+        tail = tokens[max(num_prompt, len(tokens) - self._window) :]
+        text = self._tokenizer.decode(tail, skip_special_tokens=False)
+        before = self._tokenizer.decode(tail[:-1], skip_special_tokens=False)
         return any(s in text and s not in before for s in self.strings)
 
     def cut(self, text: str) -> str:
@@ -47,10 +49,6 @@ class Row:
     """Positions the target knows."""
     finish: str | None = None
     stats: RowStats = field(default_factory=RowStats)
-
-    @property
-    def generated(self) -> list[int]:
-        return self.tokens[self.num_prompt :]
 
     @property
     def room(self) -> int:
@@ -76,7 +74,7 @@ class Row:
         for token in tokens:
             self.tokens.append(token)
             taken.append(token)
-            if token in end_ids or stops.complete(self.generated):
+            if token in end_ids or stops.complete(self.tokens, self.num_prompt):
                 self.finish = "stop"
             elif len(self.tokens) - self.num_prompt >= self.max_new_tokens:
                 self.finish = "length"

@@ -88,7 +88,8 @@ def test_vocabularies_padded_differently_draft_on_the_common_part(draft_size: in
 
 
 def subset_drafter(folder: Path, d2t: list[int], vocab: int) -> Independent:
-    save_file({"d2t": torch.tensor(d2t)}, folder / "draft_vocab.safetensors")
+    tensors = {"d2t": torch.tensor(d2t), "unknown": torch.tensor([0])}
+    save_file(tensors, folder / "draft_vocab.safetensors")
     config = Independent.Config(source=str(folder))
     return Independent(config, model=tiny_target(vocab, seed=1))
 

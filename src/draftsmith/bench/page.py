@@ -59,8 +59,8 @@ DEFINITIONS = (
     ),
     (
         "same tokens",
-        "At temperature 0: whether the tokens are those of plain decoding; otherwise how many texts "
-        "differ, and the largest top-2 logit gap of the target where they do.",
+        "At temperature 0: whether the tokens are those of plain decoding; otherwise how many "
+        "texts differ, and the largest top-2 logit gap of the target where they do.",
     ),
 )
 

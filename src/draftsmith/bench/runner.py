@@ -119,6 +119,9 @@ class Bench:
 
     def __init__(self, plan: BenchPlan) -> None:
         self.plan = plan
+        self.on_prepared: Callable[[float], None] | None = None
+        """Called by `prepare` at its end with the seconds of one warm round: the plan may still be
+        narrowed to fewer items or repeats."""
         self.costs: CostTable | None = None
         self._references: dict[tuple[int, int], _Reference] = {}
         self._widths: list[int] = []
@@ -140,8 +143,8 @@ class Bench:
                     )
                     number += 1
 
-    def prepare(self, on_step: Callable[[str], None] | None = None) -> float:
-        """Warm up and measure the cost table; seconds that one round took (the last warm one)."""
+    def prepare(self, on_step: Callable[[str], None] | None = None) -> None:
+        """Warm up and measure the cost table."""
         plan, spent = self.plan, 0.0
         say = on_step or (lambda text: None)
         for number in range(plan.warmup):
@@ -163,7 +166,8 @@ class Bench:
                 self._widths,
                 rounds=plan.cost_rounds,
             )
-        return spent
+        if self.on_prepared is not None:
+            self.on_prepared(spent)
 
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
         """Run all rounds; the records of one round at a time."""

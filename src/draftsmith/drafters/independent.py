@@ -110,9 +110,9 @@ class Independent(Drafter):
             self._adopt(self._load(target))
         draft = self._draft
         assert draft is not None
-        subset = _subset_ids(self.config.source)
+        subset = _Subset.beside(self.config.source)
         if subset is not None:
-            self._vocabularies = _through_subset(subset, draft.vocab_size, target.vocab_size)
+            self._vocabularies = subset.vocabularies(draft.vocab_size, target.vocab_size)
         elif _same_tokens(draft.tokenizer, target.tokenizer):
             self._vocabularies = _padded(draft.vocab_size, target.vocab_size)
         else:
@@ -220,34 +220,47 @@ def _padded(draft_size: int, target_size: int) -> Vocabularies:
     return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)
 
 
-def _subset_ids(source: str) -> Tensor | None:
-    """d2t [Vd]: the target id of each draft id, for a draft model with a vocabulary subset."""
-    path = Path(source) / "draft_vocab.safetensors"
-    if not source or not path.is_file():
-        return None
-    tensors = load_file(path)
-    if "d2t" not in tensors:
-        raise BackendError(f"{path} holds no tensor d2t: train the draft model again.")
-    return tensors["d2t"].long()
-
-
-def _through_subset(d2t: Tensor, draft_size: int, target_size: int) -> Vocabularies:
+@dataclass(frozen=True, slots=True)
+class _Subset:
     """The draft model knows only some of the target's tokens."""
-    if len(d2t) != draft_size or not bool(((d2t >= 0) & (d2t < target_size)).all()):
-        raise BackendError(
-            f"The draft model's vocabulary subset names {len(d2t)} of its {draft_size} ids and "
-            f"target ids up to {int(d2t.max())}, but the target has {target_size}: it was made "
-            "for another target."
-        )
-    known = np.full(target_size, 0, dtype=np.int64)  # a token it does not know is read as its id 0
-    known[d2t.numpy()] = np.arange(len(d2t))
 
-    def to_target(logits_RV: Tensor) -> Tensor:
-        wide = logits_RV.new_full((logits_RV.shape[0], target_size), -torch.inf)
-        wide[:, d2t.to(logits_RV.device)] = logits_RV
-        return wide
+    d2t: Tensor
+    """[Vd]: the target's id of each draft id."""
+    unknown: int
+    """Draft id that every other token is read as."""
 
-    return Vocabularies(size=target_size, to_draft=lambda ids: known[ids], to_target=to_target)
+    @classmethod
+    def beside(cls, source: str) -> _Subset | None:
+        """What the draft model's folder says about its vocabulary, if it is a subset."""
+        path = Path(source) / "draft_vocab.safetensors"
+        if not source or not path.is_file():
+            return None
+        tensors = load_file(path)
+        missing = {"d2t", "unknown"} - tensors.keys()
+        if missing:
+            raise BackendError(
+                f"{path} holds no tensor {min(missing)!r}: train the draft model again."
+            )
+        return cls(tensors["d2t"].long(), int(tensors["unknown"]))
+
+    def vocabularies(self, draft_size: int, target_size: int) -> Vocabularies:
+        d2t, unknown = self.d2t, self.unknown
+        fits = bool(((d2t >= 0) & (d2t < target_size)).all()) and 0 <= unknown < draft_size
+        if len(d2t) != draft_size or not fits:
+            raise BackendError(
+                f"The draft model's vocabulary subset names {len(d2t)} of its {draft_size} ids and "
+                f"target ids up to {int(d2t.max())}, but the target has {target_size}: it was made "
+                "for another target."
+            )
+        t2d = np.full(target_size, unknown, dtype=np.int64)
+        t2d[d2t.numpy()] = np.arange(len(d2t))
+
+        def to_target(logits_RV: Tensor) -> Tensor:
+            wide = logits_RV.new_full((logits_RV.shape[0], target_size), -torch.inf)
+            wide[:, d2t.to(logits_RV.device)] = logits_RV
+            return wide
+
+        return Vocabularies(size=target_size, to_draft=lambda ids: t2d[ids], to_target=to_target)
 
 
 def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | None) -> DraftTree:

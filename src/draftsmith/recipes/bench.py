@@ -133,7 +133,7 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
         with progress:
             task = progress.add_task("warming up", total=bench.plan.num_records)
             bench.prepare(lambda text: progress.update(task, description=text))
-            progress.update(task, description="measuring")
+            progress.update(task, description="measuring", total=bench.plan.num_records)
             said = time.monotonic()
             for lines in bench.records():
                 records_module.append(path, lines)

@@ -1,0 +1,172 @@
+"""`draftsmith quickstart`: the main job on the models that ship with the project, offline.
+
+Continues real code plainly, by prompt lookup, by lookahead and with the shipped draft model, shows
+one text as it is decoded, and writes a report.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+import draftsmith
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.records import BASELINE
+from draftsmith.bench.report import summary, terminal_table
+from draftsmith.bench.runner import Bench, BenchPlan, Item
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import BackendError, InputError
+from draftsmith.law import Sampler
+from draftsmith.options import DraftingOptions, ModelOptions, QuickstartOptions
+from draftsmith.provenance import start_run
+from draftsmith.recipes import bench as bench_recipe
+from draftsmith.recipes._drafting import encode, open_drafters, open_target
+from draftsmith.recipes._stdlib_prompts import held_out_prompts
+from draftsmith.recipes._streaming import DRAFTED, Stream
+from draftsmith.targets._base import Target
+
+NUM_PROMPTS = 8
+FEWEST_PROMPTS = 3
+MOST_REPEATS = 3
+MEASURE_SECONDS = 80.0
+"""What the measured rounds may take; loading, warming up, the cost table and the report come on
+top, and all of it should stay under three minutes on two cores."""
+NEXT = (
+    "draftsmith bench --target Qwen/Qwen3-0.6B --drafter prompt_lookup,lookahead "
+    "--suite prompts.jsonl --temperature 0,0.8 --out runs/my-bench"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """How much to measure."""
+
+    prompts: int
+    repeats: int
+
+
+def run(options: QuickstartOptions) -> dict[str, Any]:
+    """Show and measure; everything goes to `options.out`."""
+    began = time.monotonic()
+    record = start_run("quickstart", options, seed=options.seed)
+    console = Console(highlight=False)
+    models = find_models(options.models)
+    _clear(options.out)
+    prompts = held_out_prompts(options.limit or NUM_PROMPTS)
+    folder = str(models / "target")
+    target = open_target(ModelOptions(target=folder))
+    names = ("prompt_lookup", "lookahead", f"independent:{models / 'draft'}")
+    arms = open_drafters(names, DraftingOptions(), target)
+    plan = BenchPlan(
+        target=target,
+        arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
+        items=tuple(Item(prompt=p.id, tokens=encode(p, target)) for p in prompts),
+        samplers=tuple(Sampler(temperature=t) for t in options.temperatures()),
+        max_new_tokens=options.max_new_tokens,
+        repeats=MOST_REPEATS,
+        seed=options.seed,
+    )
+    show(target, arms[-1], plan.items[0], options, console)
+    bench = Bench(plan)
+    bench.on_prepared = lambda spent: _settle_amount(bench, spent, console)
+    made = bench_recipe.measure(bench, options.out)
+    report = bench_recipe.finish(bench, made, folder, options.out, record)
+    console.print(terminal_table(report))
+    bench_recipe.say_results(report, console, options.out)
+    console.print(f"({time.monotonic() - began:.0f} s in all)\n", style="dim")
+    console.print(Text("Next, with your own model and prompts:", style="bold"))
+    console.print(f"  {NEXT}", soft_wrap=True, markup=False)
+    return summary(report)
+
+
+def find_models(given: Path | None) -> Path:
+    """The folder with `target` and `draft`.
+
+    Raises:
+        BackendError: it is not where it should be.
+    """
+    root = Path(draftsmith.__file__).resolve().parents[2]
+    places = [given] if given is not None else [root / "models/mini-code", Path("models/mini-code")]
+    for place in places:
+        if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
+            here = Path.cwd()
+            return place.relative_to(here) if place.is_relative_to(here) else place
+    if given is not None:
+        raise BackendError(f"--models {given} has no folders target and draft with models.")
+    raise BackendError(
+        "The small models are not here: they are in the folder models/mini-code of draftsmith's "
+        "repository; run this from a checkout, or give the folder by --models."
+    )
+
+
+def _clear(out: Path) -> None:
+    """Make room for a new quickstart; another verb's measurement is left alone."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give a folder.")
+    if not (out / "records.jsonl").exists():
+        return
+    try:
+        verb = json.loads((out / "run.json").read_text(encoding="utf-8"))["verb"]
+    except (OSError, ValueError, KeyError, TypeError):
+        verb = "quickstart"  # interrupted: it never came to its run.json
+    if verb != "quickstart":
+        raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
+    for name in ("run.json", "records.jsonl"):
+        (out / name).unlink(missing_ok=True)
+
+
+def choose_amount(seconds_per_round: float, prompts: int) -> Amount:
+    """As many repeats, then as many prompts, as fit into the time; never fewer than a few."""
+    rounds = MEASURE_SECONDS / max(seconds_per_round, 1e-9)
+    if rounds >= prompts:
+        return Amount(prompts=prompts, repeats=min(MOST_REPEATS, int(rounds / prompts)))
+    return Amount(prompts=min(prompts, max(FEWEST_PROMPTS, int(rounds))), repeats=1)
+
+
+def _settle_amount(bench: Bench, spent: float, console: Console) -> None:
+    """After the warm-up it is known how long a prompt takes: print the plan."""
+    plan = bench.plan
+    amount = choose_amount(spent, len(plan.items))
+    bench.plan = replace(plan, items=plan.items[: amount.prompts], repeats=amount.repeats)
+    temperatures = " and ".join(f"{sampler.temperature:g}" for sampler in plan.samplers)
+    console.print(
+        f"Measuring {len(plan.arm_names(plan.samplers[0]))} ways to continue {amount.prompts} "
+        f"prompts by {plan.max_new_tokens} tokens, at temperature {temperatures}, "
+        f"{amount.repeats} times, interleaved: about "
+        f"{spent * amount.prompts * amount.repeats:.0f} s.",
+        soft_wrap=True,
+    )
+
+
+def show(
+    target: Target, arm: Arm, item: Item, options: QuickstartOptions, console: Console
+) -> None:
+    """Decode one prompt in front of the reader."""
+    console.print(
+        Text.assemble(
+            ("Python's own code, continued. ", "bold"),
+            ("Coloured", DRAFTED),
+            f" tokens were drafted by a model of one layer and accepted by {target.name};"
+            " the text is the target's own.\n",
+        )
+    )
+    prompt = target.tokenizer.decode(list(item.tokens), skip_special_tokens=True)
+    console.print(Text("".join(prompt.splitlines(keepends=True)[-6:]), style="dim"), end="")
+    stream = Stream(target.tokenizer, console)
+    decode_options = arm.adapt(
+        DecodeOptions(max_new_tokens=options.max_new_tokens, seed=options.seed)
+    )
+    steps = tokens = 0
+    for step in decode(target, arm.drafter, [item.tokens], decode_options):
+        stream.add(step.emitted[0], step.accepted[0])
+        steps += 1
+        tokens += len(step.emitted[0])
+    stream.finish()
+    console.print(f"\n{tokens} tokens in {steps} forwards of the target\n", style="dim")
