@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from draftsmith.bench.suites import Prompt as Prompt
     from draftsmith.bench.suites import load_suite as load_suite
     from draftsmith.cache import KVCache as KVCache
+    from draftsmith.decode import DecodeOptions as DecodeOptions
+    from draftsmith.decode import Session as Session
     from draftsmith.distill.trainer import Trainer as Trainer
     from draftsmith.drafters._base import Drafter as Drafter
     from draftsmith.drafters._lookup import load_drafter as load_drafter
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. A test keeps this, `__all__` and the block above in step.
 _HOMES = {
+    "DecodeOptions": "draftsmith.decode",
     "DecodeStep": "draftsmith.types",
     "DraftTree": "draftsmith.types",
     "Drafter": "draftsmith.drafters._base",
@@ -47,6 +50,7 @@ _HOMES = {
     "Prompt": "draftsmith.bench.suites",
     "Proposal": "draftsmith.types",
     "Sampler": "draftsmith.law",
+    "Session": "draftsmith.decode",
     "TabularTarget": "draftsmith.targets.toy",
     "Trainer": "draftsmith.distill.trainer",
     "TreeShape": "draftsmith.types",
@@ -59,6 +63,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "DecodeOptions",
     "DecodeStep",
     "DraftTree",
     "Drafter",
@@ -68,6 +73,7 @@ __all__ = [
     "Prompt",
     "Proposal",
     "Sampler",
+    "Session",
     "TabularTarget",
     "Trainer",
     "TreeShape",

@@ -50,8 +50,6 @@ class Signals:
     """The state after the final norm, [.., H]."""
     layers: tuple[int, ...] = ()
     """Outputs of these decoder layers (0-based), concatenated: [.., len(layers) * H]."""
-    probe_tokens: bool = False
-    """The target's argmax token at the pending positions and at probe nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

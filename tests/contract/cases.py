@@ -1,0 +1,123 @@
+"""How the suite builds every drafter on a toy target. A new file in `drafters/` needs a line here:
+`test_every_drafter_has_a_case` fails until it has one, and all other tests then come for free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.targets._base import Target
+from draftsmith.targets.toy import TabularTarget
+from draftsmith.types import TreeShape
+
+from .reference_drafters import Greedy, Sampled, Whimsical, WithoutReplacement
+
+CHAIN = TreeShape.chain(2)
+TREE = TreeShape(widths=(2, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One drafter in one configuration."""
+
+    kind: str
+    """File name in `drafters/`; `reference` for the suite's own."""
+    label: str
+    build: Callable[[Target], Drafter]
+    """From a draft model, which drafters without one ignore."""
+    shape: TreeShape = CHAIN
+    draws: bool = False
+    """Drafts are sampled, so that every draft adds branches to the enumeration."""
+    tabular_only: bool = False
+    remembers: bool = False
+    """Proposals depend on more than the row's tokens (on what earlier steps computed)."""
+    drafts: bool = True
+    uses_predictions: bool = False
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def _independent(
+    proposal: str, shape: TreeShape, label: str, *, draws: bool = True
+) -> Case:
+    return Case(
+        kind="independent",
+        label=label,
+        build=lambda model: Independent(
+            Independent.Config(proposal=proposal),  # type: ignore[arg-type]
+            model=model,
+        ),
+        shape=shape,
+        draws=draws,
+    )
+
+
+def _reference(
+    cls: Callable[[TabularTarget], Drafter],
+    shape: TreeShape,
+    label: str,
+    *,
+    draws: bool = True,
+    remembers: bool = False,
+) -> Case:
+    return Case(
+        kind="reference",
+        label=label,
+        build=cls,  # type: ignore[arg-type]  # tabular_only
+        shape=shape,
+        draws=draws,
+        tabular_only=True,
+        remembers=remembers,
+    )
+
+
+CASES = (
+    Case(kind="none", label="none", build=lambda _: NoDrafter(), drafts=False),
+    Case(
+        kind="prompt_lookup",
+        label="prompt_lookup",
+        build=lambda _: PromptLookup(PromptLookup.Config(length=2)),
+    ),
+    Case(
+        kind="prompt_lookup",
+        label="prompt_lookup-earliest",
+        build=lambda _: PromptLookup(PromptLookup.Config(length=3, match="earliest", max_ngram=1)),
+    ),
+    Case(
+        kind="lookahead",
+        label="lookahead",
+        build=lambda _: Lookahead(Lookahead.Config(window=2, ngram=3, guesses=2)),
+        remembers=True,
+    ),
+    Case(
+        kind="lookahead",
+        label="lookahead-unseeded",
+        build=lambda _: Lookahead(
+            Lookahead.Config(window=3, ngram=2, guesses=-1, seed_from_prompt=False, shift="accepted")
+        ),
+        remembers=True,
+    ),
+    Case(
+        kind="prediction",
+        label="prediction",
+        build=lambda _: Prediction(Prediction.Config(length=2)),
+        uses_predictions=True,
+    ),
+    _independent("sampled", CHAIN, "independent-chain"),
+    _independent("sampled", TREE, "independent-tree"),
+    _independent("without_replacement", TREE, "independent-distinct"),
+    _independent("greedy", TREE, "independent-greedy", draws=False),
+    _reference(Sampled, TREE, "reference-sampled"),
+    _reference(WithoutReplacement, TREE, "reference-distinct"),
+    _reference(Greedy, TREE, "reference-greedy", draws=False),
+    _reference(Whimsical, TREE, "reference-whimsical", draws=False, remembers=True),
+)
+
+LOSSLESS_RULES = ("match", "rejection")

@@ -1,0 +1,170 @@
+"""The joint law of the emitted tokens is the target's: exact enumeration, end to end.
+
+Every branch of every draw runs through `decode()`: drafter, tree, masks, cache, processors, rule,
+stopping. No statistics: the total variation between two exactly computed laws is rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters._lookup import kinds
+from draftsmith.law import Sampler
+from draftsmith.targets.toy import TabularTarget
+from draftsmith.types import RowStats, TreeShape
+
+from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case
+from .enumeration import Explored, explore, follow_decode
+from .oracle import joint_law, story, total_variation
+from .reference_drafters import Sampled
+from .toys import NUM_NEW, PREDICTIONS, PROMPTS, SETTINGS, dense, sparse
+
+ROUNDING = 1e-10
+"""Laws are computed in float64; a true bias on these targets is far above 1e-3."""
+
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
+by_setting = pytest.mark.parametrize("setting", SETTINGS)
+
+
+def models(case: Case) -> tuple[TabularTarget, TabularTarget]:
+    """Target and draft model, as rich as the drafter's branching allows."""
+    if not case.draws:
+        return dense(0), dense(1)
+    keep = 3 if case.shape.is_chain else 2
+    return sparse(keep, 0), sparse(keep, 1)
+
+
+def check(
+    case: Case,
+    target: TabularTarget,
+    draft_model: TabularTarget,
+    options: DecodeOptions,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    *,
+    batch: int = 1024,
+) -> Explored:
+    """Enumerate, and compare the law behind each prompt with the target's own."""
+    options = dataclasses.replace(options, shape=options.shape or case.shape)
+    follow = follow_decode(
+        target,
+        case.build(draft_model),
+        prompts,
+        options,
+        PREDICTIONS[: len(prompts)] if case.uses_predictions else (),
+    )
+    found = explore(prompts, options.max_new_tokens, follow, batch=batch)
+    for prompt, law in zip(prompts, found.laws, strict=True):
+        expected = joint_law(target, options.sampler, prompt, options.max_new_tokens)
+        assert total_variation(expected, law) < ROUNDING, (
+            f"{case} with rule {options.rule} and {options.sampler} does not emit the target's law "
+            f"behind {list(prompt)}:\n{story(expected, law)}"
+        )
+    return found
+
+
+def options_for(setting: str, rule: str) -> DecodeOptions:
+    return DecodeOptions(sampler=SETTINGS[setting], max_new_tokens=NUM_NEW, rule=rule)
+
+
+def test_every_drafter_has_a_case() -> None:
+    missing = sorted(set(kinds()) - {case.kind for case in CASES})
+    assert not missing, f"tests/contract/cases.py says nothing of {missing}"
+
+
+@by_setting
+@by_rule
+@by_case
+def test_emitted_law_is_the_targets_law(case: Case, rule: str, setting: str) -> None:
+    target, draft_model = models(case)
+    found = check(case, target, draft_model, options_for(setting, rule))
+    if case.drafts and SETTINGS[setting].temperature >= 1 and setting == "plain":
+        assert 0 < found.accepted < found.offered, (
+            f"{case} had {found.accepted} of {found.offered} drafted tokens accepted over all "
+            "branches: this run shows nothing about acceptance or rejection"
+        )
+
+
+@by_rule
+@by_case
+def test_emitted_law_in_a_batch_of_one(case: Case, rule: str) -> None:
+    check(
+        case, sparse(2, 0), sparse(2, 1), options_for("cool", rule), PROMPTS[1:], batch=1
+    )
+
+
+@by_rule
+@by_case
+def test_emitted_law_with_an_end_token(case: Case, rule: str) -> None:
+    """Sequences end at token 5, also in the middle of a draft, and never go on behind it."""
+    target = sparse(3, 0, end_ids=frozenset({5})) if case.draws else dense(0, end_ids=frozenset({5}))
+    _, draft_model = models(case)
+    check(case, target, draft_model, options_for("top_k", rule))
+
+
+@by_rule
+@by_case
+def test_emitted_law_at_the_end_of_the_context(case: Case, rule: str) -> None:
+    """Rows end where the target knows no further position: after 3 tokens and after 2."""
+    _, draft_model = models(case)
+    target = sparse(3, 0, max_length=7) if case.draws else dense(0, max_length=7)
+    check(case, target, draft_model, options_for("top_k", rule), ((3, 1, 4, 2), PROMPTS[1]))
+
+
+@by_rule
+@by_case
+def test_emitted_law_with_static_shapes(case: Case, rule: str) -> None:
+    target, draft_model = models(case)
+    options = dataclasses.replace(options_for("min_p", rule), static_shapes=True)
+    check(case, target, draft_model, options)
+
+
+class Eager:
+    """A length policy that looks at the row's past: longer after an acceptance."""
+
+    max_length = 2
+
+    def length(self, stats: RowStats) -> int:
+        return 1 if stats.last_accepted < stats.last_offered else 2
+
+
+@by_rule
+@by_case
+def test_emitted_law_with_adaptive_length(case: Case, rule: str) -> None:
+    target, draft_model = models(case)
+    options = dataclasses.replace(options_for("cool", rule), policy=Eager(), max_new_tokens=3)
+    check(case, target, draft_model, options)
+
+
+@pytest.mark.full
+@by_setting
+@by_rule
+@pytest.mark.parametrize("case", [case for case in CASES if case.draws], ids=str)
+def test_emitted_law_with_wider_support(case: Case, rule: str, setting: str) -> None:
+    """Trees with 3 possible tokens per context, chains with 5."""
+    keep = 5 if case.shape.is_chain else 3
+    check(case, sparse(keep, 0), sparse(keep, 1), options_for(setting, rule))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_emitted_law_of_sampled_chains_over_the_whole_vocabulary(temperature: float) -> None:
+    case = next(case for case in CASES if case.label == "reference-sampled")
+    sampler = Sampler(temperature=temperature)
+    options = DecodeOptions(
+        sampler=sampler, max_new_tokens=NUM_NEW, rule="rejection", shape=CHAIN
+    )
+    check(case, dense(0), dense(1), options, PROMPTS[1:])
+
+
+@pytest.mark.full
+@by_rule
+@pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape(widths=(1, 2)), TREE], ids=str)
+def test_emitted_law_of_four_tokens(rule: str, shape: TreeShape) -> None:
+    case = Case(kind="reference", label="reference", build=Sampled, shape=shape)  # type: ignore[arg-type]
+    options = DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=4, rule=rule)
+    check(case, sparse(2, 0), sparse(2, 1), options)

@@ -1,0 +1,68 @@
+"""What the documents show is run, and what they link to is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.generation import generate
+from draftsmith.law import Sampler
+from draftsmith.targets.toy import TabularTarget, tiny_target
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_drafter_of_the_tutorial_is_complete_and_lossless() -> None:
+    (source,) = blocks(ROOT / "docs" / "add-a-drafter.md")
+    module = types.ModuleType("tutorial_drafter")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    exec(compile(source, "add-a-drafter.md", "exec"), module.__dict__)
+    drafter = module.DRAFTER()
+    accepted = 0
+    for target in (TabularTarget(8), tiny_target(64)):
+        drafter.bind(target)
+        for temperature in (0.0, 0.8):
+            options = DecodeOptions(sampler=Sampler(temperature=temperature), max_new_tokens=40)
+            prompts = [[1, 2, 1, 2, 1], [3], [4, 4, 4]]
+            drafted = generate(target, drafter, prompts, options, batch_size=3)
+            plain = generate(target, NoDrafter(), prompts, options)
+            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+            accepted += sum(one.counts.accepted for one in drafted)
+    assert accepted > 0
+
+
+def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (source,) = blocks(ROOT / "README.md")
+    names: dict[str, object] = {}
+    exec(compile(source, "README.md", "exec"), names)
+    assert names["text"].text  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_documents_name_exist(page: Path) -> None:
+    from draftsmith.cli import verbs
+    from draftsmith.flags import flags_of
+
+    known = {flag for options in verbs().values() for flag in flags_of(options)}
+    known |= {"--help", "--version", "--no-hf-baseline"}
+    text = page.read_text(encoding="utf-8")
+    unknown = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if flag not in known}
+    assert not unknown, f"{page.name} names flags that no command has: {sorted(unknown)}"
