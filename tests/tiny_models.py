@@ -1,5 +1,5 @@
-"""Model folders that load in a moment: a random Llama of a few thousand parameters with a byte-level
-tokenizer, and a draft that knows it half (the same weights, disturbed)."""
+"""Model folders that load in a moment: a random Llama of a few thousand parameters with a
+byte-level tokenizer, and a draft that knows it half (the same weights, disturbed)."""
 
 from __future__ import annotations
 

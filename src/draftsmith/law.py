@@ -354,8 +354,8 @@ class Sampler:
             for r, row in enumerate(history):
                 generated = torch.tensor(row.tokens[row.num_prompt :], dtype=torch.long)
                 ids, counts = torch.unique(generated, return_counts=True)
-                cost = self.presence_penalty + self.frequency_penalty * counts
-                scores[r, ids.to(scores.device)] -= cost.to(scores)
+                cost = self.presence_penalty + self.frequency_penalty * counts.to(scores.dtype)
+                scores[r, ids.to(scores.device)] -= cost.to(scores.device)
         return scores
 
     def _dense(self, scores_RV: Tensor, vocab: int) -> Law:
@@ -375,7 +375,13 @@ class Sampler:
         values_RK, ids_RK = scores_RV.topk(min(k + _TIES, vocab), dim=-1)
         kth_R1 = values_RK[:, k - 1 : k]
         if values_RK.shape[1] < vocab and bool((values_RK[:, -1:] == kth_R1).any()):
-            values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True)
+            values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True, stable=True)
+        else:  # the same order of ties, or a nucleus would cut them otherwise than a neighbour's
+            ids_RK, order_RK = ids_RK.sort(dim=-1)
+            values_RK, order_RK = values_RK.gather(1, order_RK).sort(
+                dim=-1, descending=True, stable=True
+            )
+            ids_RK = ids_RK.gather(1, order_RK)
         values_RK = values_RK.masked_fill(values_RK < kth_R1, -math.inf)
         return values_RK, ids_RK, values_RK.logsumexp(-1, keepdim=True)
 

@@ -113,10 +113,6 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOssConfig", {}),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}),
     "gpt-neox": ("GPTNeoXConfig", {}),
-    "gpt-bigcode": (
-        "GPTBigCodeConfig",
-        {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128},
-    ),
     "gpt-oss-window-sinks": ("GptOssConfig", {**WINDOWED, **EXPERTS}),
     "granite": ("GraniteConfig", {"logits_scaling": 3.0, "attention_multiplier": 0.5}),
     "cohere": ("CohereConfig", {"logit_scale": 0.3}),

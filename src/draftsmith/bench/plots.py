@@ -300,34 +300,35 @@ def _predicted(report: Report) -> Figure | None:
     ]
     if not points:
         return None
-    figure = Figure(figsize=(4.6, 4.0), layout="constrained")
+    figure = Figure(figsize=(4.6, 4.6), layout="constrained")
     axis = figure.subplots()
-    values = [v for e in points for v in (e.predicted_speedup or 1.0, e.speedup or 1.0)]
-    top = 1.15 * max(1.0, *values)
+    highs = [e.speedup_ci95.high if e.speedup_ci95 else e.speedup or 0.0 for e in points]
+    top = 1.08 * max(1.0, *highs, *(e.predicted_speedup or 0.0 for e in points))
     axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=_GREY, alpha=0.18, lw=0)
     axis.plot([0, top], [0, top], color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
     shapes = dict(zip(report.temperatures, "os^Dv<>*", strict=False))
     for entry in points:
+        speedup, spread = entry.speedup or 0.0, entry.speedup_ci95
         axis.errorbar(
             entry.predicted_speedup or 0.0,
-            entry.speedup or 0.0,
-            yerr=None
-            if entry.speedup_ci95 is None
-            else [
-                [(entry.speedup or 0.0) - entry.speedup_ci95.low],
-                [entry.speedup_ci95.high - (entry.speedup or 0.0)],
-            ],
+            speedup,
+            yerr=None if spread is None else [[speedup - spread.low], [spread.high - speedup]],
             marker=shapes.get(entry.temperature, "o"),
             color=colours[entry.name],
             linestyle="none",
             capsize=3,
-            label=f"{labels[entry.name]}, temperature {entry.temperature:g}",
         )
+    # colour says which drafter, shape which temperature: one entry for each of them
+    for name in dict.fromkeys(entry.name for entry in points):
+        axis.plot([], [], marker="s", linestyle="none", color=colours[name], label=labels[name])
+    for temperature, shape in shapes.items():
+        label = f"temperature {temperature:g}"
+        axis.plot([], [], marker=shape, linestyle="none", color=_GREY, label=label)
     axis.set_xlim(0, top)
     axis.set_ylim(0, top)
     axis.set_xlabel("predicted speed-up")
     axis.set_ylabel("measured speed-up")
-    axis.legend(fontsize=8, loc="best")
+    _legend(figure, [axis], columns=2)
     return figure
 
 
@@ -364,15 +365,19 @@ def _gaps(report: Report) -> Figure | None:
     return figure
 
 
-def _legend(figure: Figure, axes: Sequence[Any]) -> None:
+def _legend(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
     """One legend below all panels."""
     found: dict[str, Any] = {}
     for axis in axes:
         handles, names = axis.get_legend_handles_labels()
         found |= dict(zip(names, handles, strict=True))
     if found:
-        columns = min(len(found), 4)
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=min(len(found), columns),
+        )
 
 
 _PLOTS = (

@@ -150,22 +150,22 @@ def _losslessness(report: Report) -> dict[str, Any]:
 def terminal_table(report: Report) -> Table:
     """The figures that matter, a line per drafter and temperature; 80 columns will do."""
     title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("T", justify="right")
-    table.add_column("drafter", no_wrap=True, overflow="ellipsis", max_width=20)
-    for name in ("speed-\nup", "95 %\ninterval", "pre-\ndicted", "vs trans-\nformers"):
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=20)
+    for name in ("speed-\nup", "95 %\ninterval", "pre-\ndict.", "vs\ntrf."):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("tokens/\nstep", "ac-\ncepted", "effi-\nciency", "same\ntokens"):
+    for name in ("tok/\nstep", "ac-\ncept", "eff-\nic.", "same\ntok."):
         table.add_column(name, justify="right", no_wrap=True)
     labels = report.labels()
     for temperature in report.temperatures:
+        table.add_row(f"temperature {temperature:g}", style="italic")
         for entry in report.figures:
             if entry.temperature != temperature:
                 continue
             plain = entry.name in (BASELINE, TRANSFORMERS)
             same = entry.identical_to_autoregressive
             table.add_row(
-                f"{temperature:g}",
                 row_label(entry.name, labels),
                 times(entry.speedup),
                 "" if entry.name == BASELINE else interval_text(entry.speedup_ci95),
@@ -196,7 +196,7 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f} %"
+    return "" if value is None else f"{100 * value:.0f}%"
 
 
 def interval_text(interval: Interval | None) -> str:

@@ -23,6 +23,8 @@ NAME = "draftsmith"
 """The attention implementation's name inside transformers."""
 
 _AROUND = threading.local()
+_FEW = 16
+"""Tokens up to which heads that share keys are stacked (a longer prompt gains nothing)."""
 
 # What models pass along that does not change the mathematics here.
 _HARMLESS = frozenset(
@@ -77,15 +79,34 @@ def attend_reference(
 def attend_fused(
     query_BHTD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask_B1TS: Tensor, *, scale: float
 ) -> Tensor:
-    """The same by torch's fused kernel (no soft-cap, no sinks)."""
-    return F.scaled_dot_product_attention(
-        query_BHTD,
-        key_BHSD,
-        value_BHSD,
-        attn_mask=mask_B1TS,
-        scale=scale,
-        enable_gqa=query_BHTD.shape[1] != key_BHSD.shape[1],
+    """The same by torch's fused kernel (no soft-cap, no sinks).
+
+    Few tokens and grouped heads: the heads that share keys become rows of one query, which the
+    kernel takes 2 to 6 times faster than `enable_gqa` (it reads the keys once per group):
+
+        heads 0 1 | 2 3      t0 t1 of head 0, t0 t1 of head 1      -> 4 rows on shared keys 0
+        share keys 0 | 1     t0 t1 of head 2, t0 t1 of head 3      -> 4 rows on shared keys 1
+    """
+    rows, heads, tokens, width = query_BHTD.shape
+    shared = key_BHSD.shape[1]
+    groups = heads // shared
+    grouped = groups > 1
+    if grouped and tokens <= _FEW:
+        query = query_BHTD.reshape(rows, shared, groups * tokens, width)
+        mask = mask_B1TS if tokens == 1 else mask_B1TS.repeat(1, 1, groups, 1)
+        out = F.scaled_dot_product_attention(query, key_BHSD, value_BHSD, mask, scale=scale)
+        return out.reshape(rows, heads, tokens, -1)
+    if grouped and query_BHTD.device.type != "cpu":  # with a mask only the slow kernel knows groups
+        key_BHSD = key_BHSD.repeat_interleave(groups, 1)
+        value_BHSD = value_BHSD.repeat_interleave(groups, 1)
+        grouped = False
+    query, single = query_BHTD, tokens == 1 and query_BHTD.dtype == torch.bfloat16
+    if single and query.device.type == "cpu":  # one bfloat16 row takes 2 to 3 times as long as two
+        query = torch.cat((query, query), 2)
+    out = F.scaled_dot_product_attention(
+        query, key_BHSD, value_BHSD, mask_B1TS, scale=scale, enable_gqa=grouped
     )
+    return out[:, :, :tokens]
 
 
 def draftsmith_attention(

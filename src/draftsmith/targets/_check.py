@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # Eager attention takes its softmax in float32 even in float64; half precision adds up per layer.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
-#     row 0   c c c | p p p     tree   p(last) -+- 0 --- 1
-#     row 1   c c c c | p p                     `- 2 --- 3
-_KNOWN, _COMMITTED, _PARENTS = 6, (3, 4), (-1, 0, -1, 2)
+#     row 0   c c | p p p     tree   p(last) -+- 0 --- 1    compared in row 0
+#     row 1   c c c | p p                     `- 2 --- 3    compared in row 1
+_KNOWN, _COMMITTED, _PARENTS, _BRANCHES = 5, (2, 3), (-1, 0, -1, 2), ([0, 1], [2, 3])
 
 
 def self_check(target: HFTarget, name: str) -> None:
@@ -44,16 +44,12 @@ def self_check(target: HFTarget, name: str) -> None:
     pending = [known[b, n:].tolist() for b, n in enumerate(_COMMITTED)]
     tokens, block = lay_out(cache, pending, tree, np.array([_PARENTS, _PARENTS]))
     ours = target.forward(torch.from_numpy(tokens), block, 5, Signals()).logits_BNV
-    whole = np.concatenate(  # [row, branch]: each branch written out as a sequence
-        [np.concatenate([known[b], tree[b, n : n + 2]])[None] for b in (0, 1) for n in (0, 2)]
-    )
+    texts = np.stack([[*known[b], *tree[b, nodes]] for b, nodes in enumerate(_BRANCHES)])
     with target.native("eager"), torch.inference_mode():
         theirs = target.model(
-            input_ids=torch.from_numpy(whole).to(target.device), use_cache=False
+            input_ids=torch.from_numpy(texts).to(target.device), use_cache=False
         ).logits[:, _KNOWN - 1 :]
-    ours = torch.cat(  # [branch, root + 2 nodes, V] in the same order
-        [ours[b : b + 1, [0, n + 1, n + 2]] for b in (0, 1) for n in (0, 2)]
-    )
+    ours = torch.stack([ours[b, [0, *(n + 1 for n in ns)]] for b, ns in enumerate(_BRANCHES)])
     error = _disagreement(ours, theirs)
     if bool(error.isnan().any()):
         raise BackendError(

@@ -1,0 +1,302 @@
+"""What is written: summary.json as promised, a page that needs nothing else, honest sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from draftsmith.bench.page import render, samples, tag_table, write_report
+from draftsmith.bench.plots import pictures
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
+    CostSeconds,
+    Divergence,
+    Floor,
+    PhaseSeconds,
+    RunRecord,
+)
+from draftsmith.bench.report import (
+    Report,
+    losslessness_sentences,
+    speed_sentences,
+    summary,
+    terminal_table,
+)
+from draftsmith.detokenize import Piece
+
+PROMISED = {
+    "name",
+    "temperature",
+    "tokens_per_step",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "speedup",
+    "speedup_ci95",
+    "predicted_speedup",
+    "engine_efficiency",
+    "identical_to_autoregressive",
+    "largest_gap_at_divergence",
+}
+
+
+def a_record(drafter: str, prompt: int, temperature: float, repeat: int) -> RunRecord:
+    greedy = temperature == 0
+    plain, rival = drafter == BASELINE, drafter == TRANSFORMERS
+    seconds = {BASELINE: 2.0, TRANSFORMERS: 3.0}.get(drafter, 1.0 + 0.1 * prompt + 0.01 * repeat)
+    phases = PhaseSeconds(draft=0.1, target=seconds - 0.3, verify=0.1, other=0.1)
+    return RunRecord(
+        prompt=f"p{prompt}",
+        tag="ab"[prompt % 2],
+        drafter=drafter,
+        temperature=temperature,
+        repeat=repeat,
+        seed=repeat,
+        place=0,
+        group=prompt,
+        prompt_tokens=7,
+        tokens=40,
+        decode_tokens=39,
+        steps=None if rival else 40 if plain else 20,
+        decode_steps=None if rival else 39 if plain else 19,
+        accepted=None if rival else 0 if plain else 20,
+        offered=None if rival else 0 if plain else 60,
+        proposed=None if rival else 0 if plain else 60,
+        by_position=() if plain or rival else ((20, 14), (14, 5), (5, 1)),
+        finish_reason="length",
+        seconds=seconds + 0.5,
+        prefill_seconds=0.5,
+        decode_seconds=seconds,
+        phases=None if rival else phases,
+        costs=None if rival else CostSeconds(baseline=2.0, draft=0.0, target=seconds),
+        digest="ab" * 8,
+        identical=True if greedy else None,
+        floor=Floor(tokens=100, flips=0, largest_gap=None) if greedy and plain else None,
+        prompt_tail="<script>alert(1)</script> & def f(x):" if repeat == 0 else None,
+        pieces=(Piece(text=" return", drafted=True), Piece(text=" x < 1 && y", drafted=False))
+        if repeat == 0
+        else None,
+    )
+
+
+def a_report(*, dtype: str = "float32") -> Report:
+    records = tuple(
+        a_record(drafter, prompt, temperature, repeat)
+        for repeat in range(2)
+        for temperature in (0.0, 0.8)
+        for prompt in range(4)
+        for drafter in (BASELINE, "prompt_lookup", "independent:models/x/draft", TRANSFORMERS)
+    )
+    return Report(
+        target="models/x/target",
+        dtype=dtype,
+        records=records,
+        command="draftsmith bench --target models/x/target",
+        versions={"python": "3.11", "torch": "2.13"},
+        machine={"cpu": "some cpu", "cpus": 2},
+        max_new_tokens=40,
+    )
+
+
+def with_divergence(report: Report, divergence: Divergence, *, floor_flips: int = 3) -> Report:
+    """prompt_lookup differs on one prompt; the target differs from itself now and then."""
+
+    def change(record: RunRecord) -> RunRecord:
+        if record.temperature != 0:
+            return record
+        if record.drafter == "prompt_lookup" and record.prompt == "p1":
+            return replace(record, identical=False, divergence=divergence)
+        if record.floor is not None:
+            return replace(record, floor=Floor(tokens=40, flips=floor_flips, largest_gap=0.2))
+        return record
+
+    return replace(report, records=tuple(map(change, report.records)))
+
+
+def test_summary_has_the_promised_fields() -> None:
+    found = summary(a_report())
+    assert {"target", "drafters", "dtype", "versions", "machine"} <= set(found)
+    assert [(e["name"], e["temperature"]) for e in found["drafters"]] == [
+        (name, temperature)
+        for name in (BASELINE, "prompt_lookup", "independent:models/x/draft")
+        for temperature in (0.0, 0.8)
+    ]
+    assert all(set(entry) >= PROMISED for entry in found["drafters"])
+    entry = found["drafters"][2]
+    assert entry["tokens_per_step"] == 2.0
+    assert entry["acceptance_rate"] == pytest.approx(1 / 3)
+    assert entry["acceptance_by_position"] == pytest.approx([0.7, 5 / 14, 0.2])
+    low, high = entry["speedup_ci95"]
+    assert low <= entry["speedup"] <= high
+    assert entry["identical_to_autoregressive"] is True
+    assert entry["largest_gap_at_divergence"] is None
+    baseline = found["drafters"][0]
+    assert baseline["acceptance_rate"] is None
+    assert baseline["acceptance_by_position"] is None
+    warm = found["drafters"][3]
+    assert warm["identical_to_autoregressive"] is None
+    assert [entry["temperature"] for entry in found["transformers"]] == [0.0, 0.8]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_every_figure_comes_from_the_records_alone() -> None:
+    """Costs on the report are for showing: predictions are in the records already."""
+    assert summary(a_report())["drafters"][2]["predicted_speedup"] == pytest.approx(
+        8 * 2.0 / sum(1.0 + 0.1 * p + 0.01 * r for p in range(4) for r in range(2))
+    )
+
+
+class Collector(HTMLParser):
+    """Tags and the places where a page points to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "data") and v]
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    write_report(a_report(), tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    collected = Collector()
+    collected.feed(page)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "@import" not in page
+    assert all(link.startswith("#") for link in collected.links)
+    assert not collected.tags & {"script", "link", "iframe", "img", "object"}
+    assert "svg" in collected.tags
+    assert "prefers-color-scheme: dark" in page
+    assert "currentColor" in page
+    assert "#010203" not in page  # the stand-in ink
+
+
+def test_the_page_says_what_was_measured_and_escapes_texts(tmp_path: Path) -> None:
+    report = a_report()
+    page = render(report, pictures(report))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; def f(x):" in page
+    assert '<span class="drafted"> return</span> x &lt; 1 &amp;&amp; y' in page
+    assert "draftsmith bench --target models/x/target" in page
+    assert "some cpu" in page
+    for sentence in speed_sentences(report):
+        assert sentence in page
+    for word in ("speed-up", "tokens per step", "accepted", "efficiency", "same tokens"):
+        assert f"<dt>{word}</dt>" in page
+
+
+def test_figures_are_written_whole_beside_the_page(tmp_path: Path) -> None:
+    write_report(a_report(), tmp_path)
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    stems = {"speedup", "tokens_per_step", "acceptance_by_position", "time_breakdown"}
+    assert names == {
+        f"{stem}{s}" for stem in (*stems, "predicted_measured") for s in (".png", ".svg")
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"figures", "report.html", "summary.json"}
+    assert (tmp_path / "figures/speedup.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "figures/speedup.svg").read_text()
+    assert "#010203" not in svg
+    assert "<svg" in svg
+
+
+def test_near_ties_are_drawn_only_when_there_are_some() -> None:
+    plain = [picture.name for picture in pictures(a_report())]
+    assert "divergence_gaps" not in plain
+    report = with_divergence(a_report(), Divergence(at=5, gap=0.1, bound=0.5))
+    assert "divergence_gaps" in [picture.name for picture in pictures(report)]
+
+
+def test_drawing_twice_gives_the_same_files() -> None:
+    first, second = pictures(a_report()), pictures(a_report())
+    assert [p.file_svg for p in first] == [p.file_svg for p in second]
+    assert [re.sub(r"\s", "", p.page_svg) for p in first] == [
+        re.sub(r"\s", "", p.page_svg) for p in second
+    ]
+
+
+def test_the_table_fits_80_columns() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(terminal_table(a_report()))
+    text = console.export_text()
+    assert "prompt_lookup" in text
+    assert "temperature 0.8" in text
+    assert text.count("\N{HORIZONTAL ELLIPSIS}") == 0
+    assert re.search(r"prompt_lookup +\d\.\d\dx +\d\.\d\d-\d\.\d\d", text)
+
+
+def test_same_output_is_claimed_for_the_tokens_compared_and_no_more() -> None:
+    (said, law) = losslessness_sentences(a_report())
+    assert said == (
+        "At temperature 0 the output of every drafter was identical to plain decoding (160 tokens)."
+    )
+    assert "law" in law
+
+
+def test_half_precision_never_claims_bit_equality() -> None:
+    said = " ".join(losslessness_sentences(a_report(dtype="bfloat16")))
+    assert "In bfloat16 no engine can promise equal tokens" in said
+
+
+def test_a_near_tie_is_reported_with_its_gap_bound_and_floor() -> None:
+    report = with_divergence(a_report(dtype="bfloat16"), Divergence(at=5, gap=0.125, bound=0.5))
+    said = losslessness_sentences(report)
+    assert "independent:draft was identical" in said[0]
+    assert "prompt_lookup differs from plain decoding in 1 of 4 texts" in said[1]
+    assert "at most 0.125, within what rounding explains (bound 0.5)" in said[1]
+    assert "differs from its own plain decoding 12 times in 160 tokens" in said[2]
+    assert "please report" not in " ".join(said)
+    entry = summary(report)["drafters"][2]
+    assert entry["identical_to_autoregressive"] is False
+    assert entry["largest_gap_at_divergence"] == 0.125
+    assert entry["exceeds_numerical_floor"] is False
+    assert entry["divergences_over_bound"] == 0
+
+
+def test_a_divergence_that_rounding_does_not_explain_is_called_a_fault() -> None:
+    report = with_divergence(a_report(), Divergence(at=5, gap=2.0, bound=1e-3))
+    said = losslessness_sentences(report)
+    assert "over the bound that rounding explains, please report it" in said[1]
+    assert summary(report)["drafters"][2]["divergences_over_bound"] == 1
+
+
+def test_speed_sentences_name_each_drafter_once() -> None:
+    said = speed_sentences(a_report())
+    assert [sentence.split(":")[0] for sentence in said] == ["prompt_lookup", "independent"]
+    assert all("at temperature 0" in s and "at temperature 0.8" in s for s in said)
+
+
+def test_samples_are_of_the_lowest_temperature_and_not_of_baselines() -> None:
+    found = samples(a_report())
+    assert [sample.prompt for sample in found] == ["p0", "p1", "p2"]
+    assert [text.drafter for text in found[0].texts] == ["prompt_lookup", "independent:draft"]
+
+
+def test_tags_make_a_table_when_there_are_several() -> None:
+    found = tag_table(a_report())
+    assert found is not None
+    assert found.tags == ("a", "b")
+    assert len(found.rows) == 3 * 2
+    assert all(len(row) == 4 for row in found.rows)
+    bare = replace(a_report(), records=tuple(replace(r, tag=None) for r in a_report().records))
+    assert tag_table(bare) is None
+
+
+def test_drafters_of_one_short_name_keep_their_long_ones() -> None:
+    records = [replace(r, drafter=r.drafter.replace("x/", "")) for r in a_report().records]
+    clash = [
+        replace(r, drafter="independent:other/draft")
+        for r in records
+        if r.drafter == "independent:models/draft"
+    ]
+    labels = replace(a_report(), records=(*records, *clash)).labels()
+    assert labels["independent:other/draft"] == "independent:other/draft"
+    assert a_report().labels()["independent:models/x/draft"] == "independent:draft"

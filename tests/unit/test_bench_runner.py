@@ -1,0 +1,243 @@
+"""The measurement itself: order, completeness, what the records hold. No test looks at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftsmith.bench import records as records_module
+from draftsmith.bench.arms import Arm, time_decode, undisturbed
+from draftsmith.bench.hf_generate import supports, time_generate
+from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
+from draftsmith.bench.runner import Bench, BenchPlan, Item
+from draftsmith.bench.statistics import figures
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import InputError
+from draftsmith.generation import generate
+from draftsmith.law import Sampler
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import TabularTarget, tiny_target
+from draftsmith.types import TreeShape
+from tests.tiny_models import tiny_model, tiny_tokenizer
+
+SAMPLERS = (Sampler(), Sampler(temperature=0.8))
+
+
+def make_plan(target: HFTarget, **changes: object) -> BenchPlan:
+    lookup, draft = (
+        PromptLookup(),
+        Independent(Independent.Config(), model=tiny_target(300, seed=3)),
+    )
+    for drafter in (lookup, draft):
+        drafter.bind(target)
+    plan = BenchPlan(
+        target=target,
+        arms=(
+            Arm(name=BASELINE, drafter=NoDrafter()),
+            Arm(name="prompt_lookup", drafter=lookup),
+            Arm(name="independent:x", drafter=draft, shape=TreeShape.chain(3)),
+        ),
+        items=tuple(
+            Item(prompt=str(i), tokens=(7 + i, 8, 9, 7 + i, 8), tag="ab"[i % 2]) for i in range(3)
+        ),
+        samplers=SAMPLERS,
+        max_new_tokens=12,
+        repeats=2,
+        cost_rounds=2,
+    )
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return HFTarget(tiny_model().double(), tiny_tokenizer(), end_ids=frozenset({0}))
+
+
+@pytest.fixture(scope="module")
+def measured(target: HFTarget) -> tuple[RunRecord, ...]:
+    bench = Bench(make_plan(target))
+    bench.prepare()
+    return tuple(record for lines in bench.records() for record in lines)
+
+
+def test_one_record_per_prompt_drafter_temperature_and_repeat(
+    target: HFTarget, measured: tuple[RunRecord, ...]
+) -> None:
+    keys = Counter((r.prompt, r.drafter, r.temperature, r.repeat) for r in measured)
+    assert set(keys.values()) == {1}
+    assert len(keys) == 3 * 4 * 2 * 2 == make_plan(target).num_records
+
+
+def test_rounds_interleave_and_rotate_all_arms(target: HFTarget) -> None:
+    plan = make_plan(target, repeats=4)
+    rounds = list(Bench(plan).rounds())
+    names = {*(arm.name for arm in plan.arms), TRANSFORMERS}
+    assert all(set(entry.order) == names for entry in rounds)
+    assert all(a.order != b.order for a, b in zip(rounds, rounds[1:], strict=False))
+    first = Counter(entry.order[0] for entry in rounds)
+    assert max(first.values()) - min(first.values()) <= 1
+    # repeats outermost: an interrupted run has seen every prompt before it sees one again
+    assert [entry.repeat for entry in rounds] == sorted(entry.repeat for entry in rounds)
+
+
+def test_places_say_when_an_arm_ran(measured: tuple[RunRecord, ...]) -> None:
+    for key in {(r.group, r.temperature, r.repeat) for r in measured}:
+        places = [r.place for r in measured if (r.group, r.temperature, r.repeat) == key]
+        assert sorted(places) == [0, 1, 2, 3]
+
+
+def test_seconds_of_a_run_add_up(measured: tuple[RunRecord, ...]) -> None:
+    for record in measured:
+        assert record.seconds == pytest.approx(record.prefill_seconds + record.decode_seconds)
+        assert record.prefill_seconds > 0
+        if record.phases is not None:
+            assert record.phases.total == pytest.approx(record.decode_seconds, abs=1e-6)
+        else:
+            assert record.drafter == TRANSFORMERS
+
+
+def test_counts_are_of_emitted_tokens(measured: tuple[RunRecord, ...]) -> None:
+    for record in measured:
+        if record.drafter == BASELINE:
+            assert record.steps == record.tokens
+        if record.steps is not None and record.accepted is not None:
+            assert record.tokens <= record.accepted + record.steps
+            assert record.decode_steps == record.steps - 1
+        assert record.tokens <= 12
+        assert record.decode_tokens < record.tokens
+
+
+def test_greedy_texts_are_plain_decodings_in_float64(measured: tuple[RunRecord, ...]) -> None:
+    greedy = [r for r in measured if r.temperature == 0]
+    assert all(r.identical and r.divergence is None for r in greedy)
+    assert len({r.digest for r in greedy}) == 3
+    floors = [r.floor for r in greedy if r.floor is not None]
+    assert len(floors) == 3  # plain decoding's lines of the first repeat
+    assert all(floor.flips == 0 for floor in floors)
+
+
+def test_above_temperature_0_nothing_is_claimed(measured: tuple[RunRecord, ...]) -> None:
+    warm = [r for r in measured if r.temperature > 0]
+    assert all(r.identical is None and r.divergence is None and r.floor is None for r in warm)
+    texts = {(r.drafter, r.prompt): set() for r in warm if r.drafter != TRANSFORMERS}
+    for r in warm:
+        if r.drafter != TRANSFORMERS:
+            texts[r.drafter, r.prompt].add(r.digest)
+    # repeats have seeds of their own
+    assert any(len(digests) == 2 for digests in texts.values())
+
+
+def test_texts_with_origins_are_kept_once(measured: tuple[RunRecord, ...]) -> None:
+    for record in measured:
+        assert (record.pieces is not None) == (record.repeat == 0)
+    drafted = [
+        any(piece.drafted for piece in record.pieces or ())
+        for record in measured
+        if record.drafter == "independent:x" and record.repeat == 0 and record.accepted
+    ]
+    assert drafted
+    assert all(drafted)
+    plain = next(r for r in measured if r.drafter == BASELINE and r.pieces)
+    assert not any(piece.drafted for piece in plain.pieces or ())
+
+
+def test_records_survive_the_file(measured: tuple[RunRecord, ...], tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "records.jsonl"
+    records_module.append(path, measured[:5])
+    records_module.append(path, measured[5:])
+    assert records_module.read(path) == measured
+    assert figures(records_module.read(path)) == figures(measured)
+
+
+def test_a_damaged_line_is_named(measured: tuple[RunRecord, ...], tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    records_module.append(path, measured[:1])
+    whole = path.read_text()
+    path.write_text(whole + '{"prompt": 1}\n')
+    with pytest.raises(InputError, match=r"records\.jsonl, line 2"):
+        records_module.read(path)
+    path.write_text(whole + whole[:40])
+    with pytest.raises(InputError, match="line 2: not JSON"):
+        records_module.read(path)
+    with pytest.raises(InputError, match="cannot read"):
+        records_module.read(tmp_path / "none.jsonl")
+
+
+def test_prompts_decoded_together_share_seconds_and_keep_their_texts(target: HFTarget) -> None:
+    alone = Bench(make_plan(target, samplers=(Sampler(),), repeats=1))
+    groups = Bench(make_plan(target, samplers=(Sampler(),), repeats=1, batch_size=2))
+    assert [list(rows) for rows in groups.plan.groups] == [[0, 1], [2]]
+    one = {(r.prompt, r.drafter): r for lines in alone.records() for r in lines}
+    for bench_lines in groups.records():
+        for record in bench_lines:
+            assert record.digest == one[record.prompt, record.drafter].digest
+            assert record.tokens == one[record.prompt, record.drafter].tokens
+            shared = [
+                r for r in bench_lines if (r.drafter, r.group) == (record.drafter, record.group)
+            ]
+            assert len({r.seconds for r in shared}) == 1
+
+
+def test_transformers_stays_out_where_it_has_no_such_law(target: HFTarget) -> None:
+    odd = Sampler(temperature=0.8, presence_penalty=0.5)
+    assert not supports(odd)
+    assert TRANSFORMERS not in make_plan(target, samplers=(odd,)).arm_names(odd)
+    assert TRANSFORMERS not in make_plan(target, with_transformers=False).arm_names(Sampler())
+
+
+def test_transformers_runs_on_the_same_weights_and_gives_them_back(target: HFTarget) -> None:
+    before = target.model.config._attn_implementation
+    prompts = [(5, 6, 7), (9, 8, 7, 6, 5)]
+    ours = generate(target, NoDrafter(), prompts, DecodeOptions(max_new_tokens=10))
+    theirs = time_generate(target, prompts, Sampler(), 10, 0)
+    assert theirs.tokens == tuple(made.token_ids for made in ours)
+    assert theirs.finish == tuple(made.finish_reason for made in ours)
+    assert target.model.config._attn_implementation == before
+    assert 0 < theirs.prefill_seconds < theirs.seconds
+
+
+def test_transformers_draws_without_touching_the_global_noise(target: HFTarget) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    warm = Sampler(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01)
+    first = time_generate(target, [(5, 6, 7)], warm, 10, seed=1)
+    again = time_generate(target, [(5, 6, 7)], warm, 10, seed=1)
+    assert first.tokens == again.tokens
+    assert torch.rand(3).equal(expected)
+
+
+def test_transformers_stops_at_the_context() -> None:
+    small = HFTarget(tiny_model(context=24), tiny_tokenizer(), end_ids=frozenset())
+    found = time_generate(small, [tuple(range(1, 21))], Sampler(), 50, 0)
+    assert len(found.tokens[0]) == 4
+    assert found.finish == ("context",)
+
+
+def test_a_timed_run_tells_widths_of_the_decoding_phase() -> None:
+    table = TabularTarget(8)
+    drafter = Independent(Independent.Config(), model=TabularTarget(8, seed=1))
+    drafter.bind(table)
+    arm = Arm(name="d", drafter=drafter, shape=TreeShape.chain(4))
+    run = time_decode(table, arm, [(1, 2, 3)], DecodeOptions(max_new_tokens=30), [0])
+    assert run.decode_steps == (len(run.widths),)
+    assert set(run.widths[:-2]) <= {5}
+    assert sum(run.decode_tokens) + 1 <= 30
+
+
+def test_nothing_is_collected_inside_a_timed_run() -> None:
+    assert gc.isenabled()
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="stop"), undisturbed():
+        raise ValueError("stop")
+    assert gc.isenabled()
