@@ -56,10 +56,11 @@ class Block:
     """Column of each new token, or the first one when all rows write the same run."""
     view: int
     allowed_BTS: np.ndarray
-    column_positions_BS: np.ndarray | None
-    """Position of each column; None: column c stands at position c (no tree staged)."""
+    staged_BC: tuple[np.ndarray, np.ndarray] | None
+    """(columns, positions) of what is staged; None and elsewhere: column c stands at position c."""
     eager: bool = False
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    _index: tuple[Tensor, Tensor] | None = None
 
     def positions(self, device: torch.device) -> Tensor:
         return torch.from_numpy(self.positions_BT).to(device)
@@ -73,15 +74,31 @@ class Block:
         if key not in self._masks:
             allowed = self.allowed_BTS
             if window is not None:
-                columns = self.column_positions_BS
-                if columns is None:
-                    columns = np.arange(self.view)[None]
-                distance = self.positions_BT[:, :, None] - columns[:, None, :]
-                allowed = allowed & (distance < window)
+                # position - window per token, so that no [B, T, S] of numbers is ever made
+                oldest_BT1 = (self.positions_BT - window)[:, :, None]
+                allowed = allowed & (self._column_positions()[:, None, :] > oldest_BT1)
             mask = torch.zeros(allowed.shape, dtype=dtype)
             mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
             self._masks[key] = mask[:, None].to(self.cache.spec.device)
         return self._masks[key]
+
+    def _column_positions(self) -> np.ndarray:
+        """[1 or B, S]: the position at which each column of the view stands."""
+        plain = np.arange(self.view)[None]
+        if self.staged_BC is None:
+            return plain
+        columns_BC, positions_BC = self.staged_BC
+        out = np.repeat(plain, len(columns_BC), axis=0)
+        np.put_along_axis(out, columns_BC, positions_BC, axis=1)
+        return out
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows and columns to write, for rows of unequal lengths; built once per forward."""
+        if self._index is None:
+            assert not isinstance(self.slots_BT, int)
+            rows = torch.arange(len(self.slots_BT), device=device)[:, None]
+            self._index = (rows, torch.from_numpy(self.slots_BT).to(device))
+        return self._index
 
 
 class KVCache:
@@ -174,8 +191,6 @@ class KVCache:
             allowed |= np.arange(view) < lengths[:, None, None]
             index = np.broadcast_to(self._columns_BC[:, None, :], see_BTC.shape)
             np.put_along_axis(allowed, index, see_BTC, axis=2)
-        column_positions = np.broadcast_to(np.arange(view), (num_rows, view)).copy()
-        np.put_along_axis(column_positions, self._columns_BC, self._positions_BC, axis=1)
         first = start + self.staged
         self.staged = total
         return Block(
@@ -184,7 +199,7 @@ class KVCache:
             slots_BT=first if even else columns,
             view=view,
             allowed_BTS=allowed,
-            column_positions_BS=column_positions,
+            staged_BC=(self._columns_BC, self._positions_BC),
         )
 
     def extend(
@@ -197,12 +212,11 @@ class KVCache:
     def _write(self, block: Block, place: tuple[int, int], new_BHTD: Tensor) -> Tensor:
         store_BHSD = self._stores[place[0]][place[1]]
         if isinstance(block.slots_BT, int):
-            store_BHSD[:, :, block.slots_BT : block.slots_BT + new_BHTD.shape[2]] = new_BHTD
+            store_BHSD.narrow(2, block.slots_BT, new_BHTD.shape[2]).copy_(new_BHTD)
         else:
-            rows = torch.arange(self.num_rows, device=store_BHSD.device)[:, None]
-            slots = torch.from_numpy(block.slots_BT).to(store_BHSD.device)
+            rows, slots = block.index(store_BHSD.device)
             store_BHSD[rows, :, slots] = new_BHTD.transpose(1, 2)
-        return store_BHSD[:, :, : block.view]
+        return store_BHSD.narrow(2, 0, block.view)
 
     def _reserve(self, columns: int) -> None:
         if columns <= self.capacity:
