@@ -9,6 +9,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import torch  # noqa: E402  (after the environment is set)
+import torch  # after the environment is set
 
 torch.set_num_threads(1)

@@ -140,7 +140,7 @@ class KVCache:
         except (RuntimeError, MemoryError) as error:
             gib = self.spec.bytes_per_token() * rows * columns / 2**30
             raise BackendError(
-                f"No memory for a key/value cache of {columns} tokens x {rows} rows ({gib:.1f} GiB): "
+                f"No memory for a cache of {columns} tokens x {rows} rows ({gib:.1f} GiB): "
                 "use fewer rows or fewer new tokens."
             ) from error
 

@@ -28,7 +28,7 @@ from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
 from draftsmith.rows import Row, StopStrings
-from draftsmith.targets._base import Target
+from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.trees import limit_depth, pad_nodes
 from draftsmith.types import (
     PADDING,
@@ -36,6 +36,7 @@ from draftsmith.types import (
     DraftTree,
     LengthPolicy,
     RequestBatch,
+    Signals,
     TargetOutput,
     TreeShape,
     Verdict,
@@ -168,6 +169,8 @@ def decode(
                 if options.static_shapes:
                     tree = pad_nodes(tree, drafter.max_nodes(shape))
             with recorder.time("target"):
+                if drafter.signals == Signals():  # else the drafter reads those of all tokens
+                    pending = feed_beginning(target, cache, pending)
                 out = _forward(target, drafter, cache, pending, tree)
             with recorder.time("verify"), torch.inference_mode():
                 laws = TreeLaws(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def expected_tokens_per_step(alpha: float, gamma: int) -> float:
-    """tau = (1 - alpha^(gamma+1)) / (1 - alpha): i.i.d. acceptance (Leviathan et al. 2023, Eq. 1)."""
+    """(1 - alpha^(gamma+1)) / (1 - alpha): i.i.d. acceptance (Leviathan et al. 2023, Eq. 1)."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1], got {alpha}.")
     if gamma < 0:
@@ -44,5 +44,5 @@ def predicted_speedup(
 
 
 def memory_bound_speedup(tau: float, cost_ratio: float, gamma: int) -> float:
-    """tau / (c gamma + 1), c = draft / target parameters (Direct Alignment's MBSU, made sensible)."""
+    """tau / (c gamma + 1), c = draft / target parameters (MBSU of Direct Alignment, mended)."""
     return tau / (cost_ratio * gamma + 1)

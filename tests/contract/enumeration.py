@@ -116,7 +116,7 @@ class EnumeratingNoise:
         return torch.tensor(self._follow(cdf_RK / cdf_RK[:, -1:], rows, depth, purpose, lane))
 
     def accept(self, prob_R: Tensor, rows: Rows, depth: int, lane: int | Rows = 0) -> np.ndarray:
-        yes_R = prob_R.double().clamp(max=1.0).numpy()
+        yes_R = prob_R.double().clamp(max=1.0).nan_to_num(0.0).numpy()  # u < NaN is False
         cdf_RK = np.stack([yes_R, np.ones_like(yes_R)], 1)
         return np.array(self._follow(cdf_RK, rows, depth, Purpose.ACCEPT, lane)) == 0
 

@@ -70,7 +70,7 @@ class ReferenceDrafter(Drafter):
             below = []
             for parent in level:
                 law = self.law_below(state, sampler, tokens_BN, parents, parent)
-                laws.append(law.probs())
+                laws.append(self.reported(law, state, tokens_BN, parents, parent))
                 q_rows_BN[:, node : node + width] = ((len(laws) - 1) * num_rows + rows)[:, None]
                 children = self.children(law, width, noise, rows, depth, node)
                 tokens_BN[:, node : node + width] = children.numpy()
@@ -108,6 +108,17 @@ class ReferenceDrafter(Drafter):
             for tokens, num in zip(contexts, state.num_prompt, strict=True)
         ]
         return sampler.law(logits_BV, histories)
+
+    def reported(
+        self,
+        law: Law,
+        state: Known,
+        tokens_BN: np.ndarray,
+        parents: Sequence[int],
+        node: int,
+    ) -> Tensor:
+        """[B, V]: what the tree says the children were drawn from. (A seam for mutants.)"""
+        return law.probs()
 
     def children(
         self, law: Law, width: int, noise: Noise, rows: np.ndarray, depth: int, lane: int

@@ -80,6 +80,26 @@ def test_emitted_law_with_static_shapes(case: Case, rule: str) -> None:
     check(case, target, draft_model, options)
 
 
+BROAD = {
+    "two of five": (TreeShape(widths=(2,)), 5, 2),
+    "three of four": (TreeShape(widths=(3,)), 4, 2),
+    "more children than tokens": (TreeShape(widths=(4,)), 3, 2),
+    "two by two": (TreeShape(widths=(2, 2)), 2, 3),
+}
+
+
+@pytest.mark.parametrize("broad", BROAD)
+@by_rule
+@pytest.mark.parametrize("case", [case for case in CASES if case.shape is TREE], ids=str)
+def test_emitted_law_with_broad_trees(case: Case, rule: str, broad: str) -> None:
+    """Several siblings in a row are rejected, and the residual of the residual is drawn from."""
+    shape, keep, num_new = BROAD[broad]
+    options = DecodeOptions(
+        sampler=SETTINGS["cool"], max_new_tokens=num_new, rule=rule, shape=shape
+    )
+    check(case, sparse(keep, 0), sparse(keep, 1), options)
+
+
 class Eager:
     """A length policy that looks at the row's past: longer after an acceptance."""
 

@@ -194,3 +194,15 @@ def test_an_unknown_attention_implementation_is_an_input_error(build_pair: Build
     _, model = build_pair(config_of("LlamaConfig"))
     with pytest.raises(InputError, match="must be sdpa or eager, got 'flash'"):
         HFTarget(model, attn_implementation="flash")
+
+
+@pytest.mark.parametrize("class_name", ["LlamaConfig", "Gemma2Config"])
+def test_native_generate_is_transformers_own(class_name: str, build_pair: Build) -> None:
+    """Under sdpa Gemma 2 would lose its soft-cap or refuse; `native` knows."""
+    caps = {"attn_logit_softcapping": 2.0} if class_name == "Gemma2Config" else {}
+    oracle, model = build_pair(config_of(class_name, **caps))
+    target = HFTarget(model)
+    ids = torch.tensor([TEXT])
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 8}
+    with target.native() as bare:
+        assert bare.generate(ids, **options).tolist() == oracle.generate(ids, **options).tolist()

@@ -77,7 +77,9 @@ def a_record(drafter: str, prompt: int, temperature: float, repeat: int) -> RunR
         costs=None if rival else CostSeconds(baseline=2.0, draft=0.0, target=seconds),
         digest="ab" * 8,
         identical=True if greedy else None,
-        floor=Floor(tokens=100, flips=0, largest_gap=None) if greedy and plain else None,
+        floor=Floor(tokens=100, flips=0, largest_gap=None)
+        if greedy and plain and not repeat
+        else None,
         prompt_tail="<script>alert(1)</script> & def f(x):" if repeat == 0 else None,
         pieces=(Piece(text=" return", drafted=True), Piece(text=" x < 1 && y", drafted=False))
         if repeat == 0

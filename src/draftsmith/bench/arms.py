@@ -129,6 +129,7 @@ def time_decode(
     prompts: Sequence[Sequence[int]],
     options: DecodeOptions,
     request_ids: Sequence[int],
+    predictions: Sequence[Sequence[int]] = (),
 ) -> TimedRun:
     """Decode the prompts with the arm's drafter; prefill and decoding timed apart."""
     meter = WidthMeter(target)
@@ -144,6 +145,7 @@ def time_decode(
             prompts,
             arm.adapt(options),
             request_ids=request_ids,
+            predictions=predictions,
             recorder=recorder,
         ):
             if not steps:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,34 +19,22 @@ def supports(sampler: Sampler) -> bool:
 
 
 class _Clock:
-    """A streamer that notes when the first new token came (`put` also gets the prompt, first)."""
+    """A streamer that notes when the first new tokens came (`put` also gets the prompt, first)."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._calls = device, 0
-        self.first_token = 0.0
+    def __init__(self, device: torch.device, rows: int) -> None:
+        self._device, self._rows, self._calls = device, rows, 0
+        self.first_time = 0.0
+        self.first_tokens = 1
+        """Per row: with drafts the prompt's step may give several."""
 
     def put(self, value: Tensor) -> None:
         self._calls += 1
         if self._calls == 2:
-            self.first_token = now(self._device)
+            self.first_time = now(self._device)
+            self.first_tokens = value.numel() // self._rows
 
     def end(self) -> None:
         pass
-
-
-@contextlib.contextmanager
-def own_attention(target: HFTarget) -> Iterator[None]:
-    """Give the model transformers' attention back for the while; ours only works in our loop."""
-    configs = [target.model.config, target.config]
-    before = [config._attn_implementation for config in configs]
-    usual = "sdpa" if getattr(target.model, "_supports_sdpa", False) else "eager"
-    try:
-        for config in configs:
-            config._attn_implementation = usual
-        yield
-    finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
 
 
 def time_generate(
@@ -68,17 +55,18 @@ def time_generate(
     """
     ids_BT, mask_BT = _left_padded(prompts, target.device)
     config = _config(target, sampler, max_new_tokens, prompts, prompt_lookup, ignore_end)
-    clock = _Clock(target.device)
+    clock = _Clock(target.device, len(prompts))
     devices = [target.device] if target.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), own_attention(target), torch.inference_mode():
+    seeded = torch.random.fork_rng(devices=devices)
+    with seeded, target.native() as model, torch.inference_mode():
         torch.manual_seed(seed)
         with undisturbed():
             start = now(target.device)
-            out = target.model.generate(
+            out = model.generate(
                 input_ids=ids_BT,
                 attention_mask=mask_BT,
                 generation_config=config,
-                streamer=None if prompt_lookup else clock,
+                streamer=clock,
             )
             end = now(target.device)
     rows = [[int(t) for t in row[ids_BT.shape[1] :]] for row in out]
@@ -88,10 +76,10 @@ def time_generate(
     return TimedRun(
         tokens=tuple(map(tuple, tokens)),
         drafted=tuple((False,) * len(row) for row in tokens),
-        decode_tokens=tuple(max(len(row) - 1, 0) for row in tokens),
+        decode_tokens=tuple(max(len(row) - clock.first_tokens, 0) for row in tokens),
         finish=tuple("stop" if done else "length" if full else "context" for done in ended),
         seconds=end - start,
-        prefill_seconds=clock.first_token - start if clock.first_token else 0.0,
+        prefill_seconds=clock.first_time - start if clock.first_time else 0.0,
     )
 
 

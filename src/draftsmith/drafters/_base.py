@@ -56,7 +56,7 @@ class DraftState(abc.ABC):
 
     @abc.abstractmethod
     def rewind(self, tokens: Sequence[Sequence[int]]) -> DraftState:
-        """The rows' known tokens are now exactly `tokens`: forget what lies beyond the common part."""
+        """The rows' known tokens are now exactly `tokens`: forget all beyond the common part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.law import History, Law, Noise, Purpose, Sampler
-from draftsmith.targets._base import Target
+from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.trees import depths, geometry, shape_parents
 from draftsmith.types import PADDING, DraftTree, Proposal, Signals, TreeShape
 
@@ -59,6 +59,7 @@ def grow(
         vocabularies.to_draft(np.asarray(row[int(cache.lengths_B[b]) :], dtype=np.int64)).tolist()
         for b, row in enumerate(known)
     ]
+    pending = feed_beginning(model, cache, pending)
     empty = np.broadcast_to(_NO_NODES, (num_rows, 0))
     logits_R = _feed(model, cache, pending, empty, empty)[:, -1]
     cache.commit(np.array([len(row) for row in pending]))

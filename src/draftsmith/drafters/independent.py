@@ -89,7 +89,7 @@ class Independent(Drafter):
     trains = True
 
     def __init__(self, config: Config, *, model: Target | None = None) -> None:
-        """`model`: a ready draft model (tests, training); else `config.source` is loaded on bind."""
+        """`model`: a ready draft model (tests, training); else bind loads `config.source`."""
         super().__init__(config)
         self._draft = model
         self._vocabularies: Vocabularies | None = None

@@ -6,13 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from draftsmith.detokenize import Detokenizer, Piece
 from draftsmith.rows import StopStrings
 
 DRAFTED = "green"
 """Style of tokens that a drafter proposed and the target accepted."""
+_GREEN, _RESET = "\x1b[32m", "\x1b[0m"
+# What a terminal would act on: a model must not ring bells or move the cursor.
+_ACTIVE = {code: None for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+
+
+def write_text(console: Console, text: str, *, drafted: bool = False) -> None:
+    """A model's text as it is (rich would turn its tabs into blanks), coloured in a terminal."""
+    if console.is_terminal:
+        text = text.translate(_ACTIVE)
+    if drafted and console.color_system is not None and not console.legacy_windows:
+        text = f"{_GREEN}{text}{_RESET}"
+    console.file.write(text)
 
 
 class Stream:
@@ -33,7 +44,7 @@ class Stream:
     def finish(self) -> None:
         self._put(self._detokenizer.finish(), False)
         self._print(len(self._text()))
-        self._console.print()
+        write_text(self._console, "\n")
 
     def _text(self) -> str:
         return "".join(piece.text for piece in self._held)
@@ -62,8 +73,7 @@ class Stream:
             piece = self._held.pop(0)
             shown, rest = piece.text[:length], piece.text[length:]
             length -= len(shown)
-            style = DRAFTED if piece.drafted else ""
-            self._console.print(Text(shown, style=style), end="", soft_wrap=True)
+            write_text(self._console, shown, drafted=piece.drafted)
             if rest:
                 self._held.insert(0, Piece(text=rest, drafted=piece.drafted))
         self._console.file.flush()

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftsmith.errors import InputError
 
@@ -81,7 +82,7 @@ def documents(files: Iterable[TextFile]) -> Iterator[str]:
 
 def read_text(path: Path) -> str:
     """The whole text of a plain, .gz or .xz file. Raises InputError naming it."""
-    openers = {".gz": gzip.open, ".xz": lzma.open}
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
         with openers.get(path.suffix, open)(path, "rb") as file:
             return file.read().decode("utf-8")

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftsmith.distill.blocks import Tokens
-from draftsmith.errors import BackendError, InputError
+from draftsmith.errors import InputError
 from draftsmith.provenance import atomic_path
+from draftsmith.targets import hf as targets_hf
 
 END_TOKEN = "<|endoftext|>"
 
@@ -50,10 +51,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
     Raises BackendError if there is none, InputError if it has no end token.
     """
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise BackendError(f"cannot load the tokenizer of {source}: {error}") from error
+    tokenizer: Any = targets_hf.load_tokenizer(source)
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of {source} has no end token to put between documents")
     return tokenizer

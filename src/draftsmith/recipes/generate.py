@@ -14,7 +14,7 @@ from draftsmith.errors import InputError
 from draftsmith.generation import DraftCounts, Generation, generate
 from draftsmith.options import GenerateOptions
 from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
-from draftsmith.recipes._streaming import Stream
+from draftsmith.recipes._streaming import Stream, write_text
 from draftsmith.types import DecodeStep
 
 
@@ -95,7 +95,7 @@ def run(options: GenerateOptions) -> GenerateReport:
             total = total + generation.counts
             if not (options.json or options.stream):
                 _print_prompt(out, prompt, len(prompts), number)
-                out.print(Text(generation.text or ""), soft_wrap=True)
+                write_text(out, f"{generation.text or ''}\n")
     notes.print(_summary(total))
     return GenerateReport(results=tuple(results))
 

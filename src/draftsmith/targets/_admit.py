@@ -129,6 +129,8 @@ class Findings:
     """The modules around the attention, whose outputs are the hidden states."""
     ambient: bool
     """Keywords do not reach attention: the block must lie beside the forward."""
+    eager_only: bool
+    """Soft-caps or sinks, which transformers' own sdpa refuses or, in older versions, forgets."""
 
 
 @dataclass(slots=True)
@@ -145,7 +147,7 @@ class Probe:
     windows: dict[int, int | None] = field(default_factory=dict)
     """Window by mask rule (identity), evaluated once each."""
     ambient: bool = False
-    """Keywords do not reach attention: the block must lie beside the forward."""
+    eager_only: bool = False
 
     def note(
         self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, keyword: int | None
@@ -265,6 +267,7 @@ def probe(model: Any, config: Any, name: str, device: torch.device) -> Findings:
         layers=tuple(seen.layers[layer] for layer in count),
         decoder_layers=_around_attention(model, [seen.modules[layer] for layer in count]),
         ambient=seen.ambient,
+        eager_only=seen.eager_only,
     )
 
 
@@ -319,6 +322,7 @@ def _probe_attention(
         )
     seen.note(layer, key, value, attention_mask, sliding_window)
     seen.modules[layer] = module
+    seen.eager_only |= softcap is not None or s_aux is not None
     itself = torch.zeros((1, 1, 1, 1), dtype=query.dtype, device=query.device)
     out = attend_reference(query, key, value, itself, scale=scaling or 1.0, sinks_H=s_aux)
     return out.transpose(1, 2).contiguous(), None

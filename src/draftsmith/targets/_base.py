@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.cache import Block, KVCache
+from draftsmith.cache import Block, KVCache, lay_out
 from draftsmith.types import Signals, TargetOutput
+
+CHUNK = 2048
+"""Known tokens that are fed at once: a mask of a whole long prompt would fill gigabytes."""
 
 
 class Target(Protocol):
@@ -42,3 +47,22 @@ class Target(Protocol):
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         """Logits after the last `keep` tokens of the block, [B, keep, V]; keys go to the cache."""
         ...
+
+
+def feed_beginning(
+    target: Target, cache: KVCache, pending: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Feed and commit what lies before the last `CHUNK` pending tokens of each row.
+
+    Returns:
+        The pending tokens that are left, at most `CHUNK` per row and the root among them.
+    """
+    left = [list(row) for row in pending]
+    none = np.zeros((len(left), 0), dtype=np.int64)
+    while any(len(row) > CHUNK for row in left):
+        pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
+        tokens, block = lay_out(cache, pieces, none, none)
+        target.forward(torch.from_numpy(tokens), block, 1, Signals())
+        cache.commit(np.array([len(piece) for piece in pieces]))
+        left = [row[len(piece) :] for row, piece in zip(left, pieces, strict=True)]
+    return left

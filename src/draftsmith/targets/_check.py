@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget
 
 # Largest disagreement with the model's own eager attention, in standard deviations of the logits.
-# Eager attention takes its softmax in float32 even in float64; half precision adds up per layer.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+# Eager attention takes its softmax in float32 even in float64; half precision adds up per layer
+# (measured on 24 layers: float32 3e-6, float16 7e-3, bfloat16 6e-2).
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
 #     row 0   c c | p p p     tree   p(last) -+- 0 --- 1    compared in row 0
 #     row 1   c c c | p p                     `- 2 --- 3    compared in row 1
@@ -32,7 +33,7 @@ def self_check(target: HFTarget, name: str) -> None:
         UnsupportedModel: they disagree by more than the dtype explains.
         BackendError: the logits are not finite.
     """
-    tolerance = _TOLERANCE.get(target.dtype, 0.15)
+    tolerance = _TOLERANCE.get(target.dtype, 0.2)
     ids = np.array(harmless_ids(target.config.to_dict(), 2 * (_KNOWN + len(_PARENTS))))
     known, tree = ids.reshape(2, -1)[:, :_KNOWN], ids.reshape(2, -1)[:, _KNOWN:]
     cache = target.new_cache(2, 2 * _KNOWN)
@@ -62,7 +63,7 @@ def self_check(target: HFTarget, name: str) -> None:
         raise UnsupportedModel(
             f"{name} gives other logits with draftsmith's attention than with its own (off by "
             f"{worst:.2g} standard deviations, {tolerance:g} allowed): decoding would not be "
-            "exact, so this architecture is refused."
+            "exact, so it is refused (check=False skips this comparison)."
         )
 
 

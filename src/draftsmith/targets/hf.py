@@ -75,6 +75,7 @@ class HFTarget:
             model.set_experts_implementation("eager")  # the grouped kernel has no float64
         found = probe(model, self.config, title, self.device)
         self._ambient = found.ambient
+        self._eager_only = found.eager_only
         self._windows = tuple(layer.window for layer in found.layers)
         self._decoder_layers = found.decoder_layers
         self._spec = KVSpec(
@@ -129,9 +130,10 @@ class HFTarget:
     def native(self, attn_implementation: str | None = None) -> Iterator[Any]:
         """The bare model with transformers' own attention, inside a `with`: for `generate`.
 
-        None: what transformers would choose for this model (sdpa where it can).
+        None: sdpa, or eager for a model that sdpa would decode wrongly (soft-caps, sinks).
         """
-        self._use_attention(attn_implementation or self.model.get_correct_attn_implementation(None))
+        usual = "eager" if self._eager_only else self.model.get_correct_attn_implementation(None)
+        self._use_attention(attn_implementation or usual)
         try:
             yield self.model
         finally:

@@ -1,0 +1,339 @@
+"""Bad input to `generate`, `bench` and `quickstart`: one sentence, the right exit code, nothing
+half-written; and an interruption that leaves what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.tiny_models import save_pair
+
+from draftsmith import cli
+from draftsmith.recipes import _stdlib_prompts, quickstart
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_pair(folder, context=128)
+    return folder
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        code = end.value.code
+        assert isinstance(code, int)
+        return code, out, err
+
+    return run
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def refused(found: tuple[int, str, str], code: int, *parts: str) -> None:
+    """One line on stderr that begins with the program's name, and nothing on stdout."""
+    got, out, err = found
+    assert got == code, err
+    assert out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("draftsmith: ")
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in last
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["--target", "{tmp}/nowhere", "--prompt", "x"], 3, ["nowhere", "does not exist"]),
+        (["--target", "{tmp}", "--prompt", "x"], 3, ["has no config.json"]),
+        (["--prompt", ""], 2, ["--prompt must not be empty"]),
+        (["--prompt", " \n "], 2, ["prompt 1 is empty"]),
+        (["--prompt", "zq " * 100], 2, ["prompt 1 has", "context of 128"]),
+        (["--prompt", "x", "--drafter", "prompt_lokup"], 2, ["did you mean 'prompt_lookup'"]),
+        (["--prompt", "x", "--drafter", "independent"], 2, ["needs a model"]),
+        (["--prompt", "x", "--drafter", "independent:{tmp}/no"], 3, ["does not exist"]),
+        (["--prompt", "x", "--drafter", "prompt_lookup:x"], 2, ["nothing behind a colon"]),
+        (
+            ["--prompt", "x", "--drafter", "prompt_lookup", "--drafter-option", "lenght=3"],
+            2,
+            ["did you mean 'length'"],
+        ),
+        (["--prompt", "x", "--draft-proposal", "greedy"], 2, ["--draft-proposal"]),
+        (
+            ["--prompt", "x", "--drafter", "prompt_lookup", "--draft-length", "128"],
+            2,
+            ["does not fit into the context", "128 positions"],
+        ),
+        (["--prompt", "x", "--temperature", "-0.1"], 2, ["--temperature"]),
+        (["--prompt", "x", "--temperature", "nan"], 2, ["--temperature"]),
+        (["--prompt", "x", "--top-p", "0"], 2, ["--top-p"]),
+        (["--prompt", "x", "--top-p", "1.1"], 2, ["--top-p"]),
+        (["--prompt", "x", "--device", "tpu9"], 2, ["tpu9"]),
+        (["--prompt", "x", "--stream", "--batch-size", "2"], 2, ["--stream"]),
+        (["--prompt", "x", "--logit-bias", "100000:1", "--temperature", "1"], 2, ["100000"]),
+        (["--prompts", "{tmp}/none.jsonl"], 2, ["none.jsonl does not exist"]),
+        (["--prompts", "{tmp}/bad.jsonl"], 2, ["bad.jsonl, line 2: not JSON"]),
+        (["--prompts", "{tmp}/empty.jsonl"], 2, ["no prompts"]),
+        (["--prompts", "{tmp}/cut.jsonl.gz"], 2, ["cut.jsonl.gz"]),
+    ],
+)
+def test_generate_refuses_in_one_sentence(
+    words: list[str],
+    code: int,
+    parts: list[str],
+    models: Path,
+    tmp_path: Path,
+    command: Command,
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "bro\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "cut.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00half")
+    words = [word.format(tmp=tmp_path) for word in words]
+    if "--target" not in words:
+        words = ["--target", str(models / "target"), *words]
+    refused(command("generate", *words), code, *parts)
+    refused(command("generate", "--json", *[w for w in words if w != "--stream"]), code) if (
+        "--stream" not in words
+    ) else None
+
+
+def test_logits_that_are_nan_end_with_code_3(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    broken = copy_of(models / "target", tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    refused(command("generate", "--target", broken, "--prompt", "x"), 3, "NaN")
+
+
+def test_a_tokenizer_of_another_model_is_named(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    odd = copy_of(models / "target", tmp_path / "odd")
+    text = json.loads((odd / "tokenizer.json").read_text())
+    text["added_tokens"].append({**text["added_tokens"][0], "id": 900, "content": "zzz"})
+    text["model"]["vocab"]["zzz"] = 900
+    (odd / "tokenizer.json").write_text(json.dumps(text))
+    found = command("generate", "--target", odd, "--prompt", "a zzz b")
+    refused(found, 2, "outside the vocabulary", "do not belong together")
+
+
+def test_damaged_weights_end_with_code_3(models: Path, tmp_path: Path, command: Command) -> None:
+    cut = copy_of(models / "target", tmp_path / "cut")
+    data = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(data[: len(data) // 2])
+    refused(command("generate", "--target", cut, "--prompt", "x"), 3, "Cannot load the model")
+
+
+def copy_of(source: Path, goal: Path) -> Path:
+    goal.mkdir()
+    for path in source.iterdir():
+        (goal / path.name).write_bytes(path.read_bytes())
+    return goal
+
+
+# ---------------------------------------------------------------------------- bench
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "suite.jsonl"
+    lines = [
+        {"id": "one", "text": "the cat sat on the mat, the cat", "tag": "cats"},
+        {"id": "two", "text": "def add(left, right):", "tag": "code"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def bench_words(models: Path, suite: Path, out: Path) -> list[str | Path]:
+    words: list[str | Path] = ["bench", "--target", models / "target", "--suite", suite]
+    words += ["--drafter", f"none,prompt_lookup,independent:{models / 'draft'}", "--out", out]
+    return [*words, "--max-new-tokens", "12", "--repeats", "2", "--temperature", "0,0.8"]
+
+
+def test_bench_writes_everything_and_prints_one_object(
+    models: Path, suite: Path, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "out"
+    code, printed, err = command(*bench_words(models, suite, out), "--json")
+    assert code == 0, err
+    files = {path.name for path in out.iterdir()}
+    assert files == {"records.jsonl", "summary.json", "report.html", "run.json", "figures"}
+    found = json.loads(printed)
+    assert found == json.loads((out / "summary.json").read_text())
+    names = [(entry["name"].split(":")[0], entry["temperature"]) for entry in found["drafters"]]
+    assert names == [(n, t) for n in ("none", "prompt_lookup", "independent") for t in (0.0, 0.8)]
+    assert len((out / "records.jsonl").read_text().splitlines()) == 2 * 4 * 2 * 2
+    for path in out.glob("*.*"):  # no folder outside the current one is named anywhere
+        assert str(tmp_path) not in path.read_text()
+        assert str(models) not in path.read_text()
+    assert str(out) in err
+    run = json.loads((out / "run.json").read_text())
+    assert run["verb"] == "bench"
+    assert run["results"] == {"records": 32}
+
+
+def test_bench_leaves_an_earlier_measurement_alone(
+    models: Path, suite: Path, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "records.jsonl").write_text("earlier\n")
+    found = command(*bench_words(models, suite, out))
+    refused(found, 2, "already holds a measurement")
+    assert (out / "records.jsonl").read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["--suite", "nosuch"], 2, "no prompt file or built-in suite 'nosuch'"),
+        (["--drafter", "none,lookahed"], 2, "did you mean 'lookahead'"),
+        (["--drafter", "transformers"], 2, "it is measured anyway"),
+        (["--target", "./nowhere"], 3, "does not exist"),
+        (["--temperature", "0,-1"], 2, "--temperature"),
+    ],
+)
+def test_bench_refuses_before_it_writes(
+    words: list[str],
+    code: int,
+    part: str,
+    models: Path,
+    suite: Path,
+    tmp_path: Path,
+    command: Command,
+) -> None:
+    out = tmp_path / "out"
+    refused(command(*bench_words(models, suite, out), *words), code, part)
+    assert not out.exists()
+
+
+def test_bench_asks_later_turns_behind_plain_answers(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    path = tmp_path / "turns.jsonl"
+    path.write_text(json.dumps({"turns": ["the cat", "the dog"]}) + "\n")
+    words = bench_words(models, path, tmp_path / "out")
+    code, _, err = command(*words, "--temperature", "0", "--repeats", "1", "--no-hf-baseline")
+    assert code == 0, err
+    lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [(r["prompt"], r["turn"]) for r in records if r["drafter"] == "none"] == [
+        ("1", 0),
+        ("1", 1),
+    ]
+    tails = [r["prompt_tail"] for r in records if r["turn"] == 1]
+    assert len(set(tails)) == 1
+    assert tails[0].startswith("the cat\n\n")
+    assert tails[0].endswith("\n\nthe dog")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_an_interruption_keeps_whole_records_and_ends_with_130(
+    models: Path, suite: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = [*bench_words(models, suite, out), "--repeats", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftsmith", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        give_up = time.monotonic() + 300
+        while not (out / "records.jsonl").exists() and process.poll() is None:
+            assert time.monotonic() < give_up, "no record was written"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "measurements; they are in" in err
+    assert "Traceback" not in err
+    lines = (out / "records.jsonl").read_text().splitlines()
+    assert lines
+    assert len(lines) % 4 == 0  # whole rounds
+    assert all(json.loads(line)["prompt"] in ("one", "two") for line in lines)
+    assert not (out / "run.json").exists()
+    assert not list(out.glob(".*.tmp"))
+
+
+# ---------------------------------------------------------------------------- quickstart
+
+
+def test_quickstart_runs_from_prompts_to_next_steps(tmp_path: Path, command: Command) -> None:
+    save_pair(tmp_path / "small", context=2048)
+    out = tmp_path / "out"
+    words = ["quickstart", "--models", tmp_path / "small", "--out", out, "--limit", "2"]
+    words += ["--max-new-tokens", "8"]
+    code, printed, err = command(*words)
+    assert code == 0, err
+    files = {path.name for path in out.iterdir()}
+    assert files == {"records.jsonl", "summary.json", "report.html", "run.json", "figures"}
+    last = printed.strip().splitlines()
+    assert last[-1].strip().startswith("draftsmith bench --target Qwen/Qwen3-0.6B")
+    for part in ("prompt_lookup: ", "lookahead: ", "independent:draft: ", "At temperature 0"):
+        assert any(line.startswith(part) for line in last)
+    found = json.loads((out / "summary.json").read_text())
+    names = [entry["name"].split(":")[0] for entry in found["drafters"]][::2]
+    assert names == ["none", "prompt_lookup", "lookahead", "independent"]
+    # a second run takes the place of the first, and another verb's results are safe
+    before = (out / "records.jsonl").read_text()
+    assert command(*words)[0] == 0
+    assert len((out / "records.jsonl").read_text().splitlines()) == len(before.splitlines())
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**run, "verb": "bench"}))
+    refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
+
+
+def test_quickstart_without_models_says_where_they_should_be(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
+    monkeypatch.setattr(quickstart.draftsmith, "__file__", str(tmp_path / "a/b/c.py"))
+    monkeypatch.chdir(tmp_path)
+    refused(command("quickstart"), 3, "models/mini-code", "--models")
+
+
+def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
+    for seconds in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
+        amount = quickstart.choose_amount(seconds, 8)
+        assert 1 <= amount.repeats <= quickstart.MOST_REPEATS
+        assert quickstart.FEWEST_PROMPTS <= amount.prompts <= 8
+        needed = seconds * amount.prompts * amount.repeats
+        fewest = amount == quickstart.Amount(prompts=quickstart.FEWEST_PROMPTS, repeats=1)
+        assert needed <= quickstart.MEASURE_SECONDS or fewest
+    assert quickstart.choose_amount(1.0, 2).prompts == 2
+
+
+def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
+    first = _stdlib_prompts.held_out_prompts(8)
+    assert first == _stdlib_prompts.held_out_prompts(8)
+    assert _stdlib_prompts.held_out_prompts(3) == first[:3]
+    assert len({prompt.id for prompt in first}) == 8
+    for prompt in first:
+        lines = (prompt.text or "").splitlines()
+        assert 2 <= len(lines) <= _stdlib_prompts.CONTEXT_LINES
+        assert any("def " in line for line in lines)
