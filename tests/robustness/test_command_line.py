@@ -312,7 +312,7 @@ def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
-    monkeypatch.setattr(quickstart.draftsmith, "__file__", str(tmp_path / "a/b/c.py"))
+    monkeypatch.setattr(quickstart, "_ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     refused(command("quickstart"), 3, "models/mini-code", "--models")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.llama2c import babyllama, weights_folder
 
 from draftsmith.decode import DecodeOptions, Session, decode
 from draftsmith.drafters._lookup import load_drafter
@@ -18,7 +19,6 @@ from draftsmith.law import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape
-from tests.llama2c import babyllama, weights_folder
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape(widths=(3, 2, 1))}

@@ -60,7 +60,9 @@ def write_model(
             }
             save_file(tensors, temporary / SUBSET_FILE)
         (temporary / "README.md").write_text(_readme(results, subset), encoding="utf-8")
+        usual = (temporary / "README.md").stat().st_mode
         for path in sorted(temporary.iterdir()):
+            path.chmod(usual)  # safetensors gives its files to the owner alone
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(path, out / path.name)

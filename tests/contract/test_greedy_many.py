@@ -1,0 +1,77 @@
+"""Greedy text in float32 over hundreds of prompts: plain decoding's, but for near-ties.
+
+Prompts come from a random walk of the target itself and from noise, so that drafts are accepted and
+rejected at every depth. A difference is allowed only where the target's two best logits are closer
+than 1e-3, and at most once in 10,000 tokens (about one in 100,000 is to be expected).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftsmith.bench.equality import divergence
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.generation import generate
+from draftsmith.law import Sampler
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+
+from .cases import CASES, Case
+
+VOCAB = 64
+NUM_PROMPTS = 504
+NEW_TOKENS = 128
+
+
+def make_prompts(count: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(7)
+    lengths = torch.randint(1, 40, (count,), generator=draw).tolist()
+    return [torch.randint(0, VOCAB, (n,), generator=draw).tolist() for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(VOCAB, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def plain(target: HFTarget) -> list[tuple[int, ...]]:
+    options = DecodeOptions(max_new_tokens=NEW_TOKENS)
+    made = generate(target, NoDrafter(), make_prompts(NUM_PROMPTS), options, batch_size=24)
+    return [one.token_ids for one in made]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("case", [c for c in CASES if not c.tabular_only], ids=str)
+def test_greedy_text_of_hundreds_of_prompts_is_plain_text(
+    case: Case, batch_size: int, target: HFTarget, plain: list[tuple[int, ...]]
+) -> None:
+    count = NUM_PROMPTS if batch_size == 8 else NUM_PROMPTS // 8
+    prompts = make_prompts(NUM_PROMPTS)[:count]
+    drafter = case.build(tiny_target(VOCAB, seed=1, dtype=torch.float32))
+    drafter.bind(target)
+    # half of the predictions are right for a while, the others are another prompt's
+    predictions = [plain[i if i % 2 else i - 1] for i in range(count)]
+    made = generate(
+        target,
+        drafter,
+        prompts,
+        DecodeOptions(max_new_tokens=NEW_TOKENS, shape=case.shape if case.draws else None),
+        batch_size=batch_size,
+        predictions=predictions if case.uses_predictions else (),
+    )
+    different = 0
+    for prompt, expected, one in zip(prompts, plain, made, strict=False):
+        found = divergence(target, prompt, expected, one.token_ids, Sampler())
+        if found is not None:
+            different += 1
+            assert found.gap < 1e-3, (
+                f"{case} leaves plain decoding behind {prompt[-5:]} at token {found.at}, where the "
+                f"target was sure by {found.gap:.4f}: no near-tie"
+            )
+    assert different <= 1e-4 * count * NEW_TOKENS
+    if case.uses_predictions:
+        assert sum(one.counts.accepted for one in made) > count

@@ -1,0 +1,134 @@
+"""Stop strings, and really trained models where the reference data are at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from draftsmith.decode import DecodeOptions
+from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.types import TreeShape
+from tests.llama2c import weights_folder
+from tests.tiny_models import tiny_model, tiny_tokenizer
+
+from .cases import CASES, Case
+from .test_greedy import disturbed, run
+
+TEXT_CASES = [case for case in CASES if not case.tabular_only]
+by_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+SHAPE = TreeShape.chain(5)
+
+
+@lru_cache(maxsize=1)
+def with_tokenizer() -> tuple[HFTarget, HFTarget]:
+    target = HFTarget(tiny_model(1).double(), tiny_tokenizer(), end_ids=frozenset())
+    draft = disturbed(target, 0.01)
+    return target, HFTarget(draft.model, tiny_tokenizer(), end_ids=frozenset())
+
+
+def until(text: Sequence[int], stop: str, tokenizer: Any) -> list[int]:
+    """The tokens up to the one with which the decoded text first holds the stop string."""
+    for count in range(1, len(text) + 1):
+        if stop in tokenizer.decode(text[:count]):
+            return list(text[:count])
+    return list(text)
+
+
+@by_case
+def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
+    """Strings of 1, 2 and 5 characters out of the plain text, in a batch whose rows end apart."""
+    target, draft = with_tokenizer()
+    tokenizer = target.tokenizer
+    prompts = [tokenizer(words)["input_ids"] for words in ("the cat sat", "def add(left", "dog")]
+    plain = next(case for case in CASES if case.kind == "none").build(draft)
+    whole, _, _ = run(target, plain, prompts, DecodeOptions(max_new_tokens=40))
+    written = tokenizer.decode(whole[0])
+    for place, length in ((9, 1), (16, 2), (12, 5)):
+        stop = written[place : place + length]
+        expected = [until(text, stop, tokenizer) for text in whole]
+        assert len(expected[0]) < 40
+        texts, reasons, _ = run(
+            target,
+            case.build(draft),
+            prompts,
+            DecodeOptions(max_new_tokens=40, shape=SHAPE, stop_strings=(stop,)),
+            whole if case.uses_predictions else (),
+        )
+        assert texts == expected, f"stop string {stop!r}"
+        assert reasons[0] == "stop"
+
+
+@lru_cache(maxsize=2)
+def trained() -> tuple[HFTarget, HFTarget, dict[str, Any]]:
+    folder = weights_folder() / "hf"
+    target, draft = (
+        load_target(str(folder / name), dtype="float32") for name in ("stories260K", "llama2xs-281K")
+    )
+    golden = json.loads((folder / "golden_greedy.json").read_text())
+    return target, draft, next(one for one in golden if one["model"] == "stories260K")
+
+
+def check_golden(case: Case, count: int, shape: TreeShape) -> None:
+    """The published greedy text; its smallest gap, 0.0042, is above the float32 near-tie bound."""
+    target, draft, golden = trained()
+    prompt = golden["prompt_ids"]
+    expected = golden["greedy_ids"][len(prompt) : len(prompt) + count]
+    texts, _, accepted = run(
+        target,
+        case.build(draft),
+        [prompt],
+        DecodeOptions(max_new_tokens=len(expected), shape=shape, ignore_end=True),
+        [expected] if case.uses_predictions else (),
+    )
+    assert texts == [expected]
+    if case.kind in ("independent", "prediction"):
+        assert accepted > len(expected) / 4, f"{accepted} drafts accepted of {len(expected)} tokens"
+
+
+@by_case
+def test_published_text_of_a_trained_model(case: Case) -> None:
+    check_golden(case, 48, SHAPE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [SHAPE, TreeShape(widths=(3, 2, 1))], ids=str)
+@by_case
+def test_published_text_of_a_trained_model_to_its_end(case: Case, shape: TreeShape) -> None:
+    check_golden(case, 252, shape)
+
+
+@pytest.mark.full
+@by_case
+def test_500_prompts_of_128_tokens_equal_plain_decoding(case: Case) -> None:
+    """float64, batches of 50 ragged prompts cut out of the model's own text."""
+    target, draft, golden = trained()
+    ids = golden["greedy_ids"]
+    wide = HFTarget(target.model.double(), target.tokenizer, end_ids=frozenset())
+    small = HFTarget(draft.model.double(), draft.tokenizer, end_ids=frozenset())
+    prompts = [ids[i % 200 : i % 200 + 1 + (i * 7) % 40] for i in range(500)]
+    options = DecodeOptions(max_new_tokens=128, shape=SHAPE)
+    plain = next(case for case in CASES if case.kind == "none")
+    for first in range(0, 500, 50):
+        some = prompts[first : first + 50]
+        expected = _plain_texts(wide, plain, some, options, first)
+        texts, _, _ = run(
+            wide, case.build(small), some, options, expected if case.uses_predictions else ()
+        )
+        assert texts == expected
+    torch.testing.assert_close(wide.model.lm_head.weight, target.model.lm_head.weight)
+
+
+_PLAIN: dict[int, list[list[int]]] = {}
+
+
+def _plain_texts(
+    target: HFTarget, plain: Case, prompts: list[list[int]], options: DecodeOptions, first: int
+) -> list[list[int]]:
+    if first not in _PLAIN:
+        _PLAIN[first] = run(target, plain.build(target), prompts, options)[0]
+    return _PLAIN[first]
