@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import pytest
-import torch
 
 from draftsmith.decode import DecodeOptions
 from draftsmith.targets.hf import HFTarget, load_target
@@ -108,8 +108,10 @@ def test_500_prompts_of_128_tokens_equal_plain_decoding(case: Case) -> None:
     """float64, batches of 50 ragged prompts cut out of the model's own text."""
     target, draft, golden = trained()
     ids = golden["greedy_ids"]
-    wide = HFTarget(target.model.double(), target.tokenizer, end_ids=frozenset())
-    small = HFTarget(draft.model.double(), draft.tokenizer, end_ids=frozenset())
+    wide, small = (
+        HFTarget(copy.deepcopy(one.model).double(), one.tokenizer, end_ids=frozenset())
+        for one in (target, draft)
+    )
     prompts = [ids[i % 200 : i % 200 + 1 + (i * 7) % 40] for i in range(500)]
     options = DecodeOptions(max_new_tokens=128, shape=SHAPE)
     plain = next(case for case in CASES if case.kind == "none")
@@ -120,7 +122,6 @@ def test_500_prompts_of_128_tokens_equal_plain_decoding(case: Case) -> None:
             wide, case.build(small), some, options, expected if case.uses_predictions else ()
         )
         assert texts == expected
-    torch.testing.assert_close(wide.model.lm_head.weight, target.model.lm_head.weight)
 
 
 _PLAIN: dict[int, list[list[int]]] = {}

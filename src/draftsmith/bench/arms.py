@@ -136,7 +136,7 @@ def time_decode(
     recorder = make_recorder(target.device)
     steps: list[DecodeStep] = []
     prefill_split: dict[str, float] = {}
-    prefill_end = 0.0
+    prefill_end, prefill_forwards = 0.0, 0
     with undisturbed():
         start = now(target.device)
         for step in decode(
@@ -150,6 +150,7 @@ def time_decode(
         ):
             if not steps:
                 prefill_end, prefill_split = now(target.device), recorder.snapshot()
+                prefill_forwards = len(meter.widths)  # a long prompt takes several
             steps.append(step)
         end = now(target.device)
     split = {name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT}
@@ -178,5 +179,5 @@ def time_decode(
             verify=split["verify"],
             other=max(end - prefill_end - sum(split.values()), 0.0),
         ),
-        widths=tuple(meter.widths[1:]),
+        widths=tuple(meter.widths[prefill_forwards:]),
     )

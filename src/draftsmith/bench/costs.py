@@ -26,7 +26,7 @@ from draftsmith.cache import lay_out
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.errors import InputError
 from draftsmith.law import Sampler
-from draftsmith.targets._base import Target
+from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.types import Signals
 
 MAX_WIDTHS = 10
@@ -120,8 +120,9 @@ class ForwardProbe:
         self._cache = target.new_cache(1, len(context) + max_width)
         *known, self._root = context
         if known:
-            self._feed(known, 0, keep=1)
-            self._cache.commit(np.array([len(known)]))
+            (left,) = feed_beginning(target, self._cache, [known])
+            self._feed(left, 0, keep=1)
+            self._cache.commit(np.array([len(left)]))
 
     def seconds(self, width: int) -> float:
         """Of one forward of `width` tokens, its mask and cache writes included."""

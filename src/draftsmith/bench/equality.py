@@ -24,7 +24,7 @@ from torch import Tensor
 from draftsmith.bench.records import Divergence, Floor
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.law import History, Sampler
-from draftsmith.targets._base import Target
+from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.types import Signals
 
 _NO_NODES = np.zeros((1, 0), dtype=np.int64)
@@ -137,11 +137,12 @@ class _Scorer:
         self._sampler = replace(sampler, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def feed(self, tokens: Sequence[int], *, only_last: bool = False) -> list[Choice]:
-        """Choices behind each of the tokens (or behind the last)."""
-        fed, block = lay_out(self._cache, [tokens], _NO_NODES, _NO_NODES)
+        """Choices behind each token, or behind the last one only (prompts, as decoding feeds them)."""
+        left = feed_beginning(self._target, self._cache, [tokens]) if only_last else [tokens]
+        fed, block = lay_out(self._cache, left, _NO_NODES, _NO_NODES)
         keep = 1 if only_last else len(tokens)
         out = self._target.forward(torch.from_numpy(fed), block, keep, Signals())
-        self._cache.commit(np.array([len(tokens)]))
+        self._cache.commit(np.array([len(left[0])]))
         first = len(self._fed) + len(tokens) - keep + 1
         self._fed.extend(tokens)
         histories = [

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftsmith.distill.blocks import Tokens
-from draftsmith.errors import InputError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path
 from draftsmith.targets import hf as targets_hf
 
@@ -61,6 +61,15 @@ def keep(tokenizer: Any, folder: Path) -> None:
     """Save a tokenizer as a whole folder or not at all. Raises BackendError (disk, rights)."""
     with atomic_path(folder) as part:
         tokenizer.save_pretrained(part)
+
+
+def kept(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that `keep` saved, alone in its folder. Raises BackendError (damaged)."""
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackendError(f"cannot read the tokenizer in {folder}: {error}") from error
+    return tokenizer
 
 
 def encode(tokenizer: Any, texts: Iterable[str], *, batch: int = 256) -> tuple[list[Tokens], int]:

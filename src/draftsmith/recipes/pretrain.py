@@ -213,7 +213,7 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
     if options.model.tokenizer is not None:
         tokenizer: Any = _tokens.load_tokenizer(options.model.tokenizer)
     elif (folder / "tokenizer.json").exists():
-        tokenizer = _tokens.load_tokenizer(str(folder))
+        tokenizer = _tokens.kept(folder)
     else:
         _say(f"training a byte-level BPE of {options.model.vocab_size} tokens")
         context = options.training.long_block_length or options.training.block_length

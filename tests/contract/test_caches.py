@@ -1,0 +1,271 @@
+"""Caches hold what plain decoding would hold: after every step, after a stop inside a block, after a
+consumer that went away, and in the drafter as well."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.cache import KVCache, lay_out
+from draftsmith.decode import DecodeOptions, Session, decode
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.law import Noise, Sampler
+from draftsmith.targets._base import Target
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import DraftTree, RequestBatch, Signals, TreeShape
+
+from .cases import CASES, TREE, Case
+from .test_greedy import models, predictions_for, prompts_of
+from .test_rows import PROMPTS, predicted
+from .toys import dense
+
+CLOSE = 1e-10
+"""float64: other batch shapes round differently, in the last digits."""
+EMPTY = np.zeros((1, 0), dtype=np.int64)
+TEXT_CASES = [case for case in CASES if not case.tabular_only]
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_text_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+SHAPE = TreeShape(widths=(2, 2, 1))
+LENGTHS = (1, 4, 11)
+
+
+def prefilled(target: Target, tokens: Sequence[int]) -> list[Tensor]:
+    """What a fresh cache holds after these tokens, fed in one forward."""
+    cache = target.new_cache(1, len(tokens) + 1)
+    fed, block = lay_out(cache, [list(tokens)], EMPTY, EMPTY)
+    target.forward(torch.from_numpy(fed), block, 1, Signals())
+    cache.commit(np.array([len(tokens)]))
+    return cache.contents(0)
+
+
+def assert_same_cache(found: list[Tensor], wanted: list[Tensor], what: str) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape, f"{what}: {one.shape[2]} columns instead of {other.shape[2]}"
+        error = float((one - other).abs().max()) if one.numel() else 0.0
+        assert error < CLOSE, f"{what}: columns differ by {error:.3g}"
+
+
+def check_prefill(target: Target, session: Session, what: str) -> None:
+    assert session.cache is not None and session.tokens is not None
+    for b, tokens in enumerate(session.tokens):
+        assert session.cache.lengths_B[b] == len(tokens)
+        assert_same_cache(session.cache.contents(b), prefilled(target, tokens), f"{what}, row {b}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@by_text_case
+def test_cache_equals_a_fresh_prefill_after_every_step(case: Case, temperature: float) -> None:
+    m, prompts = models(), prompts_of(LENGTHS)
+    texts = [m.reference.text(prompt, 20) for prompt in prompts]
+    drafter, session = case.build(m.related), Session()
+    drafter.bind(m.target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=14, shape=SHAPE
+    )
+    known = [list(prompt) for prompt in prompts]
+    for number, step in enumerate(
+        decode(
+            m.target,
+            drafter,
+            prompts,
+            options,
+            session=session,
+            predictions=predictions_for(case, texts),
+        )
+    ):
+        for text, new in zip(known, step.emitted, strict=True):
+            text.extend(new)
+        # the last token of a row is not in the cache yet: it is the next root
+        assert session.tokens == [text[:-1] for text in known]
+        check_prefill(m.target, session, f"{case}, step {number}")
+
+
+@by_text_case
+def test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(case: Case) -> None:
+    """End tokens fall on every place of a block; then the cache is that of plain decoding."""
+    m, prompts = models(), prompts_of(LENGTHS)
+    texts = [m.reference.text(prompt, 20) for prompt in prompts]
+    plain = next(case for case in CASES if case.kind == "none")
+    for place in (3, 4, 5, 6):
+        ends = frozenset(text[place] for text in texts)
+        target = HFTarget(copy.deepcopy(m.target.model), end_ids=ends)
+        draft = HFTarget(copy.deepcopy(m.related.model), end_ids=ends)
+        held: list[KVCache] = []
+        for one, guesses in ((plain, []), (case, predictions_for(case, texts))):
+            drafter, session = one.build(draft), Session()
+            drafter.bind(target)
+            options = DecodeOptions(max_new_tokens=20, shape=SHAPE)
+            steps = list(
+                decode(target, drafter, prompts, options, session=session, predictions=guesses)
+            )
+            assert "stop" in {reason for step in steps for reason in step.finish}
+            assert session.cache is not None and session.cache.staged == 0
+            held.append(session.cache)
+        for b in range(len(prompts)):
+            assert_same_cache(
+                held[1].contents(b), held[0].contents(b), f"{case}, stop at {place}, row {b}"
+            )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@by_text_case
+def test_a_consumer_that_goes_away_can_come_back(case: Case, steps: int) -> None:
+    """The generator is closed after some steps; the session then goes on to the same text."""
+    m, prompts = models(), prompts_of(LENGTHS)
+    expected = [m.reference.text(prompt, 20) for prompt in prompts]
+    guesses = predictions_for(case, expected)
+    drafter, session = case.build(m.related), Session()
+    drafter.bind(m.target)
+    options = DecodeOptions(max_new_tokens=20, shape=SHAPE)
+    texts: list[list[int]] = [[] for _ in prompts]
+    running = decode(m.target, drafter, prompts, options, session=session, predictions=guesses)
+    for _ in range(steps):
+        for text, new in zip(texts, next(running).emitted, strict=True):
+            text.extend(new)
+    running.close()
+    assert session.cache is not None and session.cache.staged == 0
+    check_prefill(m.target, session, f"{case}, closed after {steps} steps")
+    longer = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+    for step in decode(m.target, drafter, longer, options, session=session):
+        for text, new in zip(texts, step.emitted, strict=True):
+            text.extend(new)
+    for text, wanted in zip(texts, expected, strict=True):
+        count = min(len(text), len(wanted))
+        assert count >= 20 and text[:count] == wanted[:count]
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C, a time limit, a lost device."""
+
+
+@by_text_case
+def test_an_interrupted_forward_leaves_the_session_usable(case: Case) -> None:
+    m, prompts = models(), prompts_of(LENGTHS)
+    expected = [m.reference.text(prompt, 12) for prompt in prompts]
+    target = HFTarget(copy.deepcopy(m.target.model), end_ids=frozenset())
+    drafter, session = case.build(m.related), Session()
+    drafter.bind(target)
+    options = DecodeOptions(max_new_tokens=12, shape=SHAPE)
+    running = decode(
+        target,
+        drafter,
+        prompts,
+        options,
+        session=session,
+        predictions=predictions_for(case, expected),
+    )
+    next(running)
+    intact = target.forward
+
+    def broken(*args: object, **kwargs: object) -> None:
+        intact(*args, **kwargs)  # type: ignore[arg-type]  # keys are written, then it fails
+        raise Interrupted
+
+    target.forward = broken  # type: ignore[assignment, method-assign]
+    with pytest.raises(Interrupted):
+        next(running)
+    target.forward = intact  # type: ignore[method-assign]
+    check_prefill(target, session, f"{case}, interrupted")
+    texts: list[list[int]] = [[] for _ in prompts]
+    for step in decode(target, drafter, prompts, options, session=session):
+        for text, new in zip(texts, step.emitted, strict=True):
+            text.extend(new)
+    assert texts == expected
+
+
+class Watched(Drafter):
+    """Passes everything on, and compares each proposal with that of a drafter that starts anew."""
+
+    def __init__(self, inner: Drafter, case: Case) -> None:
+        super().__init__()
+        self.inner, self.case = inner, case
+        self.known: list[list[int]] = []
+        self.compared = 0
+        self.default_shape = inner.default_shape
+
+    def bind(self, target: TargetView) -> None:
+        self.inner.bind(target)
+
+    def start(self, request: RequestBatch) -> DraftState:
+        self.known = [list(row) for row in request.tokens]
+        return _Kept(self, self.inner.start(request))
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert isinstance(state, _Kept)
+        tree = self.inner.propose(state.inner, shape, sampler, noise)
+        fresh = self.inner.start(
+            RequestBatch(
+                tokens=self.known, request_ids=tuple(range(len(self.known))), max_new_tokens=9
+            )
+        )
+        again = self.inner.propose(fresh, shape, sampler, noise)
+        assert torch.equal(tree.parents_BN, again.parents_BN), f"{self.case}: other tree shapes"
+        real = tree.parents_BN >= -1
+        assert torch.equal(tree.tokens_BN[real], again.tokens_BN[real]), (
+            f"{self.case} proposes {tree.tokens_BN.tolist()}, afresh {again.tokens_BN.tolist()}"
+        )
+        if tree.q is not None and again.q is not None:
+            error = float((tree.q.probs() - again.q.probs()).abs().max())
+            assert error < CLOSE, f"{self.case} reports laws that are off by {error:.3g}"
+        self.compared += 1
+        return tree
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        assert isinstance(state, _Kept)
+        for row, new in zip(self.known, accepted.emitted, strict=True):
+            row.extend(new)
+        return _Kept(self, self.inner.advance(state.inner, accepted))
+
+
+class _Kept(DraftState):
+    def __init__(self, owner: Watched, inner: DraftState) -> None:
+        self.owner, self.inner = owner, inner
+
+    def take(self, rows: Sequence[int]) -> _Kept:
+        self.owner.known = [self.owner.known[b] for b in rows]
+        return _Kept(self.owner, self.inner.take(rows))
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Kept:
+        self.owner.known = [list(row) for row in tokens]
+        return _Kept(self.owner, self.inner.rewind(tokens))
+
+
+FORGETFUL = [c for c in CASES if not c.remembers and not c.uses_predictions and c.drafts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("case", FORGETFUL, ids=str)
+def test_drafts_depend_on_the_rows_tokens_alone(case: Case, temperature: float) -> None:
+    """What a drafter carries from step to step (a cache, an index) is what it would compute afresh:
+    rejected drafts leave no trace. Rows end at different steps and leave the batch."""
+    watched = Watched(case.build(dense(1, end_ids=frozenset({4}))), case)
+    target = dense(0, end_ids=frozenset({4}))
+    watched.bind(target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=12, shape=TREE, seed=2
+    )
+    for _ in decode(target, watched, PROMPTS, options, predictions=predicted(case, PROMPTS)):
+        pass
+    assert watched.compared > 3
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in FORGETFUL if not case.tabular_only], ids=str
+)
+def test_drafts_of_transformers_depend_on_the_rows_tokens_alone(case: Case) -> None:
+    m = models()
+    watched = Watched(case.build(m.related), case)
+    watched.bind(m.target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=0.8), max_new_tokens=12, shape=SHAPE, seed=2
+    )
+    for _ in decode(m.target, watched, prompts_of(LENGTHS), options):
+        pass
+    assert watched.compared > 3
