@@ -137,7 +137,7 @@ class _Scorer:
         self._sampler = replace(sampler, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def feed(self, tokens: Sequence[int], *, only_last: bool = False) -> list[Choice]:
-        """Choices behind each token, or behind the last one only (prompts, as decoding feeds them)."""
+        """Choices behind each token; `only_last`: a prompt, fed as decoding does."""
         left = feed_beginning(self._target, self._cache, [tokens]) if only_last else [tokens]
         fed, block = lay_out(self._cache, left, _NO_NODES, _NO_NODES)
         keep = 1 if only_last else len(tokens)

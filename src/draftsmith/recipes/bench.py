@@ -7,6 +7,7 @@ OUT/run.json         how it was made; written last
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,10 @@ from draftsmith.options import BenchOptions
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
 from draftsmith.targets._base import Target
+
+
+BUSY = 0.75
+"""Share of the CPUs that may be busy before a measurement begins."""
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
@@ -120,6 +125,7 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     path = out / "records.jsonl"
     notes = Console(stderr=True, highlight=False, markup=False)
     made: list[RunRecord] = []
+    warn_if_busy(notes)
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -148,6 +154,19 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
             notes.print(f"stopped after {len(made)} of {total} measurements; they are in {path}")
         raise
     return tuple(made)
+
+
+def warn_if_busy(notes: Console) -> None:
+    """Times taken beside other programs are not to be trusted: say so (where the system tells)."""
+    if not hasattr(os, "getloadavg"):
+        return
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > max(1.0, BUSY * cpus):
+        notes.print(
+            f"other programs use this machine (load {load:.1f} on {cpus} CPUs): speed-ups measured "
+            "now will be off; close them and run again",
+            soft_wrap=True,
+        )
 
 
 def finish(

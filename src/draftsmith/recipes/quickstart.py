@@ -36,6 +36,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 """Of a checkout; for a wheel, some folder that holds no such models."""
 NUM_PROMPTS = 8
 FEWEST_PROMPTS = 3
+FEWEST_REPEATED = 4
+"""Fewer prompts than this are not worth repeating."""
 MOST_REPEATS = 3
 MEASURE_SECONDS = 100.0
 """What the measured rounds may take; loading, warming up, the cost table and the report come on
@@ -124,11 +126,12 @@ def _clear(out: Path) -> None:
 
 
 def choose_amount(seconds_per_round: float, prompts: int) -> Amount:
-    """As many repeats, then as many prompts, as fit into the time; never fewer than a few."""
-    rounds = MEASURE_SECONDS / max(seconds_per_round, 1e-9)
-    if rounds >= prompts:
-        return Amount(prompts=prompts, repeats=min(MOST_REPEATS, int(rounds / prompts)))
-    return Amount(prompts=min(prompts, max(FEWEST_PROMPTS, int(rounds))), repeats=1)
+    """Three repeats of as many prompts as fit into the time, so that a median can drop a stall of
+    the machine; else one repeat of as many as fit, and never fewer than a few."""
+    rounds = int(MEASURE_SECONDS / max(seconds_per_round, 1e-9))
+    if rounds >= MOST_REPEATS * min(prompts, FEWEST_REPEATED):
+        return Amount(prompts=min(prompts, rounds // MOST_REPEATS), repeats=MOST_REPEATS)
+    return Amount(prompts=min(prompts, max(FEWEST_PROMPTS, rounds)), repeats=1)
 
 
 def _settle_amount(bench: Bench, spent: float, console: Console) -> None:
