@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from draftsmith import options as options_module
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.flags import check_known, flags_of, join_minus_values
-from draftsmith.options import VerbOptions
+from draftsmith.option_groups import VerbOptions
 
 INTERRUPTED = 130
 

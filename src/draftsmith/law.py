@@ -109,9 +109,9 @@ class Noise:
 class Law:
     """R probability laws over V tokens, normalised, float32 or wider.
 
-    Dense (`ids_RK` is None: column = token) or sparse (mass only on K listed tokens, in the order of
-    their ids; a point mass is K = 1). A draw inverts the cumulative sum in id order, so it does not
-    depend on which form a law has. Immutable.
+    Dense (`ids_RK` is None: column = token) or sparse (mass only on K listed tokens, in the order
+    of their ids; a point mass is K = 1). A draw inverts the cumulative sum in id order, so it does
+    not depend on which form a law has. Immutable.
     """
 
     __slots__ = ("ids_RK", "probs_RK", "vocab_size")

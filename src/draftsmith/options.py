@@ -7,195 +7,25 @@ Groups that several verbs share are nested; their fields are flags of the verb a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from draftsmith.config import parse_list
-from draftsmith.errors import InputError
-from draftsmith.flags import Repeated
-
-Many = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, Repeated]
-"""A flag that may be given several times, one value each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionGroup:
-    """Options that belong together."""
-
-    def validate(self) -> None:
-        """Raise `InputError` for values that cannot be used; nested groups check themselves."""
-        for f in dataclasses.fields(self):
-            group = getattr(self, f.name)
-            if isinstance(group, OptionGroup):
-                group.validate()
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerbOptions(OptionGroup):
-    """What every verb takes."""
-
-    json: bool = False
-    """Print one JSON object on stdout; everything else goes to stderr."""
-    debug: bool = False
-    """Show the full trace of an unexpected error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions(OptionGroup):
-    """The target: the model whose output law is preserved."""
-
-    target: str
-    """Folder or hub id of a decoder-only transformers model."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Number format of weights and arithmetic; auto takes the checkpoint's own."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """The attention kernel."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub model."""
-    trust_remote_code: bool = False
-    """Run Python code that a hub model brings along: only if you have read that code."""
-
-    def validate(self) -> None:
-        _require(bool(self.target.strip()), "--target must name a folder or a hub id, got ''")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingOptions(OptionGroup):
-    """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
-
-    draft_length: int | Literal["adaptive"] | None = None
-    """Tokens drafted per step, or 'adaptive': as many as the last steps make worth while."""
-    draft_tree: str | None = None
-    """A tree instead of a chain: children per node at each depth, such as 4,2,2,1."""
-    draft_proposal: Literal["sampled", "greedy", "without_replacement"] | None = None
-    """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
-    rule: Literal["auto", "match", "rejection"] = "auto"
-    """Verification; auto takes the one that accepts more of this drafter's proposals."""
-    drafter_option: Many = ()
-    """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
-
-    def widths(self) -> tuple[int, ...] | None:
-        """Children per node at each depth, or None when neither a tree nor a length was asked."""
-        if self.draft_tree is not None:
-            return parse_list(self.draft_tree, int, name="--draft-tree")
-        return (1,) * self.draft_length if isinstance(self.draft_length, int) else None
-
-    def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
-        """The KEY=VALUE texts meant for `drafter` (its KIND or KIND:PATH), without the KIND."""
-        kind = drafter.split(":", 1)[0]
-        mine = []
-        for text in self.drafter_option:
-            key = text.partition("=")[0]
-            if key.startswith(f"{kind}."):
-                mine.append(text[len(kind) + 1 :])
-            elif alone:
-                mine.append(text)
-        return tuple(mine)
-
-    def check_assignments(self, drafters: tuple[str, ...]) -> None:
-        """With several drafters every --drafter-option says which one it is for."""
-        kinds = {drafter.split(":", 1)[0] for drafter in drafters}
-        for text in self.drafter_option:
-            if len(drafters) > 1 and text.partition(".")[0] not in kinds:
-                raise InputError(
-                    f"--drafter-option {text!r}: say which drafter it is for, as KIND.KEY=VALUE "
-                    f"with KIND one of {', '.join(sorted(kinds))}"
-                )
-
-    def validate(self) -> None:
-        length = self.draft_length
-        if isinstance(length, int):
-            _require(length >= 1, f"--draft-length must be at least 1, got {length}")
-        if self.draft_tree is not None:
-            _require(length is None, "--draft-length and --draft-tree exclude each other: give one")
-            widths = self.widths() or ()
-            good = all(width >= 1 for width in widths)
-            _require(good, f"--draft-tree: every width must be at least 1, got {self.draft_tree!r}")
-        for text in self.drafter_option:
-            key, equals, _ = text.partition("=")
-            good = bool(equals and key.strip())
-            _require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions(OptionGroup):
-    """What turns logits into the law that is drawn from, beside the temperature."""
-
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the most probable tokens that together reach this probability; 1 keeps all."""
-    min_p: float = 0.0
-    """Drop tokens less probable than this fraction of the most probable one."""
-    repetition_penalty: float = 1.0
-    """Divide (multiply, if negative) the logits of tokens that occurred; 1 changes nothing."""
-    presence_penalty: float = 0.0
-    """Subtracted once from the logit of every generated token."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for every time it was generated."""
-    logit_bias: str = ""
-    """Added to logits: TOKEN_ID:BIAS pairs, such as 17:-5,42:1.5."""
-    seed: int = 0
-    """Seed of all draws; the same seed gives the same text."""
-
-    def biases(self) -> dict[int, float]:
-        """`logit_bias`, parsed."""
-        biases: dict[int, float] = {}
-        for pair in (
-            parse_list(self.logit_bias, str, name="--logit-bias") if self.logit_bias else ()
-        ):
-            token, _, bias = pair.partition(":")
-            try:
-                biases[int(token)] = float(bias)
-            except ValueError:
-                hint = "expected TOKEN_ID:BIAS pairs such as 17:-5,42:1.5"
-                raise InputError(f"--logit-bias: {hint}, got {pair!r}") from None
-        return biases
-
-    def validate(self) -> None:
-        _require(self.top_k >= 0, f"--top-k must be 0 (off) or more, got {self.top_k}")
-        _require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        _require(0 <= self.min_p <= 1, f"--min-p must lie between 0 and 1, got {self.min_p}")
-        penalty = self.repetition_penalty
-        good = math.isfinite(penalty) and penalty > 0
-        _require(good, f"--repetition-penalty must be above 0, got {penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            flag = f"--{name.replace('_', '-')}"
-            _require(math.isfinite(value), f"{flag} must be a finite number, got {value}")
-        for token, bias in self.biases().items():
-            _require(token >= 0, f"--logit-bias: a token id is 0 or more, got {token}")
-            # -inf forbids a token; +inf and NaN have no law.
-            good = math.isfinite(bias) or bias == -math.inf
-            _require(good, f"--logit-bias: the bias of token {token} cannot be {bias}")
-        good = 0 <= self.seed < 2**63
-        _require(good, f"--seed must be a whole number of 0 or more, got {self.seed}")
-
-
-def check_temperature(value: float) -> None:
-    """Raise `InputError` unless `value` is a usable temperature."""
-    good = math.isfinite(value) and value >= 0
-    _require(good, f"--temperature must be 0 (greedy) or a positive number, got {value}")
-
-
-def _require(good: bool, sentence: str) -> None:
-    if not good:
-        raise InputError(sentence)
-
-
-def _at_least(least: int, flag: str, value: int | None) -> None:
-    good = value is None or value >= least
-    _require(good, f"{flag} must be at least {least}, got {value}")
-
-
-# --------------------------------------------------------------------------- verbs
+from draftsmith.option_groups import (
+    ArchitectureOptions,
+    DraftingOptions,
+    Many,
+    ModelOptions,
+    SamplingOptions,
+    ScheduleOptions,
+    TextOptions,
+    VerbOptions,
+    at_least,
+    check_temperature,
+    require,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +52,9 @@ class QuickstartOptions(VerbOptions):
         super().validate()
         for value in self.temperatures():
             check_temperature(value)
-        _at_least(1, "--max-new-tokens", self.max_new_tokens)
-        _at_least(1, "--limit", self.limit)
-        _at_least(0, "--seed", self.seed)
+        at_least(1, "--max-new-tokens", self.max_new_tokens)
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,15 +86,15 @@ class GenerateOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_temperature(self.temperature)
-        _at_least(1, "--max-new-tokens", self.max_new_tokens)
-        _at_least(1, "--batch-size", self.batch_size)
-        _at_least(1, "--limit", self.limit)
+        at_least(1, "--max-new-tokens", self.max_new_tokens)
+        at_least(1, "--batch-size", self.batch_size)
+        at_least(1, "--limit", self.limit)
         given = bool(self.prompt) + (self.prompts is not None)
-        _require(given == 1, "give prompts either by --prompt TEXT or by --prompts FILE")
-        _require(all(self.prompt), "--prompt must not be empty")
-        _require(all(self.stop), "--stop must not be empty")
-        _require(bool(self.drafter.strip()), "--drafter must not be empty; 'none' drafts nothing")
-        _require(not (self.stream and self.json), "--stream and --json exclude each other")
+        require(given == 1, "give prompts either by --prompt TEXT or by --prompts FILE")
+        require(all(self.prompt), "--prompt must not be empty")
+        require(all(self.stop), "--stop must not be empty")
+        require(bool(self.drafter.strip()), "--drafter must not be empty; 'none' drafts nothing")
+        require(not (self.stream and self.json), "--stream and --json exclude each other")
         self.drafting.check_assignments((self.drafter,))
 
 
@@ -308,101 +138,19 @@ class BenchOptions(VerbOptions):
             check_temperature(value)
         drafters = self.drafters()
         twice = len(set(drafters)) < len(drafters)
-        _require(not twice, f"--drafter names one twice: {self.drafter}")
+        require(not twice, f"--drafter names one twice: {self.drafter}")
         self.drafting.check_assignments(drafters)
-        _require(bool(self.suite.strip()), "--suite must name a prompt file or a built-in suite")
-        _at_least(1, "--limit", self.limit)
-        _at_least(1, "--max-new-tokens", self.max_new_tokens)
-        _at_least(1, "--batch-size", self.batch_size)
-        _at_least(1, "--repeats", self.repeats)
-        _at_least(0, "--warmup", self.warmup)
+        require(bool(self.suite.strip()), "--suite must name a prompt file or a built-in suite")
+        at_least(1, "--limit", self.limit)
+        at_least(1, "--max-new-tokens", self.max_new_tokens)
+        at_least(1, "--batch-size", self.batch_size)
+        at_least(1, "--repeats", self.repeats)
+        at_least(0, "--warmup", self.warmup)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(VerbOptions):
     """Report versions, devices, memory bandwidth and what will work on this machine."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions(OptionGroup):
-    """What is learnt from, and what is held out."""
-
-    text: tuple[str, ...]
-    """Files, folders or glob patterns: plain text (a file is a document), JSONL with a field
-    `text` (a line is one), also .gz and .xz. python:stdlib is the folder of Python's sources."""
-    include: tuple[str, ...] = ("*",)
-    """Names to take from folders, relative to the folder: patterns such as *.py."""
-    exclude: tuple[str, ...] = ()
-    """Names to leave out of folders."""
-    eval_text: tuple[str, ...] = ()
-    """Held-out files, read like --text."""
-    hold_out: float = 0.0
-    """Without --eval-text: the share of files to hold out, chosen by a hash of their names."""
-    attend_across_documents: bool = True
-    """Tokens of a packed block may look at the documents before their own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArchitectureOptions(OptionGroup):
-    """The model; a dimension that is left out comes from --size."""
-
-    size: Literal["tiny", "1m", "8m", "30m", "50m"] = "8m"
-    """Preset of layers and widths; the number counts parameters without embeddings."""
-    layers: int | None = None
-    """Decoder layers."""
-    heads: int | None = None
-    """Attention heads."""
-    kv_heads: int | None = None
-    """Key and value heads (grouped-query attention); left out: as many as heads."""
-    hidden: int | None = None
-    """Width of the residual stream."""
-    intermediate: int | None = None
-    """Width of the feed-forward layers."""
-    context: int | None = None
-    """Positions the model is declared for; left out: the target's, or the longest block."""
-    tokenizer: str | None = None
-    """A target, folder or hub id: take its tokenizer and its model family."""
-    vocab_size: int = 8192
-    """Without --tokenizer: size of the byte-level BPE that is trained."""
-    vocab_subset: int | None = None
-    """Keep only this many tokens of the target's: the most frequent of the text, end tokens too."""
-    init: str = "random"
-    """random, or subclone:TARGET to cut the first weights from the target's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(OptionGroup):
-    """How long, in what batches, at what rate."""
-
-    duration: str = "1epochs"
-    """How long to train: 2000steps, 3epochs or 5Mtokens."""
-    block_length: int = 2048
-    """Tokens per block."""
-    long_block_length: int | None = None
-    """Use blocks of this length at the end, to teach far positions at little cost."""
-    long_share: float = 0.15
-    """The share of the steps that --long-block-length is used for."""
-    batch_tokens: int = 65536
-    """Tokens per optimiser step, a multiple of the block length."""
-    gradient_accumulation: int = 1
-    """Passes that a batch is divided into, to save memory."""
-    learning_rate: float = 1e-4
-    """Highest learning rate."""
-    min_learning_rate: float = 1e-6
-    """Learning rate at the end."""
-    warmup: int = 100
-    """Steps of linear warm-up."""
-    schedule: Literal["linear", "cosine", "stable"] = "linear"
-    """After the warm-up: linear or cosine decay, or constant and then linear decay."""
-    decay_share: float = 0.3
-    """With --schedule stable: the share of the steps that decay. --duration may be changed when an
-    interrupted run is resumed before it."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW: decay of the moment estimates."""
-    weight_decay: float = 0.1
-    """AdamW: decay of matrices."""
-    clip_norm: float = 1.0
-    """Largest norm of the gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,32 +177,30 @@ class PretrainOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        _require(bool(self.data.text), "--text must name at least one file or folder")
-        _require(0 <= self.data.hold_out < 1, "--hold-out must be at least 0 and less than 1")
+        require(bool(self.data.text), "--text must name at least one file or folder")
+        require(0 <= self.data.hold_out < 1, "--hold-out must be at least 0 and less than 1")
         names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
         for name in names:
-            _at_least(1, f"--{name.replace('_', '-')}", getattr(self.model, name))
+            at_least(1, f"--{name.replace('_', '-')}", getattr(self.model, name))
         init = self.model.init
-        _require(
+        require(
             init == "random" or (init.startswith("subclone:") and init != "subclone:"),
             f"--init must be random or subclone:TARGET, got {init!r}",
         )
         subset = self.model.vocab_subset
-        _require(
+        require(
             subset is None or self.model.tokenizer is not None, "--vocab-subset needs --tokenizer"
         )
-        _at_least(300, "--vocab-size", self.model.vocab_size)
+        at_least(300, "--vocab-size", self.model.vocab_size)
         training = self.training
         for name in ("block_length", "long_block_length"):
-            _at_least(2, f"--{name.replace('_', '-')}", getattr(training, name))
-        _require(0 < training.long_share <= 1, "--long-share must be above 0 and at most 1")
+            at_least(2, f"--{name.replace('_', '-')}", getattr(training, name))
+        require(0 < training.long_share <= 1, "--long-share must be above 0 and at most 1")
         rates = (training.min_learning_rate, training.learning_rate, training.weight_decay)
-        _require(
-            all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more"
-        )
+        require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
         for name in ("save_every", "gradient_accumulation", "batch_tokens"):
             value = getattr(self, name, None) or getattr(training, name, None)
-            _at_least(1, f"--{name.replace('_', '-')}", value)
-        _at_least(0, "--eval-every", self.eval_every)
-        _at_least(0, "--warmup", training.warmup)
-        _at_least(0, "--seed", self.seed)
+            at_least(1, f"--{name.replace('_', '-')}", value)
+        at_least(0, "--eval-every", self.eval_every)
+        at_least(0, "--warmup", training.warmup)
+        at_least(0, "--seed", self.seed)

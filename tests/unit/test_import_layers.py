@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["law", "speedup", "detokenize", "config", "flags", "options", "provenance", "units"],
+    ["law", "detokenize", "config", "flags", "option_groups", "options", "provenance", "units"],
     ["types"],
     ["cache", "trees", "ops", "rows", "lengths"],
     ["targets"],
@@ -36,15 +36,28 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BESIDE = {
     ("flags", "config"),
+    ("option_groups", "config"),
+    ("option_groups", "flags"),
     ("options", "config"),
     ("options", "flags"),
+    ("options", "option_groups"),
     ("provenance", "config"),
     ("provenance", "flags"),
     ("ops", "cache"),
     ("cache", "trees"),
 }
 # What every `--help` loads: nothing here may load torch when it is imported.
-LIGHT = ["__init__", "__main__", "cli", "errors", "config", "flags", "options", "provenance"]
+LIGHT = [
+    "__init__",
+    "__main__",
+    "cli",
+    "errors",
+    "config",
+    "flags",
+    "option_groups",
+    "options",
+    "provenance",
+]
 HEAVY = {"torch", "transformers", "accelerate", "numpy", "scipy", "matplotlib", "safetensors"}
 
 

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from draftsmith.cli import parse
 from draftsmith.errors import InputError
 from draftsmith.flags import flags_of, to_argv
-from draftsmith.options import (
-    BenchOptions,
-    DraftingOptions,
-    GenerateOptions,
-    ModelOptions,
-    SamplingOptions,
-)
+from draftsmith.option_groups import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.options import BenchOptions, GenerateOptions
 
 BASE = ["--target", "T", "--prompt", "hello"]
 

@@ -83,7 +83,7 @@ def _bars(
                 axis.errorbar(length, y, xerr=error, color=_ink(), capsize=3, linewidth=1.2)
             axis.annotate(
                 form.format(length),
-                (high, y),
+                (max(high, 1.0), y),  # beyond the line, where it is readable
                 xytext=(5, 0),
                 textcoords="offset points",
                 va="center",

@@ -97,6 +97,13 @@ class Independent(Drafter):
         if model is not None:
             self._adopt(model)
 
+    @classmethod
+    def learner(cls, model: torch.nn.Module) -> Independent:
+        """A drafter around weights that are to be trained; it cannot draft before it is saved."""
+        drafter = cls(cls.Config())
+        drafter.model = model
+        return drafter
+
     def _adopt(self, model: Target) -> None:
         self._draft = model
         if isinstance(getattr(model, "model", None), torch.nn.Module):

@@ -12,7 +12,7 @@ from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.law import Sampler
-from draftsmith.options import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.option_groups import DraftingOptions, ModelOptions, SamplingOptions
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.provenance import portable_text
 from draftsmith.targets._base import Target

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from draftsmith.errors import BackendError, InputError
-from draftsmith.options import ArchitectureOptions
+from draftsmith.option_groups import ArchitectureOptions
 
 # layers, heads, hidden, intermediate
 PRESETS = {

@@ -38,7 +38,6 @@ from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
 from draftsmith.targets._base import Target
 
-
 BUSY = 0.75
 """Share of the CPUs that may be busy before a measurement begins."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from draftsmith.options import ArchitectureOptions, PretrainOptions, ScheduleOptions, TextOptions
+from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
+from draftsmith.options import PretrainOptions
 from draftsmith.recipes._text import STANDARD_LIBRARY
 from draftsmith.recipes.pretrain import PretrainResult, run
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.config import as_dict
@@ -24,15 +22,13 @@ from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Tra
 from draftsmith.distill.objective import CrossEntropy
 from draftsmith.distill.settings import TrainerConfig, make_accelerator
 from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.drafters._causal import causal_forward, causal_head
+from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.options import PretrainOptions
 from draftsmith.provenance import start_run
 from draftsmith.recipes import _text, _tokens
 from draftsmith.recipes._finish import bits_per_byte, write_model
 from draftsmith.recipes._student import build_student, student_config
-from draftsmith.types import DraftPrediction, DraftTree, RequestBatch, TrajectoryBatch
 from draftsmith.units import Duration
 
 
@@ -50,31 +46,6 @@ class PretrainResult:
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class CausalLearner(Drafter):
-    """A causal model that is being trained: only the training side of the drafter contract."""
-
-    trains = True
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
-        return causal_forward(self.model, batch), carry
-
-    def head(self) -> Callable[[Tensor], Tensor]:
-        return causal_head(self.model)
-
-    def start(self, request: RequestBatch) -> DraftState:
-        raise NotImplementedError
-
-    def propose(self, state: Any, shape: Any, sampler: Any, noise: Any) -> DraftTree:
-        raise NotImplementedError
-
-    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +320,7 @@ def train(
         "seed": options.seed,
     }
     trainer = Trainer(
-        drafter=CausalLearner(model),
+        drafter=Independent.learner(model),
         objective=CrossEntropy(),
         source=source,
         config=config,

@@ -23,7 +23,8 @@ from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.law import Sampler
-from draftsmith.options import DraftingOptions, ModelOptions, QuickstartOptions
+from draftsmith.option_groups import DraftingOptions, ModelOptions
+from draftsmith.options import QuickstartOptions
 from draftsmith.provenance import start_run
 from draftsmith.recipes import bench as bench_recipe
 from draftsmith.recipes._drafting import encode, open_drafters, open_target
