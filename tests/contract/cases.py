@@ -44,9 +44,7 @@ class Case:
         return self.label
 
 
-def _independent(
-    proposal: str, shape: TreeShape, label: str, *, draws: bool = True
-) -> Case:
+def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = True) -> Case:
     return Case(
         kind="independent",
         label=label,
@@ -100,7 +98,9 @@ CASES = (
         kind="lookahead",
         label="lookahead-unseeded",
         build=lambda _: Lookahead(
-            Lookahead.Config(window=3, ngram=2, guesses=-1, seed_from_prompt=False, shift="accepted")
+            Lookahead.Config(
+                window=3, ngram=2, guesses=-1, seed_from_prompt=False, shift="accepted"
+            )
         ),
         remembers=True,
     ),

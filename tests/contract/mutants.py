@@ -31,7 +31,13 @@ class MutantGone(Exception):
 
 
 def break_source(
-    patch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str, *, also: tuple[Any, ...] = ()
+    patch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    old: str,
+    new: str,
+    *,
+    also: tuple[Any, ...] = (),
 ) -> None:
     """Replace `old` by `new` in the function `owner.name` (and where others imported it: `also`)."""
     raw = inspect.getattr_static(owner, name)
@@ -42,7 +48,11 @@ def break_source(
     names: dict[str, Any] = {}
     module = sys.modules[function.__module__]
     header = "from __future__ import annotations\n"
-    exec(compile(header + text.replace(old, new), f"<mutant of {name}>", "exec"), module.__dict__, names)
+    exec(
+        compile(header + text.replace(old, new), f"<mutant of {name}>", "exec"),
+        module.__dict__,
+        names,
+    )
     for place in (owner, *also):
         patch.setattr(place, name, names[name])
 
@@ -112,9 +122,7 @@ class MislabelledToo(Sampled):
 class Trimmed(Sampled):
     """Sampled trees that are changed afterwards by looking at what was drawn."""
 
-    def propose(
-        self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
+    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         tree = super().propose(state, shape, sampler, noise)
         assert tree.q is not None and tree.q_rows_BN is not None
         probs_BN = tree.q.probs()[tree.q_rows_BN].gather(2, tree.tokens_BN[:, :, None])[:, :, 0]

@@ -47,18 +47,14 @@ class ReferenceDrafter(Drafter):
         return Known([list(row) for row in request.tokens], [len(row) for row in request.tokens])
 
     def advance(self, state: Known, accepted: Accepted) -> Known:
-        longer = [
-            [*known, *new] for known, new in zip(state.tokens, accepted.emitted, strict=True)
-        ]
+        longer = [[*known, *new] for known, new in zip(state.tokens, accepted.emitted, strict=True)]
         return Known(longer, state.num_prompt)
 
-    def propose(
-        self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
+    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         """Children of a node are adjacent and in draw order:
 
-            root -+- 0 --- 2      q row 0: below the root   (nodes 0, 1)
-                  `- 1 --- 3      q row 1: below node 0     (node 2), row 2: below node 1 (node 3)
+        root -+- 0 --- 2      q row 0: below the root   (nodes 0, 1)
+              `- 1 --- 3      q row 1: below node 0     (node 2), row 2: below node 1 (node 3)
         """
         num_rows, parents = len(state.tokens), shape_parents(shape)
         tokens_BN = np.zeros((num_rows, len(parents)), dtype=np.int64)
@@ -99,9 +95,7 @@ class ReferenceDrafter(Drafter):
         while node != ROOT:
             path.insert(0, node)
             node = parents[node]
-        contexts = [
-            [*known, *tokens_BN[b, path].tolist()] for b, known in enumerate(state.tokens)
-        ]
+        contexts = [[*known, *tokens_BN[b, path].tolist()] for b, known in enumerate(state.tokens)]
         logits_BV = torch.stack([self.model.logits_after(tokens) for tokens in contexts])
         histories = [
             History(tokens=tokens, num_prompt=num)
@@ -161,9 +155,7 @@ class Greedy(ReferenceDrafter):
 class Whimsical(Greedy):
     """Opaque children by private dice: unequal trees per row, duplicates, probes, padding."""
 
-    def propose(
-        self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
+    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         num_nodes, num_rows = shape.num_nodes + 2, len(state.tokens)
         rows, vocab = np.arange(num_rows), self.model.vocab_size
         tokens_BN = np.zeros((num_rows, num_nodes), dtype=np.int64)

@@ -77,9 +77,7 @@ def emitted(
 class FastSampled(Sampled):
     """`Sampled` over a table without context (order 0): one law for all rows, depths and steps."""
 
-    def propose(
-        self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
+    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         assert self.model.order == 0 and not sampler.needs_history
         num_rows, rows = len(state.tokens), np.arange(len(state.tokens))
         law = sampler.law(self.model.table_CV[:1])
@@ -102,7 +100,9 @@ class Plain(TabularTarget):
     """A law without context, in float32 if wanted: one row for the whole batch, so that a large
     vocabulary and many trials stay cheap."""
 
-    def __init__(self, vocab_size: int, *, seed: int, negated: bool = False, wide: bool = True) -> None:
+    def __init__(
+        self, vocab_size: int, *, seed: int, negated: bool = False, wide: bool = True
+    ) -> None:
         super().__init__(vocab_size, order=0, seed=seed, negated=negated)
         if not wide:
             self.table_CV = self.table_CV.float()

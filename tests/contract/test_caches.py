@@ -45,7 +45,9 @@ def prefilled(target: Target, tokens: Sequence[int]) -> list[Tensor]:
 
 def assert_same_cache(found: list[Tensor], wanted: list[Tensor], what: str) -> None:
     for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape, f"{what}: {one.shape[2]} columns instead of {other.shape[2]}"
+        assert one.shape == other.shape, (
+            f"{what}: {one.shape[2]} columns instead of {other.shape[2]}"
+        )
         error = float((one - other).abs().max()) if one.numel() else 0.0
         assert error < CLOSE, f"{what}: columns differ by {error:.3g}"
 
@@ -256,9 +258,7 @@ def test_drafts_depend_on_the_rows_tokens_alone(case: Case, temperature: float) 
     assert watched.compared > 3
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in FORGETFUL if not case.tabular_only], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in FORGETFUL if not case.tabular_only], ids=str)
 def test_drafts_of_transformers_depend_on_the_rows_tokens_alone(case: Case) -> None:
     m = models()
     watched = Watched(case.build(m.related), case)

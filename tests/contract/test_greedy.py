@@ -66,9 +66,7 @@ class Reference:
             logits: torch.Tensor = self._model(torch.tensor([list(tokens)])).logits[0, -1]
         return logits
 
-    def text(
-        self, prompt: Sequence[int], count: int, sampler: Sampler = Sampler()
-    ) -> list[int]:
+    def text(self, prompt: Sequence[int], count: int, sampler: Sampler = Sampler()) -> list[int]:
         """`count` tokens (fewer at the context's end); end tokens are ignored."""
         text = self._texts.setdefault((tuple(prompt), sampler), [])
         count = min(count, CONTEXT - len(prompt))

@@ -108,7 +108,9 @@ CODE_MUTANTS = {
         drafter=Sampled,
     ),
     "last draw is from p, not the residual": Mutant(
-        breaks=source(verify.Rejection, "step", "drawn = final.draw(", "drawn = node.law.take(done).draw("),
+        breaks=source(
+            verify.Rejection, "step", "drawn = final.draw(", "drawn = node.law.take(done).draw("
+        ),
         drafter=Sampled,
         options={"shape": CHAIN},
     ),
@@ -128,7 +130,9 @@ CODE_MUTANTS = {
         options={"setting": "repetition", "shape": CHAIN},
     ),
     "bonus token from the raw logits": Mutant(
-        breaks=raw_law_behind_the_last_draft, drafter=Greedy, options={"rule": "match", "shape": CHAIN}
+        breaks=raw_law_behind_the_last_draft,
+        drafter=Greedy,
+        options={"rule": "match", "shape": CHAIN},
     ),
     "rejected opaque token can be drawn again": Mutant(
         breaks=lambda patch: patch.setattr(Law, "without", lambda self, tokens_R: self),
@@ -153,7 +157,9 @@ CODE_MUTANTS = {
     ),
     "siblings see each other": Mutant(
         breaks=source(
-            cache, "lay_out", "node_depth, node_see = geometry(parents_BN)",
+            cache,
+            "lay_out",
+            "node_depth, node_see = geometry(parents_BN)",
             "node_depth, node_see = geometry(parents_BN)\n"
             "        node_see = node_see | (node_depth[:, :, None] > node_depth[:, None, :])",
             decode,
@@ -163,7 +169,9 @@ CODE_MUTANTS = {
     ),
     "positions count nodes, not depth": Mutant(
         breaks=source(
-            cache, "lay_out", "(counts - 1)[:, None] + node_depth",
+            cache,
+            "lay_out",
+            "(counts - 1)[:, None] + node_depth",
             "counts[:, None] + np.arange(num_nodes)",
             decode,
         ),
@@ -179,7 +187,9 @@ CODE_MUTANTS = {
     ),
     "commit takes the column before": Mutant(
         breaks=source(
-            cache.KVCache, "commit", "torch.from_numpy(path + start)",
+            cache.KVCache,
+            "commit",
+            "torch.from_numpy(path + start)",
             "torch.from_numpy(path + start - 1)",
         ),
         drafter=Greedy,

@@ -132,9 +132,7 @@ def test_emitted_law_with_wider_support(case: Case, rule: str, setting: str) -> 
 def test_emitted_law_of_sampled_chains_over_the_whole_vocabulary(temperature: float) -> None:
     case = next(case for case in CASES if case.label == "reference-sampled")
     sampler = Sampler(temperature=temperature)
-    options = DecodeOptions(
-        sampler=sampler, max_new_tokens=NUM_NEW, rule="rejection", shape=CHAIN
-    )
+    options = DecodeOptions(sampler=sampler, max_new_tokens=NUM_NEW, rule="rejection", shape=CHAIN)
     check(case, dense(0), dense(1), options, PROMPTS[1:])
 
 

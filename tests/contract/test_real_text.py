@@ -67,7 +67,8 @@ def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
 def trained() -> tuple[HFTarget, HFTarget, dict[str, Any]]:
     folder = weights_folder() / "hf"
     target, draft = (
-        load_target(str(folder / name), dtype="float32") for name in ("stories260K", "llama2xs-281K")
+        load_target(str(folder / name), dtype="float32")
+        for name in ("stories260K", "llama2xs-281K")
     )
     golden = json.loads((folder / "golden_greedy.json").read_text())
     return target, draft, next(one for one in golden if one["model"] == "stories260K")

@@ -25,10 +25,21 @@ SAMPLERS = {
     "top_p": Sampler(temperature=1.0, top_p=0.8),
     "top_k": Sampler(temperature=1.0, top_k=3),
     "top_k_top_p": Sampler(temperature=1.0, top_k=5, top_p=0.7),
-    "penalised": Sampler(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.4, min_p=0.05),
+    "penalised": Sampler(
+        temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.4, min_p=0.05
+    ),
 }
 NUM_NEW = 10
-PROMPTS = [[3], [1, 2, 5, 1, 2], [7, 7], [0, 1, 2, 3], [6, 4, 2, 6, 4, 2, 6], [5], [2, 5], [1, 1, 1]]
+PROMPTS = [
+    [3],
+    [1, 2, 5, 1, 2],
+    [7, 7],
+    [0, 1, 2, 3],
+    [6, 4, 2, 6, 4, 2, 6],
+    [5],
+    [2, 5],
+    [1, 1, 1],
+]
 
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
@@ -52,9 +63,7 @@ def texts_of(
 ) -> list[list[int]]:
     drafter.bind(target)
     texts: list[list[int]] = [[] for _ in prompts]
-    for step in decode(
-        target, drafter, prompts, options, request_ids=ids, predictions=predictions
-    ):
+    for step in decode(target, drafter, prompts, options, request_ids=ids, predictions=predictions):
         for text, new in zip(texts, step.emitted, strict=True):
             text.extend(new)
     return texts
@@ -75,9 +84,7 @@ def check_neighbours(
     ids = list(range(100, 100 + len(prompts)))
     guesses = predicted(case, prompts)
     together = texts_of(target, case.build(draft), prompts, options, ids, guesses)
-    turned = texts_of(
-        target, case.build(draft), prompts[::-1], options, ids[::-1], guesses[::-1]
-    )
+    turned = texts_of(target, case.build(draft), prompts[::-1], options, ids[::-1], guesses[::-1])
     assert together == turned[::-1], f"{case}: the order of the rows changes their texts"
     for b, prompt in enumerate(prompts):
         (alone,) = texts_of(

@@ -51,9 +51,7 @@ def follow_turns(
             for path in paths:
                 path.tokens = path.tokens if keep_all else []
                 path.used = set()
-            options = DecodeOptions(
-                sampler=SAMPLER, max_new_tokens=count, rule=rule, shape=CHAIN
-            )
+            options = DecodeOptions(sampler=SAMPLER, max_new_tokens=count, rule=rule, shape=CHAIN)
             for step in decode(
                 target,
                 drafter,
@@ -117,13 +115,15 @@ def test_law_of_text_that_was_taken_back_and_redrawn(case: Case, rule: str) -> N
 @by_rule
 @by_case
 def test_law_behind_a_prompt_that_changed(case: Case, rule: str) -> None:
-    """The last token of the prompt is another one in the second call; same positions, same seed."""
-    target, edited = sparse(3, 0), [(*prompt[:-1], 6) for prompt in PROMPTS]
+    """The last token but one is another in the second call; same positions, same seed."""
+    target = sparse(3, 0)
+    prompts = [(4, 3), PROMPTS[1]]
+    edited = [(*prompt[:-2], 6, prompt[-1]) for prompt in prompts]
     follow = follow_turns(
         target,
         case.build(sparse(3, 1)),
         rule,
-        [lambda path, _: list(PROMPTS[path.group]), lambda path, _: list(edited[path.group])],
+        [lambda path, _: list(prompts[path.group]), lambda path, _: list(edited[path.group])],
         [2, 2],
         with_predictions=case.uses_predictions,
     )

@@ -34,7 +34,9 @@ def check_narrow(rule: str, num_trials: int, *, shape: TreeShape = CHAIN) -> flo
         seen = np.bincount(tokens[:, place], minlength=V_NARROW)
         assert_law(seen, probs_V, f"rule {rule}, token {place}")
     for place in range(2):
-        pairs = np.bincount(tokens[:, place] * V_NARROW + tokens[:, place + 1], minlength=V_NARROW**2)
+        pairs = np.bincount(
+            tokens[:, place] * V_NARROW + tokens[:, place + 1], minlength=V_NARROW**2
+        )
         both = np.outer(probs_V, probs_V).ravel()
         assert_law(pairs, both, f"rule {rule}, tokens {place} and {place + 1}")
     return share
@@ -93,9 +95,7 @@ def test_law_over_4096_tokens_in_40_960_trials(
 def check_every_token(case: Case, rule: str, num_trials: int) -> None:
     """All continuations of three tokens at once (512 bins), for a target with context."""
     target, sampler = dense(0), Sampler(temperature=0.8, top_p=0.95)
-    options = DecodeOptions(
-        sampler=sampler, max_new_tokens=3, rule=rule, shape=case.shape, seed=13
-    )
+    options = DecodeOptions(sampler=sampler, max_new_tokens=3, rule=rule, shape=case.shape, seed=13)
     prompt = PROMPTS[1]
     tokens, _ = emitted(
         target, case.build(dense(1)), options, num_trials, batch=2048, prompt=prompt
@@ -133,7 +133,9 @@ def test_shared_noise_is_caught_by_the_adversarial_draft(monkeypatch: pytest.Mon
         check_narrow("rejection", 8_192)
 
 
-def test_neighbouring_positions_that_share_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbouring_positions_that_share_noise_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     intact = Noise.uniform
 
     def frozen(
@@ -150,7 +152,9 @@ def test_chi_square_of_a_known_table() -> None:
     """By hand: counts 30 50 20 for 1/4 1/2 1/4 of 100 give 1 + 0 + 1 = 2 with 2 degrees; four bins
     in which one is expected are merged into one of four, and that into its neighbour."""
     assert chi_square(np.array([30, 50, 20]), np.array([0.25, 0.5, 0.25])) == (2.0, 2)
-    merged, df = chi_square(np.array([48, 48, 4, 0, 0, 0]), np.array([0.48, 0.48, 0.01, 0.01, 0.01, 0.01]))
+    merged, df = chi_square(
+        np.array([48, 48, 4, 0, 0, 0]), np.array([0.48, 0.48, 0.01, 0.01, 0.01, 0.01])
+    )
     assert (merged, df) == (0.0, 1)
 
 

@@ -12,7 +12,7 @@ from draftsmith.flags import flags_of
 
 EXPECTED = {
     "quickstart": """
-        --debug --json --limit --max-new-tokens --out --seed --temperature
+        --debug --json --limit --max-new-tokens --models --out --seed --temperature
     """,
     "generate": """
         --attn-implementation --batch-size --debug --device --draft-length --draft-proposal

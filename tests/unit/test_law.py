@@ -179,7 +179,12 @@ MANY = 50_000
 
 
 def numbers(
-    *, seed: int = 0, root: int = 10, depth: int = 0, purpose: Purpose = Purpose.TARGET, lane: int = 0
+    *,
+    seed: int = 0,
+    root: int = 10,
+    depth: int = 0,
+    purpose: Purpose = Purpose.TARGET,
+    lane: int = 0,
 ) -> np.ndarray:
     """One number for each of many requests."""
     noise = Noise(seed, range(MANY), [root] * MANY)
@@ -204,7 +209,9 @@ def test_noise_is_uniform_along_every_key() -> None:
     one = Noise(0, [5], [0])
     along_lanes = one.uniform(np.zeros(MANY, dtype=np.int64), 3, Purpose.DRAFT, index)
     along_positions = Noise(0, [5] * MANY, index).uniform(index, 0, Purpose.TARGET)
-    along_seeds = np.concatenate([Noise(s, [1], [2]).uniform(ROWS[:1], 0, Purpose.ACCEPT) for s in range(2_000)])
+    along_seeds = np.concatenate(
+        [Noise(s, [1], [2]).uniform(ROWS[:1], 0, Purpose.ACCEPT) for s in range(2_000)]
+    )
     for sample in (numbers(), along_lanes, along_positions, along_seeds):
         assert sample.min() >= 0 and sample.max() < 1
         assert stats.kstest(sample, "uniform").pvalue > 1e-6

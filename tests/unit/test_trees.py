@@ -66,7 +66,10 @@ def test_the_modules_drawing() -> None:
 @settings(max_examples=200, deadline=None)
 @given(random_parents())
 def test_a_node_sees_itself_and_its_ancestors_and_nothing_else(parents: list[int]) -> None:
-    found, depth = sees(np.array([parents], dtype=np.int64))[0], depths(np.array([parents], dtype=np.int64))[0]
+    found, depth = (
+        sees(np.array([parents], dtype=np.int64))[0],
+        depths(np.array([parents], dtype=np.int64))[0],
+    )
     for n, parent in enumerate(parents):
         path = path_to(parents, n)
         assert np.flatnonzero(found[n]).tolist() == sorted(path)

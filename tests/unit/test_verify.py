@@ -27,11 +27,12 @@ V = 6
 
 
 class Scripted(Noise):
-    """Uniform numbers by (depth, purpose, lane); what is not listed must not be asked for."""
+    """Uniform numbers by (depth, purpose, lane); what is not listed must not be asked for, but for
+    the token behind the first (its law is a point mass here)."""
 
     def __init__(self, numbers: dict[tuple[int, Purpose, int], float], rows: int = 1) -> None:
         super().__init__(0, range(rows), [4] * rows)
-        self.numbers = numbers
+        self.numbers = {(1, Purpose.TARGET, 0): 0.5, **numbers}
         self.asked: list[tuple[int, Purpose, int]] = []
 
     def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
