@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from draftsmith import options as options_module
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
-from draftsmith.flags import check_known, flags_of, join_minus_values
+from draftsmith.flags import check_known, check_values, flags_of, join_minus_values
 from draftsmith.option_groups import VerbOptions
 
 INTERRUPTED = 130
@@ -84,13 +84,14 @@ def _dispatch(words: list[str]) -> int:
 
 
 def parse(verb: str, words: Sequence[str]) -> Any:
-    """The options of `verb` from command-line words. `--help` and bad values exit, as tyro does."""
+    """The options of `verb` from command-line words. `--help` exits, as tyro does."""
     import tyro
 
     cls = verbs()[verb]
     flags = flags_of(cls)
     words = join_minus_values(words, flags)
     check_known(words, flags, verb)
+    check_values(words, flags, verb)
     return tyro.cli(
         cls,
         prog=f"draftsmith {verb}",

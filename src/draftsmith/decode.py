@@ -27,7 +27,7 @@ from draftsmith.cache import KVCache, lay_out
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
-from draftsmith.rows import Row, StopStrings
+from draftsmith.rows import Row, StopStrings, common_prefix
 from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.trees import limit_depth, pad_nodes
 from draftsmith.types import (
@@ -114,6 +114,10 @@ class Session:
     tokens: list[list[int]] | None = None
     """Per row, the tokens that the cache holds."""
 
+    def clear(self) -> None:
+        """Forget everything: the next call starts afresh, as behind an interrupted step."""
+        self.cache = self.state = self.tokens = None
+
 
 def decode(
     target: Target,
@@ -147,6 +151,8 @@ def decode(
     stops = StopStrings(options.stop_strings, target.tokenizer)
     if options.stop_strings and target.tokenizer is None:
         raise InputError("Stop strings need a tokenizer, and this target has none.")
+    if "" in options.stop_strings:
+        raise InputError("A stop string is empty: it would stop everywhere.")
     shape = drafter.default_shape if options.shape is None else options.shape
     recorder = recorder or Recorder()
     request = RequestBatch(
@@ -160,6 +166,8 @@ def decode(
     live = list(range(len(rows)))  # rows of the request that the cache still holds
     try:
         while any(row.finish is None for row in rows):
+            if session is not None:
+                session.clear()  # until the step is whole
             active = [rows[i] for i in live]
             noise = base_noise.at([len(row.tokens) for row in active])
             depth_B = _depths(active, shape, options.policy)
@@ -258,27 +266,20 @@ def _open(
         cache = target.new_cache(len(rows), longest + margin)
         with torch.inference_mode():
             return cache, drafter.start(request)
-    assert session.state is not None and session.tokens is not None
-    if len(rows) != session.cache.num_rows:
+    cache, state, tokens = session.cache, session.state, session.tokens
+    assert state is not None and tokens is not None
+    if len(rows) != cache.num_rows:
         raise InputError(
-            f"This session has {session.cache.num_rows} rows; it cannot continue with {len(rows)}."
+            f"This session has {cache.num_rows} rows; it cannot continue with {len(rows)}."
         )
-    keep = [
-        min(_common(row.tokens, old), len(row.tokens) - 1)
-        for row, old in zip(rows, session.tokens, strict=True)
-    ]
-    session.cache.rewind(keep)
-    return session.cache, drafter.resume(session.state, request)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    session.clear()  # what fails from here on leaves nothing half rewound
+    cache.rewind(
+        [
+            min(common_prefix(row.tokens, old), len(row.tokens) - 1)
+            for row, old in zip(rows, tokens, strict=True)
+        ]
+    )
+    return cache, drafter.resume(state, request)
 
 
 def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) -> np.ndarray:

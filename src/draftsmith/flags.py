@@ -8,10 +8,12 @@ here it is stated once more without tyro, so that records can spell a command th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from draftsmith.config import as_dict, bare, field_types
 from draftsmith.errors import InputError, nearest
@@ -27,6 +29,8 @@ class Flag:
 
     name: str
     path: tuple[str, ...]
+    kind: Any
+    """The field's type."""
     default: Any
     """The field's default, `dataclasses.MISSING` when it is required."""
     is_switch: bool
@@ -90,6 +94,79 @@ def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> No
         raise InputError(f"unknown option {name!r} of draftsmith {verb}{hint}; {more}")
 
 
+def check_values(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:
+    """Raise `InputError` for a value that its flag cannot have, and for required flags that are not
+    there. `argv` has been through `join_minus_values` and `check_known`."""
+    if any(word in ("-h", "--help") for word in argv):
+        return
+    words, missing = list(argv), {f.name for f in flags.values() if f.default is dataclasses.MISSING}
+    while words:
+        word = words.pop(0)
+        given, equals, text = word.partition("=")
+        flag = flags.get(given.replace("_", "-"))
+        if flag is None:
+            more = f"'draftsmith {verb} --help' lists all options"
+            raise InputError(f"{word!r} belongs to no option of draftsmith {verb}; {more}")
+        missing.discard(flag.name)
+        values = [text] if equals else []
+        most = 0 if flag.is_switch else 1
+        if flag.is_list and not flag.is_repeated:
+            most = len(argv)
+        while len(values) < most and words and not _is_flag(words[0], flags):
+            values.append(words.pop(0))
+        _check(flag, values)
+    if missing:
+        names = " and ".join(name for name in flags if name in missing)
+        raise InputError(f"draftsmith {verb} needs {names}")
+
+
+def _is_flag(word: str, flags: Mapping[str, Flag]) -> bool:
+    return word.split("=", 1)[0].replace("_", "-") in flags
+
+
+def _check(flag: Flag, values: Sequence[str]) -> None:
+    """The values behind one flag, by its type."""
+    kinds = get_args(flag.kind) if flag.is_list else (flag.kind,)
+    if flag.is_switch:
+        if values:
+            raise InputError(f"{flag.name} takes no value, got {values[0]!r}")
+        return
+    if Ellipsis in kinds or get_origin(flag.kind) is list:
+        if flag.is_repeated and not values:
+            raise InputError(f"{flag.name} needs a value")
+        kinds = (kinds[0],) * len(values)
+    elif len(values) != len(kinds):
+        wanted = "a value" if len(kinds) == 1 else f"{len(kinds)} values, got {len(values)}"
+        raise InputError(f"{flag.name} needs {wanted}")
+    for kind, value in zip(kinds, values, strict=True):
+        wanted, choices = [], []
+        for option in _alternatives(kind):
+            if get_origin(option) is Literal:
+                choices = [str(choice) for choice in get_args(option)]
+                wanted += [f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]]
+                if value in choices:
+                    break
+            elif option in _NUMBERS:
+                wanted.append(_NUMBERS[option])
+                with contextlib.suppress(ValueError):
+                    option(value)
+                    break
+            else:
+                break  # any text
+        else:
+            hint = nearest(value, choices).split(" (known", 1)[0]
+            raise InputError(f"{flag.name} must be {' or '.join(wanted)}, got {value!r}{hint}")
+
+
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """The members of a union but None, which is said by leaving the flag out."""
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [bare(member) for member in members if member is not type(None)]
+
+
 def _is_minus_value(word: str) -> bool:
     if word in ("-h", "--help"):
         return False
@@ -114,6 +191,7 @@ def _walk(cls: type, path: tuple[str, ...]) -> Iterator[Flag]:
         yield Flag(
             name=f"--no-{stem}" if default is True else f"--{stem}",
             path=(*path, field.name),
+            kind=kind,
             default=default,
             is_switch=kind is bool,
             is_list=get_origin(kind) in (tuple, list),

@@ -251,7 +251,9 @@ class Sampler:
                 raise InputError(f"{name} must be {want}, got {value}.")
 
         check(
-            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "finite, >= 0"
+            self.temperature == 0 or 1e-30 <= self.temperature < math.inf,
+            "temperature",
+            "0 (greedy) or positive and finite",
         )
         check(self.top_k >= 0, "top_k", ">= 0 (0 is off)")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
@@ -261,6 +263,9 @@ class Sampler:
             "repetition_penalty",
             "finite and positive",
         )
+        for token, amount in self.logit_bias:
+            if token < 0 or not (math.isfinite(amount) or amount == -math.inf):
+                raise InputError(f"logit_bias cannot add {amount} to token {token}.")
         check(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
         amounts = [amount for _, amount in self.logit_bias]
@@ -290,9 +295,10 @@ class Sampler:
             top_R, token_R = scores.max(-1)  # NaN counts as the largest, so this sees all NaN
             _require_finite(top_R)
             return Law.point(token_R, vocab)
-        if self.temperature != 1.0:
-            scores = scores / self.temperature
-        _require_finite(scores.amax(-1))
+        top_R1 = scores.amax(-1, keepdim=True)
+        _require_finite(top_R1[:, 0])
+        if self.temperature != 1.0:  # the largest becomes 0, so that no temperature overflows
+            scores = (scores - top_R1) / self.temperature
         if self.top_k == 0 and self.top_p == 1.0:
             return self._dense(scores, vocab)
         values_RK, ids_RK, total_R1 = self._top_k(scores) if self.top_k else self._nucleus(scores)
@@ -310,7 +316,11 @@ class Sampler:
         return Law.from_weights(probs_RK[:, :width].gather(1, order_RK), vocab, ids_RK)
 
     def processors(self) -> LogitsProcessorList:
-        """The same warping by transformers' own processors (temperature to min-p): the twin."""
+        """The same warping by transformers' own processors (temperature to min-p): the twin.
+
+        One freedom is left: where tokens of equal logits straddle the edge of a nucleus, which of
+        them stay is the sort's choice (ours: the lowest ids).
+        """
         from transformers import LogitsProcessorList
         from transformers.generation import logits_process as hf
 

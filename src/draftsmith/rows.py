@@ -10,6 +10,12 @@ from draftsmith.law import History
 from draftsmith.types import RowStats
 
 
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences share from their beginning."""
+    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(different, min(len(a), len(b)))
+
+
 class StopStrings:
     """Finds a stop string as soon as the token that completes it is there.
 
@@ -26,9 +32,13 @@ class StopStrings:
         if not self.strings:
             return False
         tail = tokens[max(num_prompt, len(tokens) - self._window) :]
-        text = self._tokenizer.decode(tail, skip_special_tokens=False)
-        before = self._tokenizer.decode(tail[:-1], skip_special_tokens=False)
-        return any(s in text and s not in before for s in self.strings)
+        # with special tokens, which may be meant, and without, as the text will read
+        for skip in (False, True):
+            text = self._tokenizer.decode(tail, skip_special_tokens=skip)
+            before = self._tokenizer.decode(tail[:-1], skip_special_tokens=skip)
+            if any(s in text and s not in before for s in self.strings):
+                return True
+        return False
 
     def cut(self, text: str) -> str:
         """The text before the first stop string."""

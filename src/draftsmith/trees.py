@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftsmith.law import History
 from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
 
 
@@ -104,6 +105,15 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
         candidate_BN=fill(tree.candidate_BN, 0),
         origin_BN=fill(tree.origin_BN, 0),
     )
+
+
+def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:
+    """The tokens before the law behind a node: the row's own, and the path down to it."""
+    tail: list[int] = []
+    while node != ROOT:
+        tail.append(int(tokens_N[node]))
+        node = int(parents_N[node])
+    return History(tokens=[*known.tokens, *reversed(tail)], num_prompt=known.num_prompt)
 
 
 def stack_chains(

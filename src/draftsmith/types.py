@@ -54,10 +54,7 @@ class Signals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeShape:
-    """How large a tree may be: `widths[d]` children for every node at depth d (chain: all 1).
-
-    A dynamic tree also bounds the total (EAGLE-2): `total` nodes kept of `top_k` per level.
-    """
+    """How large a tree may be: `widths[d]` children for every node at depth d (chain: all 1)."""
 
     widths: tuple[int, ...] = ()
 

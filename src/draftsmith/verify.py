@@ -28,6 +28,7 @@ from torch import Tensor
 
 from draftsmith.errors import InputError, LossyRule, UnsupportedProposal, nearest
 from draftsmith.law import History, Law, Noise, Purpose, Sampler
+from draftsmith.trees import history_at
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, Verdict
 
 
@@ -58,16 +59,11 @@ class TreeLaws:
             picked = self.logits_BNV[torch.from_numpy(rows), torch.from_numpy(nodes + 1)]
         if not self.sampler.needs_history:
             return self.sampler.law(picked)
-        paths = [self._path(int(b), int(n)) for b, n in zip(rows, nodes, strict=True)]
+        paths = [
+            history_at(self.histories[b], self.tokens_BN[b], self.parents_BN[b], n)
+            for b, n in zip(rows.tolist(), nodes.tolist(), strict=True)
+        ]
         return self.sampler.law(picked, paths)
-
-    def _path(self, row: int, node: int) -> History:
-        tail: list[int] = []
-        while node != ROOT:
-            tail.append(int(self.tokens_BN[row, node]))
-            node = int(self.parents_BN[row, node])
-        known = self.histories[row]
-        return History(tokens=[*known.tokens, *reversed(tail)], num_prompt=known.num_prompt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +83,8 @@ class Rule(Protocol):
 
     name: ClassVar[str]
     lossy: ClassVar[bool]
+    needs_q: ClassVar[bool]
+    """Judges sampled children by the law that they were drawn from."""
     proposals: ClassVar[frozenset[Proposal]]
     """The kinds of proposal for which the rule does what it says."""
 
@@ -104,6 +102,7 @@ class Match:
 
     name: ClassVar[str] = "match"
     lossy: ClassVar[bool] = False
+    needs_q: ClassVar[bool] = False
     proposals: ClassVar[frozenset[Proposal]] = _ALL
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
@@ -124,6 +123,7 @@ class Rejection:
 
     name: ClassVar[str] = "rejection"
     lossy: ClassVar[bool] = False
+    needs_q: ClassVar[bool] = True
     proposals: ClassVar[frozenset[Proposal]] = _ALL
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
@@ -205,7 +205,7 @@ def check_rule(rule: Rule, tree: DraftTree, *, allow_lossy: bool = False) -> Non
             f"Rule {rule.name!r} is not lossless for {tree.proposal.value} proposals."
         )
     sampled = tree.proposal is not Proposal.OPAQUE
-    if isinstance(rule, Rejection) and sampled and (tree.q is None or tree.q_rows_BN is None):
+    if rule.needs_q and sampled and (tree.q is None or tree.q_rows_BN is None):
         raise UnsupportedProposal(
             f"Rule {rule.name!r} needs the law these children were drawn from, but the tree says "
             f"{tree.proposal.value} and gives no q."

@@ -99,7 +99,7 @@ class EnumeratingNoise:
         return position, purpose, lane
 
     def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
-        """A drafter's private choices need no enumeration: the law must be exact for any of them."""
+        """A drafter's private choices are not enumerated: the law must be exact for any of them."""
         assert purpose is Purpose.DRAFTER_STATE, (
             f"a draw for {purpose.name} went past Noise.categorical and Noise.accept, "
             "where the contract suite enumerates"

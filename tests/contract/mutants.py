@@ -1,4 +1,4 @@
-"""Deliberately broken decoders. Each one is a mistake that somebody's decoder has made or could make.
+"""Deliberately broken decoders: mistakes that somebody's decoder has made or could make.
 
 A source mutant replaces a piece of a function's text, compiles it in the function's own module and
 puts it in place of the original; if the text is no longer there, the mutant must be rewritten
@@ -39,7 +39,7 @@ def break_source(
     *,
     also: tuple[Any, ...] = (),
 ) -> None:
-    """Replace `old` by `new` in the function `owner.name` (and where others imported it: `also`)."""
+    """Replace `old` by `new` in `owner.name`, and in the modules that imported it: `also`."""
     raw = inspect.getattr_static(owner, name)
     function = raw.__func__ if isinstance(raw, staticmethod) else raw
     text = textwrap.dedent(inspect.getsource(function))
@@ -101,7 +101,7 @@ class RawQ(Sampled):
 class Confident(Sampled):
     """Proposes the most probable token and reports it as drawn (litgpt, ReDrafter)."""
 
-    def children(
+    def pick(
         self, law: Law, width: int, noise: Noise, rows: np.ndarray, depth: int, lane: int
     ) -> Tensor:
         return law.probs().argsort(dim=-1, descending=True, stable=True)[:, :width]
@@ -198,7 +198,7 @@ class ResortedDistinct(Resorted):
     """The same with children drawn without replacement."""
 
     proposal = Proposal.WITHOUT_REPLACEMENT
-    children = WithoutReplacement.children
+    pick = WithoutReplacement.pick
 
 
 class GrownWhereConfident(Trimmed):

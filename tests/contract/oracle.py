@@ -23,7 +23,7 @@ JointLaw = Mapping[tuple[int, ...], float]
 def exact_law(
     logits_V: np.ndarray, settings: Sampler, tokens: Sequence[int], num_prompt: int
 ) -> np.ndarray:
-    """[V] float64: the law of the next token after `tokens`, of which `num_prompt` are the prompt."""
+    """[V] float64: the law of the token after `tokens`, of which `num_prompt` are the prompt."""
     scores_V = np.array(logits_V, dtype=np.float64)
     for token, amount in settings.logit_bias:
         scores_V[token] += amount
@@ -96,9 +96,8 @@ def story(expected: JointLaw, found: JointLaw) -> str:
     keys = sorted(
         {*expected, *found}, key=lambda key: -abs(expected.get(key, 0.0) - found.get(key, 0.0))
     )
-    lines = [
-        f"total variation {total_variation(expected, found):.3g}, mass found {sum(found.values()):.12f}"
-    ]
+    distance, mass = total_variation(expected, found), sum(found.values())
+    lines = [f"total variation {distance:.3g}, mass found {mass:.12f}"]
     lines += [
         f"  {key}: should have {expected.get(key, 0.0):.6f}, has {found.get(key, 0.0):.6f}"
         for key in keys[:5]

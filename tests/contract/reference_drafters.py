@@ -68,7 +68,7 @@ class ReferenceDrafter(Drafter):
                 law = self.law_below(state, sampler, tokens_BN, parents, parent)
                 laws.append(self.reported(law, state, tokens_BN, parents, parent))
                 q_rows_BN[:, node : node + width] = ((len(laws) - 1) * num_rows + rows)[:, None]
-                children = self.children(law, width, noise, rows, depth, node)
+                children = self.pick(law, width, noise, rows, depth, node)
                 tokens_BN[:, node : node + width] = children.numpy()
                 below += range(node, node + width)
                 node += width
@@ -114,7 +114,7 @@ class ReferenceDrafter(Drafter):
         """[B, V]: what the tree says the children were drawn from. (A seam for mutants.)"""
         return law.probs()
 
-    def children(
+    def pick(
         self, law: Law, width: int, noise: Noise, rows: np.ndarray, depth: int, lane: int
     ) -> Tensor:
         """[B, width] tokens; the noise of the first of them is on this lane."""
@@ -131,7 +131,7 @@ class WithoutReplacement(ReferenceDrafter):
 
     proposal = Proposal.WITHOUT_REPLACEMENT
 
-    def children(
+    def pick(
         self, law: Law, width: int, noise: Noise, rows: np.ndarray, depth: int, lane: int
     ) -> Tensor:
         drawn: list[Tensor] = []
@@ -146,7 +146,7 @@ class Greedy(ReferenceDrafter):
 
     proposal = Proposal.OPAQUE
 
-    def children(
+    def pick(
         self, law: Law, width: int, noise: Noise, rows: np.ndarray, depth: int, lane: int
     ) -> Tensor:
         return law.probs().argsort(dim=-1, descending=True, stable=True)[:, :width]

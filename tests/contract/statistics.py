@@ -58,7 +58,7 @@ def emitted(
     batch: int,
     prompt: Sequence[int] = (0,),
 ) -> tuple[np.ndarray, float]:
-    """([trials, tokens], share of offered drafts that were accepted); request ids are the trials."""
+    """([trials, tokens], share of offered drafts accepted); the request ids are the trials."""
     drafter.bind(target)
     out = np.zeros((num_trials, options.max_new_tokens), dtype=np.int64)
     accepted = offered = 0

@@ -1,5 +1,5 @@
-"""Caches hold what plain decoding would hold: after every step, after a stop inside a block, after a
-consumer that went away, and in the drafter as well."""
+"""Caches hold what plain decoding would hold: after every step, after a stop inside a block, after
+a consumer that went away, and in the drafter as well."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from .cases import CASES, Case
 from .oracle import exact_law
 
 V, NUM_NEW, CONTEXT = 64, 32, 96
+GREEDY = Sampler()
 SHAPES = (TreeShape.chain(5), TreeShape(widths=(3, 2, 1)))
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
 """Prompt lengths of the ragged batch."""
@@ -66,7 +67,7 @@ class Reference:
             logits: torch.Tensor = self._model(torch.tensor([list(tokens)])).logits[0, -1]
         return logits
 
-    def text(self, prompt: Sequence[int], count: int, sampler: Sampler = Sampler()) -> list[int]:
+    def text(self, prompt: Sequence[int], count: int, sampler: Sampler = GREEDY) -> list[int]:
         """`count` tokens (fewer at the context's end); end tokens are ignored."""
         text = self._texts.setdefault((tuple(prompt), sampler), [])
         count = min(count, CONTEXT - len(prompt))
@@ -236,7 +237,7 @@ def test_a_prompt_that_fills_the_context_is_refused(case: Case) -> None:
 
 @by_case
 def test_greedy_text_with_penalties_and_bias(case: Case) -> None:
-    """Every law has the history of its own path; the reference penalises by arithmetic of its own."""
+    """Every law has the history of its own path; the reference does its own arithmetic."""
     m = models()
     sampler = Sampler(
         repetition_penalty=1.3,

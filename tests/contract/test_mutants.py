@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith import cache, decode, rows, verify
+from draftsmith import cache, decode, rows, trees, verify
 from draftsmith.drafters._base import Drafter
 from draftsmith.law import Law, Sampler
 from draftsmith.types import TreeShape
@@ -120,12 +120,12 @@ CODE_MUTANTS = {
         options={"rule": "match", "shape": CHAIN},
     ),
     "penalties do not see the block": Mutant(
-        breaks=source(verify.TreeLaws, "_path", "while node != ROOT:", "while False:"),
+        breaks=source(trees, "history_at", "while node != ROOT:", "while False:", verify),
         drafter=Greedy,
         options={"rule": "match", "setting": "counts", "shape": CHAIN},
     ),
     "repetition penalty does not see the block": Mutant(
-        breaks=source(verify.TreeLaws, "_path", "while node != ROOT:", "while False:"),
+        breaks=source(trees, "history_at", "while node != ROOT:", "while False:", verify),
         drafter=Sampled,
         options={"setting": "repetition", "shape": CHAIN},
     ),

@@ -52,7 +52,7 @@ MUTANTS = {
     "noise is keyed by the place in the batch": Mutant(
         noise_by_place,
         lambda: test_rows.test_a_row_does_not_depend_on_its_neighbours(
-            case("prompt_lookup"), test_rows.SAMPLERS["plain"]
+            case("prompt_lookup"), test_rows.SAMPLERS["top_p"]
         ),
     ),
     "a row that stops keeps its last draft in the cache": Mutant(

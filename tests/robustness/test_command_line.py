@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.errors import InputError
 from draftsmith.recipes import _stdlib_prompts, quickstart
 
 
@@ -308,6 +309,28 @@ def test_quickstart_runs_from_prompts_to_next_steps(tmp_path: Path, command: Com
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
 
 
+@pytest.mark.parametrize("broken", ["target", "draft", "prompts"])
+def test_quickstart_keeps_old_results_until_everything_is_loaded(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    save_pair(tmp_path / "small", context=2048)
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("run.json", "records.jsonl"):
+        (out / name).write_text('{"verb": "quickstart"}\n')
+    words = ["quickstart", "--models", tmp_path / "small", "--out", out]
+    if broken == "prompts":
+
+        def none(count: int) -> Any:
+            raise InputError("This Python comes without its sources.")
+
+        monkeypatch.setattr(quickstart, "held_out_prompts", none)
+    else:
+        (tmp_path / "small" / broken / "model.safetensors").write_bytes(b"damaged")
+    assert command(*words)[0] in (2, 3)
+    assert sorted(path.name for path in out.iterdir()) == ["records.jsonl", "run.json"]
+
+
 def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,13 +342,14 @@ def test_quickstart_without_models_says_where_they_should_be(
 
 def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
     for seconds in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
-        amount = quickstart.choose_amount(seconds, 8)
-        assert 1 <= amount.repeats <= quickstart.MOST_REPEATS
+        amount = quickstart.choose_amount(seconds, 8, 128)
+        assert amount.repeats in (1, quickstart.MOST_REPEATS)
         assert quickstart.FEWEST_PROMPTS <= amount.prompts <= 8
-        needed = seconds * amount.prompts * amount.repeats
-        fewest = amount == quickstart.Amount(prompts=quickstart.FEWEST_PROMPTS, repeats=1)
-        assert needed <= quickstart.MEASURE_SECONDS or fewest
-    assert quickstart.choose_amount(1.0, 2).prompts == 2
+        assert quickstart.FEWEST_TOKENS <= amount.tokens <= 128
+        needed = seconds * amount.prompts * amount.repeats * amount.tokens / 128
+        assert needed <= quickstart.MEASURE_SECONDS or amount.tokens == quickstart.FEWEST_TOKENS
+    assert quickstart.choose_amount(1.0, 2, 128).prompts == 2
+    assert quickstart.choose_amount(1e4, 2, 8) == quickstart.Amount(prompts=2, repeats=1, tokens=8)
 
 
 def test_prompts_are_held_out_code_and_the_same_every_time() -> None:

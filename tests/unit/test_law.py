@@ -99,7 +99,7 @@ def test_frequencies_of_draws_are_the_law() -> None:
 
 
 def test_a_draw_never_takes_a_token_without_mass() -> None:
-    """Also at the ends of the CDF: u = 0 and u just below 1, and with mass on the last token only."""
+    """Also at the ends of the CDF, u = 0 and just below 1, and with mass on the last token only."""
 
     class Extreme(Noise):
         def uniform(self, rows: object, *rest: object, **names: object) -> np.ndarray:

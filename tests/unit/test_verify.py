@@ -174,7 +174,7 @@ def test_a_draft_is_accepted_below_p_over_q() -> None:
 
 
 def test_the_second_sibling_is_judged_by_the_residual() -> None:
-    """After token 2 was rejected p' = .75 .25 0; a sibling 1 with q = .2 is taken for sure, a second
+    """After token 2 was rejected p' = .75 .25 0; a sibling 1 with q = .2 is taken for sure, another
     2 never, and then p'' = norm(max(p' - q, 0)) = .55 .05 -> .917 .083."""
     laws = Fixed({-1: P, 1: point(5)})
     numbers = {(0, ACCEPT, 0): 0.5, (0, ACCEPT, 1): 0.999}
@@ -280,6 +280,7 @@ class Coin:
 
     name: ClassVar[str] = "coin"
     lossy: ClassVar[bool] = True
+    needs_q: ClassVar[bool] = False
     proposals: ClassVar[frozenset[Proposal]] = frozenset({Proposal.OPAQUE})
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:

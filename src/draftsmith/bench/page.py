@@ -55,7 +55,7 @@ DEFINITIONS = (
     ),
     (
         "efficiency",
-        "Seconds in forwards of drafter and target / all seconds of the decoding phase.",
+        "Seconds of the drafter and of target forwards / all seconds of the decoding phase.",
     ),
     (
         "same tokens",

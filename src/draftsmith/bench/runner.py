@@ -14,7 +14,7 @@ repeats. What is not decoding (comparing, scoring again) happens between the tim
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -291,12 +291,3 @@ class Bench:
             by_position=tuple(counts.by_position),
             by_origin={str(key): value for key, value in counts.by_origin.items()},
         )
-
-
-def run_bench(
-    plan: BenchPlan, on_step: Callable[[str], None] | None = None
-) -> Iterator[Sequence[RunRecord]]:
-    """Warm up, measure the costs, and yield the records of each round."""
-    bench = Bench(plan)
-    bench.prepare(on_step)
-    yield from bench.records()

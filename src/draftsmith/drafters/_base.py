@@ -2,7 +2,8 @@
 
 A drafter proposes tokens (`propose`) from a state that the engine moves on (`advance`), and, when
 it has weights, learns (`forward`). Nothing outside this folder asks which drafter it is: what the
-engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`).
+engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`, what shapes it
+takes).
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class Drafter(nn.Module, abc.ABC):
     backward: Literal["each", "sum"] = "sum"
     """Gradients per unrolled step, or once over all of them."""
     default_shape: TreeShape = TreeShape.chain(5)
+    takes_trees: bool = False
+    """Whether `propose` branches where the shape does; else it drafts one chain."""
+    longest: int | None = None
+    """The deepest draft that it can make; None: as deep as it is asked."""
+    reads_predictions: bool = False
+    """Whether it drafts from `RequestBatch.predictions`."""
 
     def __init__(self, config: Any = None) -> None:
         """`config`: an instance of this class's `Config`; None: all defaults."""

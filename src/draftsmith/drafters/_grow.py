@@ -19,8 +19,8 @@ from torch import Tensor
 
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.law import History, Law, Noise, Purpose, Sampler
-from draftsmith.targets._base import Target, feed_beginning
-from draftsmith.trees import depths, geometry, shape_parents
+from draftsmith.targets._base import Target, feed_beginning, stay_inside
+from draftsmith.trees import depths, geometry, history_at, shape_parents
 from draftsmith.types import PADDING, DraftTree, Proposal, Signals, TreeShape
 
 Choice = Literal["sampled", "without_replacement", "greedy"]
@@ -83,7 +83,9 @@ def grow(
         else:
             history = (
                 [
-                    _history(known[b], num_prompt[b], tokens[b], template, n)
+                    history_at(
+                        History(tokens=known[b], num_prompt=num_prompt[b]), tokens[b], template, n
+                    )
                     for b, n in zip(rows.tolist(), at.tolist(), strict=True)
                 ]
                 if sampler.needs_history
@@ -124,7 +126,7 @@ def _feed(
     parents_BN: np.ndarray,
 ) -> Tensor:
     fed, block = lay_out(cache, pending, tokens_BN, parents_BN)
-    _stay_inside(model, block.positions_BT)
+    stay_inside(model, block)
     return model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
 
 
@@ -143,16 +145,10 @@ def _feed_level(
         np.broadcast_to(depth[:, nodes] - 1, (num_rows, len(nodes))),
         np.broadcast_to(see[:, nodes], (num_rows, len(nodes), upto)),
     )
-    _stay_inside(model, block.positions_BT)
+    stay_inside(model, block)
     fed = torch.from_numpy(vocabularies.to_draft(tokens[:, nodes]))
     out = model.forward(fed, block, len(nodes), Signals()).logits_BNV
     return out.reshape(-1, out.shape[-1])
-
-
-def _stay_inside(model: Target, positions_BT: np.ndarray) -> None:
-    """Past the draft model's own context positions stand still; the caller drops those drafts."""
-    if model.max_length is not None:
-        np.minimum(positions_BT, model.max_length - 1, out=positions_BT)
 
 
 def _draw(
@@ -178,13 +174,3 @@ def _drop_orphans(parents: np.ndarray) -> None:
         above = parents[:, n]
         gone = (above >= 0) & (parents[rows, np.maximum(above, 0)] == PADDING)
         parents[gone, n] = PADDING
-
-
-def _history(
-    known: Sequence[int], num_prompt: int, tokens: np.ndarray, template: np.ndarray, node: int
-) -> History:
-    tail: list[int] = []
-    while node >= 0:
-        tail.append(int(tokens[node]))
-        node = int(template[node])
-    return History(tokens=[*known, *reversed(tail)], num_prompt=num_prompt)

@@ -21,6 +21,7 @@ from draftsmith.cache import KVCache
 from draftsmith.drafters._base import Accepted, DraftState, TargetView
 from draftsmith.drafters._grow import Vocabularies, grow
 from draftsmith.law import Noise, Sampler
+from draftsmith.rows import common_prefix
 from draftsmith.targets._base import Target
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, TreeShape
@@ -87,7 +88,7 @@ def reencoded_tree(
     keep = []
     for row, fed in zip(state.rows, state.fed, strict=True):
         _read(row, target.tokenizer, draft.tokenizer)
-        keep.append(min(_common(row.ids, fed), len(row.ids) - 1))
+        keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
     state.cache.rewind(keep)
     same = Vocabularies(
         size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
@@ -160,8 +161,3 @@ def _as_target_tokens(known: Sequence[int], text: str, tokenizer: Any) -> list[i
         return list(cut["input_ids"][first:])
     # a piece straddles the edge, which the target's own tokens do not: cut the new text alone
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(different, min(len(a), len(b)))

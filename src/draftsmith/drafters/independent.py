@@ -29,6 +29,7 @@ from draftsmith.drafters._grow import Choice, Vocabularies, grow
 from draftsmith.drafters._reencode import ReencodedState, reencoded_tree
 from draftsmith.errors import BackendError
 from draftsmith.law import Noise, Sampler
+from draftsmith.rows import common_prefix
 from draftsmith.targets._base import Target
 from draftsmith.types import (
     PADDING,
@@ -58,17 +59,12 @@ class _State(DraftState):
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
         keep = [
-            min(_common(old[: int(have)], new), len(new) - 1)
+            min(common_prefix(old[: int(have)], new), len(new) - 1)
             for old, new, have in zip(self.known, tokens, self.cache.lengths_B, strict=True)
         ]
         self.cache.rewind(keep)
         known = [list(row) for row in tokens]
         return _State(cache=self.cache, known=known, num_prompt=[len(row) for row in known])
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(different, min(len(a), len(b)))
 
 
 class Independent(Drafter):

@@ -205,8 +205,9 @@ class Lookahead(Drafter):
 
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         probes = [row.stage(noise, b) for b, row in enumerate(state.rows)]
+        limit = self.config.window if self.config.guesses < 0 else self.config.guesses
         guesses = [
-            trie(row.pool.behind(row.tokens[-1]), shape.depth, len(window))
+            trie(row.pool.behind(row.tokens[-1])[:limit], shape.depth, len(window))
             for row, window in zip(state.rows, probes, strict=True)
         ]
         most = max(len(a) + len(b) for a, (b, _) in zip(probes, guesses, strict=True))

@@ -25,6 +25,7 @@ class NoDrafter(Drafter):
     """Proposes nothing."""
 
     default_shape = TreeShape()
+    longest = 0
 
     def start(self, request: RequestBatch) -> _Rows:
         return _Rows(len(request.tokens))

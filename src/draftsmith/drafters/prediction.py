@@ -130,6 +130,7 @@ class Prediction(Drafter):
                 raise InputError(f"prediction needs length >= 1, got {self.length}.")
 
     config: Config
+    reads_predictions = True
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)

@@ -7,15 +7,18 @@ one text as it is decoded, and writes a report.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.report import summary, terminal_table
 from draftsmith.bench.runner import Bench, BenchPlan, Item
@@ -37,6 +40,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 """Of a checkout; for a wheel, some folder that holds no such models."""
 NUM_PROMPTS = 8
 FEWEST_PROMPTS = 3
+FEWEST_TOKENS = 24
 FEWEST_REPEATED = 4
 """Fewer prompts than this are not worth repeating."""
 MOST_REPEATS = 3
@@ -55,6 +59,8 @@ class Amount:
 
     prompts: int
     repeats: int
+    tokens: int
+    """New ones for each prompt."""
 
 
 def run(options: QuickstartOptions) -> dict[str, Any]:
@@ -78,6 +84,7 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
         repeats=MOST_REPEATS,
         seed=options.seed,
     )
+    choose_threads(target, plan.items[0].tokens, console)
     show(target, arms[-1], plan.items[0], options, console)
     bench = Bench(plan)
     bench.on_prepared = lambda spent: _settle_amount(bench, spent, console)
@@ -126,26 +133,55 @@ def _clear(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def choose_amount(seconds_per_round: float, prompts: int) -> Amount:
+def choose_threads(target: Target, tokens: tuple[int, ...], console: Console) -> None:
+    """Use one thread where several are slower: beside other programs they wait for each other."""
+    many = torch.get_num_threads()
+    if many == 1 or target.device.type != "cpu":
+        return
+    probe = ForwardProbe(target, tokens, 1)
+    seconds = {}
+    for threads in (many, 1):
+        torch.set_num_threads(threads)
+        seconds[threads] = statistics.median([probe.seconds(1) for _ in range(9)])
+    if seconds[1] > 0.8 * seconds[many]:
+        torch.set_num_threads(many)
+        return
+    console.print(f"One thread is faster than {many} here: using one.", style="dim")
+
+
+def choose_amount(seconds_per_round: float, prompts: int, tokens: int) -> Amount:
     """Three repeats of as many prompts as fit into the time, so that a median can drop a stall of
-    the machine; else one repeat of as many as fit, and never fewer than a few."""
+    the machine; else one repeat of as many as fit; on the slowest machines shorter texts too."""
     rounds = int(MEASURE_SECONDS / max(seconds_per_round, 1e-9))
     if rounds >= MOST_REPEATS * min(prompts, FEWEST_REPEATED):
-        return Amount(prompts=min(prompts, rounds // MOST_REPEATS), repeats=MOST_REPEATS)
-    return Amount(prompts=min(prompts, max(FEWEST_PROMPTS, rounds)), repeats=1)
+        fitting = min(prompts, rounds // MOST_REPEATS)
+        return Amount(prompts=fitting, repeats=MOST_REPEATS, tokens=tokens)
+    fewest = min(prompts, FEWEST_PROMPTS)
+    if rounds >= fewest:
+        return Amount(prompts=min(prompts, rounds), repeats=1, tokens=tokens)
+    share = MEASURE_SECONDS / (seconds_per_round * fewest)
+    return Amount(
+        prompts=fewest, repeats=1, tokens=min(tokens, max(FEWEST_TOKENS, int(share * tokens)))
+    )
 
 
 def _settle_amount(bench: Bench, spent: float, console: Console) -> None:
     """After the warm-up it is known how long a prompt takes: print the plan."""
     plan = bench.plan
-    amount = choose_amount(spent, len(plan.items))
-    bench.plan = replace(plan, items=plan.items[: amount.prompts], repeats=amount.repeats)
+    amount = choose_amount(spent, len(plan.items), plan.max_new_tokens)
+    bench.plan = replace(
+        plan,
+        items=plan.items[: amount.prompts],
+        repeats=amount.repeats,
+        max_new_tokens=amount.tokens,
+    )
+    share = amount.tokens / plan.max_new_tokens
     temperatures = " and ".join(f"{sampler.temperature:g}" for sampler in plan.samplers)
+    often = {1: "once", 2: "twice"}.get(amount.repeats, f"{amount.repeats} times")
     console.print(
         f"Measuring {len(plan.arm_names(plan.samplers[0]))} ways to continue {amount.prompts} "
-        f"prompts by {plan.max_new_tokens} tokens, at temperature {temperatures}, "
-        f"{amount.repeats} times, interleaved: about "
-        f"{spent * amount.prompts * amount.repeats:.0f} s.",
+        f"prompts by {amount.tokens} tokens at temperature {temperatures}, {often}, interleaved: "
+        f"about {spent * amount.prompts * amount.repeats * share:.0f} s.",
         soft_wrap=True,
     )
 

@@ -62,7 +62,17 @@ def feed_beginning(
     while any(len(row) > CHUNK for row in left):
         pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
         tokens, block = lay_out(cache, pieces, none, none)
+        stay_inside(target, block)
         target.forward(torch.from_numpy(tokens), block, 1, Signals())
         cache.commit(np.array([len(piece) for piece in pieces]))
         left = [row[len(piece) :] for row, piece in zip(left, pieces, strict=True)]
     return left
+
+
+def stay_inside(target: Target, block: Block) -> None:
+    """Past a model's context positions stand still.
+
+    Only a draft model outgrows its own, and what it says there is dropped.
+    """
+    if target.max_length is not None:
+        np.minimum(block.positions_BT, target.max_length - 1, out=block.positions_BT)

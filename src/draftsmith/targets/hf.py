@@ -296,16 +296,15 @@ def _sentence(error: Exception) -> str:
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU.
+    """`auto` takes CUDA or else the CPU. (MPS has no float64, which laws are drawn in: refused.)
 
     Raises:
         InputError: there is no such device here.
     """
     if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        mps = torch.backends.mps.is_available()
-        return torch.device("mps" if mps else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("mps"):
+        raise InputError("Device 'mps' has no float64, which laws are drawn in: use --device cpu.")
     try:
         place = torch.device(device)
         torch.ones(1, device=place).item()
@@ -317,7 +316,9 @@ def pick_device(device: str) -> torch.device:
 def _require_folder(name: str) -> None:
     """A path that is meant as a folder must be one; anything else may be a hub id."""
     path = Path(name).expanduser()
-    looks_local = path.is_absolute() or name.startswith(".") or name.count("/") > 1 or path.exists()
+    beside = len(path.parts) > 1 and path.parent.is_dir()
+    looks_local = path.is_absolute() or name.startswith(".") or name.count("/") > 1
+    looks_local = looks_local or beside or path.exists()
     if looks_local and not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "does not exist"
         raise BackendError(f"The model folder {name!r} {what}; give a folder or a hub id.")
