@@ -99,7 +99,8 @@ def check_values(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> N
     there. `argv` has been through `join_minus_values` and `check_known`."""
     if any(word in ("-h", "--help") for word in argv):
         return
-    words, missing = list(argv), {f.name for f in flags.values() if f.default is dataclasses.MISSING}
+    words = list(argv)
+    missing = {f.name for f in flags.values() if f.default is dataclasses.MISSING}
     while words:
         word = words.pop(0)
         given, equals, text = word.partition("=")
@@ -136,10 +137,11 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
             raise InputError(f"{flag.name} needs a value")
         kinds = (kinds[0],) * len(values)
     elif len(values) != len(kinds):
-        wanted = "a value" if len(kinds) == 1 else f"{len(kinds)} values, got {len(values)}"
-        raise InputError(f"{flag.name} needs {wanted}")
+        count = "a value" if len(kinds) == 1 else f"{len(kinds)} values, got {len(values)}"
+        raise InputError(f"{flag.name} needs {count}")
     for kind, value in zip(kinds, values, strict=True):
-        wanted, choices = [], []
+        wanted: list[str] = []
+        choices: list[str] = []
         for option in _alternatives(kind):
             if get_origin(option) is Literal:
                 choices = [str(choice) for choice in get_args(option)]

@@ -268,8 +268,6 @@ class Sampler:
                 raise InputError(f"logit_bias cannot add {amount} to token {token}.")
         check(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
-        amounts = [amount for _, amount in self.logit_bias]
-        check(all(a < math.inf for a in amounts), "logit_bias", "numbers (-inf forbids a token)")
 
     @property
     def needs_history(self) -> bool:

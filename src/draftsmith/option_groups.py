@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -82,8 +83,8 @@ class DraftingOptions(OptionGroup):
         return (1,) * self.draft_length if isinstance(self.draft_length, int) else None
 
     def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
-        """The KEY=VALUE texts meant for `drafter` (its KIND or KIND:PATH), without the KIND."""
-        kind = drafter.split(":", 1)[0]
+        """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
+        kind, _ = drafter_parts(drafter)
         mine = []
         for text in self.drafter_option:
             key = text.partition("=")[0]
@@ -95,7 +96,7 @@ class DraftingOptions(OptionGroup):
 
     def check_assignments(self, drafters: tuple[str, ...]) -> None:
         """With several drafters every --drafter-option says which one it is for."""
-        kinds = {drafter.split(":", 1)[0] for drafter in drafters}
+        kinds = {drafter_parts(drafter)[0] for drafter in drafters}
         for text in self.drafter_option:
             if len(drafters) > 1 and text.partition(".")[0] not in kinds:
                 raise InputError(
@@ -171,6 +172,14 @@ class SamplingOptions(OptionGroup):
             require(good, f"--logit-bias: the bias of token {token} cannot be {bias}")
         good = 0 <= self.seed < 2**63
         require(good, f"--seed must be a whole number of 0 or more, got {self.seed}")
+
+
+def drafter_parts(name: str) -> tuple[str, str | None]:
+    """(kind, source) of KIND, KIND:SOURCE or the folder of a draft model; source None: none."""
+    if (Path(name) / "config.json").is_file():
+        return "independent", name
+    kind, colon, source = name.partition(":")
+    return kind, source if colon else None
 
 
 def check_temperature(value: float) -> None:

@@ -63,7 +63,7 @@ class GenerateOptions(VerbOptions):
 
     model: ModelOptions
     drafter: str = "none"
-    """none, prompt_lookup, lookahead, independent:MODEL, or a folder that `distill` wrote."""
+    """none, prompt_lookup, lookahead, independent:MODEL, prediction, or a draft model's folder."""
     prompt: Many = ()
     """A prompt; may be given several times."""
     prompts: Path | None = None

@@ -173,27 +173,39 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         yield part
         _sync(part)
         if part.is_dir() and path.is_dir():
-            # A folder cannot be renamed onto one that holds files: set the old one aside first.
             old = part.with_name(f"{part.name}.old")
-            os.replace(path, old)
-            os.replace(part, path)
+            replace_folder(part, path, aside=old)
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(part, path)
         _sync(path.parent)
-    except OSError as error:
-        raise write_error(path, error) from error
     except Exception as error:
-        # Libraries that write from native code wrap the system's error in one of their own.
-        if isinstance(error, DraftsmithError) or "No space left" not in str(error):
+        if isinstance(error, DraftsmithError) or not is_write_failure(error):
             raise
-        raise write_error(path, OSError(errno.ENOSPC, "")) from error
+        raise write_error(path, system_error(error)) from error
     finally:
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 part.unlink()
+
+
+def replace_folder(new: Path, path: Path, *, aside: Path) -> None:
+    """Rename the folder `new` to `path`; the one that was there is then at `aside`.
+
+    On any error it is at `path` again: a folder cannot be renamed onto one that holds files, so for
+    a moment there is none.
+    """
+    try:
+        if path.exists():
+            os.replace(path, aside)
+        os.replace(new, path)
+    except BaseException:
+        if aside.exists() and not path.exists():
+            with contextlib.suppress(OSError):
+                os.replace(aside, path)
+        raise
 
 
 def write_text_atomic(path: Path | str, text: str) -> None:
@@ -238,6 +250,30 @@ def write_error(path: Path | str, error: OSError) -> DraftsmithError:
         reason = "no space is left on the disk; nothing was half-written, free some and run again"
         return BackendError(f"cannot write {path}: {reason}")
     return InputError(f"cannot write {path}: {error.strerror or error}")
+
+
+def is_write_failure(error: BaseException) -> bool:
+    """Whether the system refused a write, also when a library that writes from native code wrapped
+    its error in one of its own (safetensors: SafetensorError, tokenizers: a bare Exception)."""
+    kind = type(error)
+    if isinstance(error, OSError):
+        return True
+    if kind.__name__ == "SafetensorError" and kind.__module__.startswith("safetensors"):
+        return True
+    return re.search(r"os error (27|28|122)\b|No space left", str(error)) is not None
+
+
+def system_error(error: Exception) -> OSError:
+    """The system's error in one that `is_write_failure` knows."""
+    if isinstance(error, OSError):
+        return error
+    text = str(error)
+    found = re.search(r"(?:os error|code:) (\d+)\b", text)
+    if found is not None:
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    if "No space left" in text:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return OSError((text.splitlines() or ["unknown error"])[0])
 
 
 # --------------------------------------------------------------------------- inside

@@ -9,14 +9,19 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from draftsmith.decode import DecodeOptions
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.law import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
 from tests.llama2c import weights_folder
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
-from .cases import CASES, Case
+from .cases import CASES, LOSSLESS_RULES, Case
 from .test_greedy import disturbed, run
 
 TEXT_CASES = [case for case in CASES if not case.tabular_only]
@@ -45,8 +50,7 @@ def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
     target, draft = with_tokenizer()
     tokenizer = target.tokenizer
     prompts = [tokenizer(words)["input_ids"] for words in ("the cat sat", "def add(left", "dog")]
-    plain = next(case for case in CASES if case.kind == "none").build(draft)
-    whole, _, _ = run(target, plain, prompts, DecodeOptions(max_new_tokens=40))
+    whole, _, _ = run(target, NoDrafter(), prompts, DecodeOptions(max_new_tokens=40))
     written = tokenizer.decode(whole[0])
     for place, length in ((9, 1), (16, 2), (12, 5)):
         stop = written[place : place + length]
@@ -61,6 +65,41 @@ def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
         )
         assert texts == expected, f"stop string {stop!r}"
         assert reasons[0] == "stop"
+
+
+def another_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and pairs that the target's tokenizer has not: every id means something else."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<stop>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["zebra xylophone queue jukebox"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<stop>")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", LOSSLESS_RULES)
+def test_a_draft_model_with_another_tokenizer_changes_no_law(rule: str, temperature: float) -> None:
+    """Drafts go through text. With `match` the text is that of plain decoding; with rejection the
+    rows of a batch are those of the rows alone, and at temperature 0 plain decoding again."""
+    target, draft = with_tokenizer()
+    stranger = HFTarget(draft.model, another_tokenizer(), end_ids=frozenset())
+    drafter = Independent(Independent.Config(), model=stranger)
+    prompts = [target.tokenizer(words)["input_ids"] for words in ("the cat sat", "a", "def add(l")]
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=24, shape=SHAPE, rule=rule, seed=4
+    )
+    texts, _, _ = run(target, drafter, prompts, options)
+    if rule == "match" or temperature == 0:
+        expected, _, _ = run(target, NoDrafter(), prompts, options)
+        assert texts == expected
+    first, _, _ = run(target, drafter, prompts[:1], options)
+    assert first == texts[:1]
 
 
 @lru_cache(maxsize=2)
@@ -115,10 +154,9 @@ def test_500_prompts_of_128_tokens_equal_plain_decoding(case: Case) -> None:
     )
     prompts = [ids[i % 200 : i % 200 + 1 + (i * 7) % 40] for i in range(500)]
     options = DecodeOptions(max_new_tokens=128, shape=SHAPE)
-    plain = next(case for case in CASES if case.kind == "none")
     for first in range(0, 500, 50):
         some = prompts[first : first + 50]
-        expected = _plain_texts(wide, plain, some, options, first)
+        expected = _plain_texts(wide, some, options, first)
         texts, _, _ = run(
             wide, case.build(small), some, options, expected if case.uses_predictions else ()
         )
@@ -129,8 +167,8 @@ _PLAIN: dict[int, list[list[int]]] = {}
 
 
 def _plain_texts(
-    target: HFTarget, plain: Case, prompts: list[list[int]], options: DecodeOptions, first: int
+    target: HFTarget, prompts: list[list[int]], options: DecodeOptions, first: int
 ) -> list[list[int]]:
     if first not in _PLAIN:
-        _PLAIN[first] = run(target, plain.build(target), prompts, options)[0]
+        _PLAIN[first] = run(target, NoDrafter(), prompts, options)[0]
     return _PLAIN[first]

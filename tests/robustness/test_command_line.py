@@ -208,7 +208,7 @@ def test_bench_leaves_an_earlier_measurement_alone(
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        (["--suite", "nosuch"], 2, "no prompt file or built-in suite 'nosuch'"),
+        (["--suite", "nosuch"], 2, "there is no prompt file"),
         (["--drafter", "none,lookahed"], 2, "did you mean 'lookahead'"),
         (["--drafter", "transformers"], 2, "it is measured anyway"),
         (["--target", "./nowhere"], 3, "does not exist"),

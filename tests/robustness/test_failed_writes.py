@@ -22,7 +22,9 @@ from draftsmith.recipes._tokens import train_bpe
 WRAPPED = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
-    SafetensorError('Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "x" })'),
+    SafetensorError(
+        'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "x" })'
+    ),
     Exception("No space left on device (os error 28)"),  # what tokenizers makes of it
     Exception("File too large (os error 27)"),
     Exception("Disk quota exceeded (os error 122)"),

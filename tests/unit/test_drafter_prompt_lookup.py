@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -133,6 +134,28 @@ def test_a_draft_is_no_deeper_than_the_shape_and_ends_with_an_end_token() -> Non
     assert propose(drafter, text, TreeShape.chain(2)) == [3, 4]
     drafter.bind(TabularTarget(8, end_ids=frozenset({5})))
     assert propose(drafter, text, drafter.default_shape) == [3, 4, 5]
+
+
+@settings(deadline=None, max_examples=200)
+@given(texts, texts, configs, st.integers(1, 12))
+def test_a_longer_shape_drafts_as_if_it_were_the_length(
+    text: list[int], more: list[int], config: PromptLookup.Config, longer: int
+) -> None:
+    asked = config.length + longer
+    ours = NgramIndex(config, text)
+    if not (config.match == "earliest" and config.clamp):
+        ours.continuation(asked)  # whatever the text was when more was first asked for
+    ours.extend(more)
+    theirs = NgramIndex(replace(config, length=asked), text + more)
+    assert ours.continuation(asked) == theirs.continuation()
+
+
+def test_a_shape_may_be_longer_than_the_length() -> None:
+    text = [*range(1, 9), 1, 2]
+    drafter = PromptLookup(PromptLookup.Config(length=2))
+    assert propose(drafter, text, drafter.default_shape) == [3, 4]
+    assert propose(drafter, text, TreeShape.chain(5)) == [3, 4, 5, 6, 7]
+    assert propose(drafter, [1, 2] * 9, TreeShape.chain(12)) == [1, 2] * 6
 
 
 def test_options_are_checked_and_settable_from_text() -> None:

@@ -240,9 +240,8 @@ def test_a_bad_parameter_is_refused_by_name(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("token", [-1, 10, 32_000])
 def test_a_bias_outside_the_vocabulary_is_refused(token: int) -> None:
-    sampler = Sampler(temperature=1.0, logit_bias=((token, 1.0),))
     with pytest.raises(InputError, match=f"token {token}"):
-        sampler.law(random_logits(10))
+        Sampler(temperature=1.0, logit_bias=((token, 1.0),)).law(random_logits(10))
 
 
 @pytest.mark.parametrize("amount", [math.nan, math.inf])

@@ -187,10 +187,17 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_neither_file_nor_suite_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="no prompt file or built-in suite 'nothing'"):
+    with pytest.raises(InputError, match=r"there is no prompt file.* 'nothing'"):
         load_suite("nothing")
     with pytest.raises(InputError, match="does not exist"):
         load_suite("nothing.jsonl")
+
+
+def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
+    ids = ["a", "b", "a", "a#2", "a", 5, None, "5"]
+    lines = [json.dumps({"text": "x", **({} if i is None else {"id": i})}) for i in ids]
+    found = [prompt.id for prompt in load_prompts(write(tmp_path, *lines))]
+    assert found == ["a", "b", "a#2", "a#2#2", "a#3", "5", "7", "5#2"]
 
 
 @pytest.mark.parametrize("name", list(built_in_suites()))

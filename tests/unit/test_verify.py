@@ -281,6 +281,7 @@ class Coin:
     name: ClassVar[str] = "coin"
     lossy: ClassVar[bool] = True
     needs_q: ClassVar[bool] = False
+    needs_q: ClassVar[bool] = False
     proposals: ClassVar[frozenset[Proposal]] = frozenset({Proposal.OPAQUE})
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:

@@ -147,20 +147,30 @@ class StepProbe:
         arm: Arm,
         prompts: Sequence[Sequence[int]],
         options: DecodeOptions,
+        predictions: Sequence[Sequence[int]] = (),
     ) -> None:
+        """`predictions`: one per prompt, for drafters that read them."""
         self._meter = WidthMeter(target)
         self._recorder = make_recorder(target.device)
-        self._steps = self._endless(arm, prompts, arm.adapt(options))
+        self._steps = self._endless(
+            arm, prompts, predictions or [()] * len(prompts), arm.adapt(options)
+        )
 
     def _endless(
-        self, arm: Arm, prompts: Sequence[Sequence[int]], options: DecodeOptions
+        self,
+        arm: Arm,
+        prompts: Sequence[Sequence[int]],
+        predictions: Sequence[Sequence[int]],
+        options: DecodeOptions,
     ) -> Iterator[bool]:
-        for number, prompt in enumerate(itertools.cycle(prompts)):
+        cases = list(zip(prompts, predictions, strict=True))
+        for number, (prompt, prediction) in enumerate(itertools.cycle(cases)):
             steps = decode(
                 self._meter,
                 arm.drafter,
                 [prompt],
                 replace(options, seed=options.seed + number, ignore_end=True),
+                predictions=[prediction],
                 recorder=self._recorder,
             )
             for step in steps:
@@ -189,12 +199,14 @@ def measure_costs(
     widths: Sequence[int],
     *,
     rounds: int = 24,
+    predictions: Sequence[Sequence[int]] = (),
 ) -> CostTable:
     """Measure, interleaved, what the arms' forwards and drafts cost at these prompts' lengths.
 
     Args:
         widths: that were seen in trials; the widths of the arms' full drafts are added.
         options: of the run; the sampler is replaced by each of `samplers`.
+        predictions: one per prompt, for drafters that read them.
 
     Raises:
         InputError: the drafts are longer than the context.
@@ -208,10 +220,16 @@ def measure_costs(
         raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
     context = list(itertools.islice(itertools.cycle(middle), length))
     longest = max(options.max_new_tokens, 64)
-    fitting = [prompt for prompt in prompts if len(prompt) + 4 < limit] or [middle]
+    cases = list(zip(prompts, predictions or [()] * len(prompts), strict=True))
+    cases = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
+    fitting, expected = zip(*cases, strict=True)
     steps = {
         (arm.name, sampler.temperature): StepProbe(
-            target, arm, fitting, replace(options, sampler=sampler, max_new_tokens=longest)
+            target,
+            arm,
+            fitting,
+            replace(options, sampler=sampler, max_new_tokens=longest),
+            expected,
         )
         for arm in arms
         for sampler in samplers

@@ -151,9 +151,12 @@ def read(path: Path) -> tuple[RunRecord, ...]:
         InputError: no such file, or a line that is no record; it is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # not splitlines: U+2028, U+0085 and the like stand in our strings as they are
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the records {path}: {error}") from None
+    if not lines[-1]:
+        lines.pop()  # behind the last line feed
     out = []
     for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"

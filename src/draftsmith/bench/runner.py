@@ -53,6 +53,8 @@ class Item:
     turn: int = 0
     tag: str | None = None
     language: str | None = None
+    prediction: tuple[int, ...] = ()
+    """An expected continuation, for drafters that read one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +167,7 @@ class Bench:
                 DecodeOptions(max_new_tokens=plan.max_new_tokens, rule=plan.rule, seed=plan.seed),
                 self._widths,
                 rounds=plan.cost_rounds,
+                predictions=[item.prediction for item in plan.items],
             )
         if self.on_prepared is not None:
             self.on_prepared(spent)
@@ -208,7 +211,8 @@ class Bench:
             sampler=sampler, max_new_tokens=plan.max_new_tokens, rule=plan.rule, seed=seed
         )
         arm = next(arm for arm in plan.arms if arm.name == name)
-        return time_decode(plan.target, arm, prompts, options, list(rows))
+        predictions = [plan.items[row].prediction for row in rows]
+        return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
 
     def _settle(self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler) -> None:
         """Note plain decoding's text, and score it again in chunks as verification would."""

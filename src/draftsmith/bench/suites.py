@@ -25,7 +25,7 @@ import io
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,9 +140,9 @@ def load_suite(name: str | Path, *, limit: int | None = None) -> tuple[Prompt, .
         return load_prompts(path, limit=limit)
     built_in = built_in_suites()
     if str(name) not in built_in:
-        raise InputError(
-            f"no prompt file or built-in suite {str(name)!r}{nearest(str(name), built_in)}"
-        )
+        what = f"file or built-in suite {str(name)!r}" if built_in else f"file {str(name)!r}"
+        hint = nearest(str(name), built_in) if built_in else ""
+        raise InputError(f"there is no prompt {what}{hint}")
     return load_prompts(built_in[str(name)], limit=limit)
 
 
@@ -153,13 +153,22 @@ def built_in_suites() -> dict[str, Path]:
 
 
 def load_prompts(path: Path | str, *, limit: int | None = None) -> tuple[Prompt, ...]:
-    """The first `limit` prompts of a file. Errors name the file and the line."""
+    """The first `limit` prompts of a file. Errors name the file and the line.
+
+    Ids are made unique (figures are kept by id): the second "a" is "a#2".
+    """
     path = Path(path)
     prompts: list[Prompt] = []
+    times: dict[str, int] = {}
     for prompt in _read(path):
         if limit is not None and len(prompts) >= limit:
             break
-        prompts.append(prompt)
+        label = prompt.id
+        while label in times:
+            times[prompt.id] += 1
+            label = f"{prompt.id}#{times[prompt.id]}"
+        times[label] = 1
+        prompts.append(replace(prompt, id=label))
     if not prompts:
         raise InputError(f"{path}: no prompts in this file")
     return tuple(prompts)

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftsmith.errors import BackendError
+from draftsmith.provenance import is_write_failure, replace_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -59,8 +60,10 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="utf-8"
         )
         publish(temporary, final)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not (is_write_failure(error) or isinstance(error, RuntimeError)):  # torch raises these
+            raise
         reason = (str(error).splitlines() or ["unknown error"])[0]
         raise BackendError(
             f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched, "
@@ -74,7 +77,8 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 def publish(temporary: Path, final: Path) -> None:
     """Add the manifest, sync everything, and rename `temporary` to `final` in one step.
 
-    An existing `final` is moved aside first, and removed only after the rename.
+    An existing `final` is moved aside first, and removed only after the rename; on any error it is
+    put back.
     """
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     digests = {path.relative_to(temporary).as_posix(): sha256(path) for path in files}
@@ -84,9 +88,7 @@ def publish(temporary: Path, final: Path) -> None:
         _sync(path)
     _sync(temporary)
     aside = final.with_name(f".old-{final.name}-{os.getpid()}")
-    if final.exists():
-        os.replace(final, aside)
-    os.replace(temporary, final)
+    replace_folder(temporary, final, aside=aside)
     _sync(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import BatchSource, EvaluationBlocks
+from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, Phases
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.objective import Objective
@@ -201,7 +201,7 @@ class Trainer:
         if self.is_main:
             state = {
                 "identity": self.identity,
-                "plan": {"steps": self.config.steps, "decay_from": self.config.decay_from},
+                "plan": self._plan(),
                 "skipped": self.skipped,
                 "skipped_in_a_row": self.skipped_in_a_row,
                 "tokens": self.tokens,
@@ -231,14 +231,7 @@ class Trainer:
                     f"{path} was made with {key} = {theirs.get(key)!r}, now it is "
                     f"{self.identity.get(key)!r}; choose another --out or repeat the options"
                 )
-        plan = saved.state["plan"]
-        if plan["steps"] != self.config.steps and saved.step > min(
-            plan["decay_from"], self.config.decay_from
-        ):
-            raise InputError(
-                f"{path} is in the decay of a run of {plan['steps']} steps; the number of steps "
-                "can only change while the learning rate is constant"
-            )
+        _check_plan(saved.state["plan"], self._plan(), saved.step, path)
         own = _weights(self.drafter)
         if own.keys() != saved.weights.keys():
             raise BackendError(f"{path} holds other parameters than this model")
@@ -254,6 +247,15 @@ class Trainer:
         self.tokens = saved.state["tokens"]
         self.losses = [(int(step), float(loss)) for step, loss in saved.state["losses"]]
         self._recent = list(saved.state["recent"])
+
+    def _plan(self) -> dict[str, int | None]:
+        """What depends on the number of steps."""
+        second_from = self.source.second_from if isinstance(self.source, Phases) else None
+        return {
+            "steps": self.config.steps,
+            "decay_from": self.config.decay_from,
+            "second_from": second_from,
+        }
 
     def evaluate(self, *, limit: int | None) -> dict[str, float]:
         """Mean loss in nats per token over the held-out blocks (the first `limit` batches)."""
@@ -332,6 +334,24 @@ class Trainer:
         finally:
             for which, handler in before.items():
                 signal.signal(which, handler)
+
+
+def _check_plan(
+    theirs: dict[str, int | None], own: dict[str, int | None], step: int, path: Path
+) -> None:
+    """InputError when another number of steps would change what the steps done so far were."""
+    if theirs["steps"] == own["steps"]:
+        return
+    for key, place, before in (
+        ("decay_from", "decay", "while the learning rate is constant"),
+        ("second_from", "long blocks", "before the long blocks begin"),
+    ):
+        starts = [start for start in (theirs.get(key), own[key]) if start is not None]
+        if starts and step > min(starts):
+            raise InputError(
+                f"{path} is in the {place} of a run of {theirs['steps']} or of {own['steps']} "
+                f"steps; the number of steps can only change {before}"
+            )
 
 
 @contextmanager

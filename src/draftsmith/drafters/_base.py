@@ -2,8 +2,8 @@
 
 A drafter proposes tokens (`propose`) from a state that the engine moves on (`advance`), and, when
 it has weights, learns (`forward`). Nothing outside this folder asks which drafter it is: what the
-engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`, what shapes it
-takes).
+engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`, what shapes
+it takes).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     prompt_lookup                   drafters/prompt_lookup.py
     independent:PATH_OR_HUB_ID      the part behind the colon is the drafter's `source`
-    runs/my-drafter                 a folder with a drafter.json that says which kind it is
+    runs/my-draft                   a folder with a transformers model: independent:runs/my-draft
 
 A drafter module names its class in `DRAFTER`.
 """
@@ -10,7 +10,7 @@ A drafter module names its class in `DRAFTER`.
 from __future__ import annotations
 
 import importlib
-import json
+import os
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,6 +21,7 @@ import draftsmith.drafters
 from draftsmith.config import from_dict, override
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError, nearest
+from draftsmith.option_groups import drafter_parts
 
 ENTRY_POINTS = "draftsmith.drafters"
 
@@ -52,25 +53,27 @@ def drafter_class(kind: str) -> type[Drafter]:
 
 
 def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
-    """Build a drafter from `KIND`, `KIND:SOURCE` or a drafter folder.
+    """Build a drafter from `KIND`, `KIND:SOURCE` or the folder of a draft model.
 
     Args:
         spec: see the module's table.
         assignments: `field=value` texts that set fields of the drafter's `Config`.
 
     Raises:
-        InputError: unknown kind or option, or a source that the kind does not take.
+        InputError: unknown kind or option, a source that the kind does not take, or a folder
+            without a model.
     """
     given: dict[str, object] = {}
-    kind, colon, source = spec.partition(":")
-    folder = Path(spec)
-    if (folder / "drafter.json").is_file():
-        saved = json.loads((folder / "drafter.json").read_text())
-        kind, given = saved["kind"], dict(saved["config"])
-        colon, source = ":", str(folder)
+    kind, source = drafter_parts(spec)
+    if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
+        what = "has no config.json" if Path(spec).is_dir() else "does not exist"
+        raise InputError(
+            f"The drafter folder {spec!r} {what}: give a folder with a transformers model, such as "
+            "draftsmith pretrain writes (or independent:HUB_ID for a model of the hub)."
+        )
     cls = drafter_class(kind)
     takes_source = any(field.name == "source" for field in fields(cls.Config))
-    if colon and not takes_source:
+    if source is not None and not takes_source:
         raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
     if takes_source:
         if not source:

@@ -83,6 +83,7 @@ class Independent(Drafter):
 
     config: Config
     trains = True
+    takes_trees = True
 
     def __init__(self, config: Config, *, model: Target | None = None) -> None:
         """`model`: a ready draft model (tests, training); else bind loads `config.source`."""

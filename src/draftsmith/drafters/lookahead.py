@@ -192,6 +192,7 @@ class Lookahead(Drafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.default_shape = TreeShape.chain(self.config.ngram - 1)
+        self.longest = self.config.ngram - 1
 
     def max_nodes(self, shape: TreeShape) -> int:
         """The window at its largest, and all guesses (without a limit: as many as columns)."""

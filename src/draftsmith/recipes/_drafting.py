@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.records import BASELINE
 from draftsmith.bench.suites import Prompt
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.law import Sampler
-from draftsmith.option_groups import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.option_groups import (
+    DraftingOptions,
+    ModelOptions,
+    SamplingOptions,
+    drafter_parts,
+)
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.provenance import portable_text
 from draftsmith.targets._base import Target
@@ -40,16 +46,22 @@ def open_target(model: ModelOptions) -> HFTarget:
     )
 
 
+_OWN_SHAPE: dict[str, Any] = {"draft_length": None, "draft_tree": None}
+
+
 def open_drafters(
     names: Sequence[str], options: DraftingOptions, target: Target
 ) -> tuple[Arm, ...]:
     """Load and bind the drafters.
 
     Raises:
-        InputError: an option that no drafter here has, or a draft longer than the context.
+        InputError: an option that no drafter here has (one that some have is for those), or a draft
+            longer than the context.
     """
     alone = len(names) == 1
+    shaping = options.draft_length is not None or options.draft_tree is not None
     taken = False
+    refused: dict[str, str] = {}
     out: list[Arm] = []
     for name in names:
         assignments = list(options.assignments(name, alone=alone))
@@ -61,7 +73,14 @@ def open_drafters(
         drafter.bind(target)
         label = portable_text(name)  # records name no folder outside the current one
         clash = any(arm.name == label for arm in out)
-        out.append(_shaped(name if clash else label, drafter, options, target))
+        reason = _unusable(name, drafter, options, alone=alone) if shaping else None
+        if reason is not None:
+            refused[name] = reason
+        fitting = options if reason is None else dataclasses.replace(options, **_OWN_SHAPE)
+        out.append(_shaped(name if clash else label, drafter, fitting, target))
+    if len(refused) == len(names):
+        others = [reason for name, reason in refused.items() if name != BASELINE]
+        raise InputError("; ".join(others or refused.values()) + ".")
     if options.draft_proposal is not None and not taken:
         raise InputError(
             f"--draft-proposal is for draft models, and {', '.join(names)} is none: leave it out."
@@ -69,12 +88,40 @@ def open_drafters(
     return tuple(out)
 
 
+def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: bool) -> str | None:
+    """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
+    widths = options.widths()
+    shape = TreeShape() if widths is None else TreeShape(widths=widths)
+    longest = drafter.longest
+    flag = "--draft-length" if options.draft_tree is None else "--draft-tree"
+    if longest == 0:
+        return f"{name} drafts nothing: leave out {flag}, or choose another --drafter"
+    if not (shape.is_chain or drafter.takes_trees):
+        return f"{name} drafts chains, no trees: use --draft-length in place of --draft-tree"
+    if longest is None or shape.depth <= longest:
+        return None
+    # is there an option of its own that allows as much?
+    missing = shape.depth - longest
+    for field in dataclasses.fields(drafter.config):
+        value = getattr(drafter.config, field.name)
+        if type(value) is int:
+            grown = dataclasses.replace(drafter.config, **{field.name: value + missing})
+            if type(drafter)(grown).longest == shape.depth:
+                owner = "" if alone else f"{drafter_parts(name)[0]}."
+                hint = f"use --drafter-option {owner}{field.name}={value + missing}"
+                return f"{name} drafts at most {longest} tokens: {hint}"
+    return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
+
+
 def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Arm:
     widths = options.widths()
     shape = None if widths is None else TreeShape(widths=widths)
     policy: LengthPolicy | None = None
-    if options.draft_length == "adaptive" and drafter.default_shape.depth:
+    if options.draft_length == "adaptive":
         policy = AdaptiveLength()
+        if drafter.longest is not None and drafter.longest < policy.longest:
+            first = min(policy.first, drafter.longest)
+            policy = AdaptiveLength(first=first, longest=drafter.longest)
         shape = TreeShape.chain(policy.max_length)
     arm = Arm(name=name, drafter=drafter, shape=shape, policy=policy)
     nodes = arm.used_shape.num_nodes
@@ -84,6 +131,23 @@ def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Targe
             f"{target.max_length} positions: give a smaller --draft-length or --draft-tree."
         )
     return arm
+
+
+def check_predictions(prompts: Sequence[Prompt], arms: Sequence[Arm]) -> None:
+    """Raise `InputError` for a drafter that reads predictions where there are none."""
+    for arm in arms:
+        if arm.drafter.reads_predictions and not any(prompt.reference for prompt in prompts):
+            raise InputError(
+                f"--drafter {arm.name} drafts from the field `reference` of a prompt file, and no "
+                "prompt here has one."
+            )
+
+
+def prediction(prompt: Prompt, target: Target, turn: int = 0) -> tuple[int, ...]:
+    """The prompt's reference for this turn as tokens; empty where there is none."""
+    if turn >= len(prompt.reference) or target.tokenizer is None:
+        return ()
+    return tuple(target.tokenizer.encode(prompt.reference[turn], add_special_tokens=False))
 
 
 def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:

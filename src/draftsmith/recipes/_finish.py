@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.trainer import TrainReport
-from draftsmith.errors import BackendError
-from draftsmith.provenance import Run
+from draftsmith.errors import BackendError, DraftsmithError
+from draftsmith.provenance import Run, is_write_failure, system_error
 from draftsmith.recipes._tokens import Subset
 
 SUBSET_FILE = "draft_vocab.safetensors"
@@ -36,7 +36,7 @@ def write_model(
     record: Run,
     results: Mapping[str, object],
 ) -> None:
-    """Write the model folder: whole files, one by one, run.json last; BackendError on a full disk.
+    """Write the model folder: whole files, one by one, run.json last; BackendError (disk, rights).
 
     A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
     each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
@@ -67,10 +67,16 @@ def write_model(
                 os.fsync(file.fileno())
             os.replace(path, out / path.name)
         record.write(out, results=results)
-    except OSError as error:
+    except Exception as error:
+        # run.json comes with a sentence of its own, which does not know of the checkpoint
+        cause = error.__cause__ if isinstance(error, DraftsmithError) else error
+        if not (isinstance(cause, Exception) and is_write_failure(cause)):
+            raise
+        found = system_error(cause)
         raise BackendError(
-            f"could not write the model to {out}: {error}; the training checkpoint is kept, make "
-            "room and run the same command again"
+            f"could not write the model to {out}: {found.strerror or found}; nothing was "
+            "half-written and the training checkpoint is kept: make room and run the same command "
+            "again"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -129,7 +129,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _lines(file: TextFile, text: str) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
+    # not splitlines: U+2028, U+0085 and the like may stand in a JSON string as they are
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

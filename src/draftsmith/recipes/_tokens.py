@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,8 @@ from draftsmith.provenance import atomic_path
 from draftsmith.targets import hf as targets_hf
 
 END_TOKEN = "<|endoftext|>"
+ORIGIN_FILE = "made_from.json"
+"""Beside a tokenizer of our own: the options and the text it comes from."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
@@ -57,10 +61,26 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def keep(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer as a whole folder or not at all. Raises BackendError (disk, rights)."""
+def keep(tokenizer: Any, folder: Path, origin: Mapping[str, object]) -> None:
+    """Save a tokenizer and what it was made from, as a whole folder or not at all.
+
+    Raises BackendError (disk, rights).
+    """
     with atomic_path(folder) as part:
         tokenizer.save_pretrained(part)
+        (part / ORIGIN_FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+
+
+def is_kept(folder: Path, origin: Mapping[str, object] | None = None) -> bool:
+    """Whether `folder` holds a tokenizer, and one made from this if it is given."""
+    if not (folder / "tokenizer.json").exists():
+        return False
+    if origin is None:
+        return True
+    try:
+        return bool(json.loads((folder / ORIGIN_FILE).read_text(encoding="utf-8")) == origin)
+    except (OSError, ValueError):
+        return False
 
 
 def kept(folder: Path) -> PreTrainedTokenizerFast:
@@ -70,6 +90,21 @@ def kept(folder: Path) -> PreTrainedTokenizerFast:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(f"cannot read the tokenizer in {folder}: {error}") from error
     return tokenizer
+
+
+def sha256(tokenizer: Any, source: Path) -> str:
+    """Digest of `tokenizer.json` in the folder it was read from; of the same content, or at least
+    of the vocabulary, where there is no such file (a hub id, an older kind of tokenizer)."""
+    file = source / "tokenizer.json"
+    try:
+        content = file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise BackendError(f"cannot read {file}: {error.strerror or error}") from error
+    if content is None:
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        vocabulary = sorted(tokenizer.get_vocab().items()) if fast is None else None
+        content = (json.dumps(vocabulary) if fast is None else fast.to_str()).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 def encode(tokenizer: Any, texts: Iterable[str], *, batch: int = 256) -> tuple[list[Tokens], int]:

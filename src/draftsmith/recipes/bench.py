@@ -35,7 +35,14 @@ from draftsmith.errors import InputError
 from draftsmith.generation import generate
 from draftsmith.options import BenchOptions
 from draftsmith.provenance import Run, portable_text, start_run
-from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
+from draftsmith.recipes._drafting import (
+    check_predictions,
+    encode,
+    make_sampler,
+    open_drafters,
+    open_target,
+    prediction,
+)
 from draftsmith.targets._base import Target
 
 BUSY = 0.75
@@ -52,6 +59,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
         raise InputError(f"--drafter {TRANSFORMERS}: it is measured anyway; leave it out.")
     target = open_target(options.model)
     arms = open_drafters(names, options.drafting, target)
+    check_predictions(prompts, arms)
     plan = BenchPlan(
         target=target,
         arms=(Arm(name=BASELINE, drafter=NoDrafter()), *(a for a in arms if a.name != BASELINE)),
@@ -103,6 +111,7 @@ def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -
                     turn=turn,
                     tag=prompt.tag,
                     language=prompt.language,
+                    prediction=prediction(prompt, target, turn),
                 )
             )
             if turn < len(prompt.turns):

@@ -13,7 +13,14 @@ from draftsmith.decode import DecodeOptions
 from draftsmith.errors import InputError
 from draftsmith.generation import DraftCounts, Generation, generate
 from draftsmith.options import GenerateOptions
-from draftsmith.recipes._drafting import encode, make_sampler, open_drafters, open_target
+from draftsmith.recipes._drafting import (
+    check_predictions,
+    encode,
+    make_sampler,
+    open_drafters,
+    open_target,
+    prediction,
+)
 from draftsmith.recipes._streaming import Stream, write_text
 from draftsmith.types import DecodeStep
 
@@ -51,7 +58,9 @@ def run(options: GenerateOptions) -> GenerateReport:
     notes = Console(stderr=True, highlight=False, markup=False, style="dim")
     target = open_target(options.model)
     (arm,) = open_drafters([options.drafter], options.drafting, target)
+    check_predictions(prompts, [arm])
     ids = [encode(prompt, target) for prompt in prompts]
+    predictions = [prediction(prompt, target) for prompt in prompts]
     decode_options = arm.adapt(
         DecodeOptions(
             sampler=make_sampler(options.temperature, options.sampling),
@@ -84,6 +93,7 @@ def run(options: GenerateOptions) -> GenerateReport:
             [ids[i] for i in numbers],
             decode_options,
             batch_size=options.batch_size,
+            predictions=[predictions[i] for i in numbers],
             first_request_id=start,
             on_step=show,
         )

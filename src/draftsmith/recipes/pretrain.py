@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from draftsmith.config import as_dict
+from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, PackedBlocks, Phases, Tokens
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
 from draftsmith.distill.objective import CrossEntropy
@@ -180,18 +181,8 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         files, held = _text.hold_out(files, chosen.hold_out)
     if not files:
         raise InputError("no training text is left; check --text, --include and --hold-out")
-    folder = work / "tokenizer"
-    if options.model.tokenizer is not None:
-        tokenizer: Any = _tokens.load_tokenizer(options.model.tokenizer)
-    elif (folder / "tokenizer.json").exists():
-        tokenizer = _tokens.kept(folder)
-    else:
-        _say(f"training a byte-level BPE of {options.model.vocab_size} tokens")
-        context = options.training.long_block_length or options.training.block_length
-        tokenizer = _tokens.train_bpe(
-            _text.documents(files), options.model.vocab_size, options.model.context or context
-        )
-        _tokens.keep(tokenizer, folder)
+    train_sha256 = _text.digest(files)
+    tokenizer, tokenizer_sha256 = open_tokenizer(options, files, train_sha256, work)
     train_tokens, train_bytes = _tokens.encode(tokenizer, _text.documents(files))
     held_tokens, held_bytes = _tokens.encode(tokenizer, _text.documents(held))
     vocab_size = len(tokenizer)
@@ -224,12 +215,43 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
             "train_bytes": train_bytes,
             "train_tokens": sum(len(document) + 1 for document in train_tokens),
             "tokens_outside_vocabulary": outside,
-            "train_sha256": _text.digest(files),
+            "tokenizer_sha256": tokenizer_sha256,
+            "train_sha256": train_sha256,
             "held_out_files": [file.name for file in held],
             "held_out_bytes": held_bytes,
             "held_out_sha256": _text.digest(held),
         },
     )
+
+
+def open_tokenizer(
+    options: PretrainOptions, files: list[_text.TextFile], train_sha256: str, work: Path
+) -> tuple[Any, str]:
+    """The target's tokenizer or one of our own, and its digest.
+
+    Our own is trained once: again only when options or text are others and no step was saved yet.
+    """
+    if options.model.tokenizer is not None:
+        tokenizer: Any = _tokens.load_tokenizer(options.model.tokenizer)
+        return tokenizer, _tokens.sha256(tokenizer, Path(options.model.tokenizer))
+    training = options.training
+    longest = training.long_block_length or training.block_length
+    context = options.model.context or longest
+    origin = {
+        "vocab_size": options.model.vocab_size,
+        "train_sha256": train_sha256,
+        "context": context,
+    }
+    folder = work / "tokenizer"
+    # behind a checkpoint any is right: the trainer compares what the run was begun with
+    resumed = checkpoints.latest(work / "checkpoints") is not None
+    if not _tokens.is_kept(folder, None if resumed else origin):
+        _say(f"training a byte-level BPE of {options.model.vocab_size} tokens")
+        texts = _text.documents(files)
+        tokenizer = _tokens.train_bpe(texts, options.model.vocab_size, context)
+        _tokens.keep(tokenizer, folder, origin)
+    tokenizer = _tokens.kept(folder)
+    return tokenizer, _tokens.sha256(tokenizer, folder)
 
 
 def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource:
@@ -307,6 +329,7 @@ def train(
         callbacks.append(Trackers(accelerator))
     identity = {
         "data": data.facts["train_sha256"],
+        "tokenizer": data.facts["tokenizer_sha256"],
         "model": as_dict(options.model),
         "batch_tokens": training.batch_tokens,
         "block_length": training.block_length,

@@ -69,7 +69,7 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
     record = start_run("quickstart", options, seed=options.seed)
     console = Console(highlight=False)
     models = find_models(options.models)
-    _clear(options.out)
+    _check_out(options.out)
     prompts = held_out_prompts(options.limit or NUM_PROMPTS)
     folder = str(models / "target")
     target = open_target(ModelOptions(target=folder))
@@ -84,6 +84,7 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
         repeats=MOST_REPEATS,
         seed=options.seed,
     )
+    _clear(options.out)
     choose_threads(target, plan.items[0].tokens, console)
     show(target, arms[-1], plan.items[0], options, console)
     bench = Bench(plan)
@@ -117,8 +118,8 @@ def find_models(given: Path | None) -> Path:
     )
 
 
-def _clear(out: Path) -> None:
-    """Make room for a new quickstart; another verb's measurement is left alone."""
+def _check_out(out: Path) -> None:
+    """InputError when `out` is a file or holds another verb's measurement."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder.")
     if not (out / "records.jsonl").exists():
@@ -129,6 +130,10 @@ def _clear(out: Path) -> None:
         verb = "quickstart"  # interrupted: it never came to its run.json
     if verb != "quickstart":
         raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
+
+
+def _clear(out: Path) -> None:
+    """Make room for a new quickstart, once all it needs is loaded."""
     for name in ("run.json", "records.jsonl"):
         (out / name).unlink(missing_ok=True)
 

@@ -1,0 +1,183 @@
+"""Drafting options that a drafter cannot follow, drafters by folder, and predictions from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.robustness.test_command_line import Command, command, models, refused
+from tests.tiny_models import tiny_tokenizer
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.equality import first_difference
+from draftsmith.drafters._lookup import load_drafter
+from draftsmith.drafters.independent import Independent
+from draftsmith.errors import InputError
+from draftsmith.option_groups import DraftingOptions
+from draftsmith.plan.control import AdaptiveLength
+from draftsmith.recipes._drafting import open_drafters
+from draftsmith.targets.toy import TabularTarget
+from draftsmith.types import TreeShape
+
+__all__ = ["command", "models"]
+
+TARGET = TabularTarget(8)
+
+
+def opened(*names: str, **options: object) -> tuple[Arm, ...]:
+    return open_drafters(names, DraftingOptions(**options), TARGET)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("none", {"draft_length": 3}, "none drafts nothing: leave out --draft-length"),
+        ("none", {"draft_length": "adaptive"}, "none drafts nothing: leave out --draft-length"),
+        ("none", {"draft_tree": "2,1"}, "none drafts nothing: leave out --draft-tree"),
+        ("prompt_lookup", {"draft_tree": "2,1"}, "prompt_lookup drafts chains, no trees: use"),
+        ("lookahead", {"draft_tree": "2,1"}, "lookahead drafts chains, no trees"),
+        (
+            "lookahead",
+            {"draft_length": 10},
+            "lookahead drafts at most 4 tokens: use --drafter-option ngram=11.",
+        ),
+        (
+            "lookahead",
+            {"draft_length": 10, "drafter_option": ("ngram=7",)},
+            "lookahead drafts at most 6 tokens: use --drafter-option ngram=11.",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    name: str, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        opened(name, **options)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_advice_is_good() -> None:
+    (arm,) = opened("lookahead", draft_length=10, drafter_option=("ngram=11",))
+    assert arm.used_shape == TreeShape.chain(10)
+    (arm,) = opened("prompt_lookup", draft_length=20)
+    assert arm.used_shape == TreeShape.chain(20)
+    (arm,) = opened("prompt_lookup", draft_tree="1,1")
+    assert arm.used_shape.is_chain
+
+
+def test_with_several_drafters_an_option_is_for_those_that_take_it() -> None:
+    none, lookup, ahead = opened("none", "prompt_lookup", "lookahead", draft_length=9)
+    assert none.shape is None
+    assert lookup.shape == TreeShape.chain(9)
+    assert ahead.shape is None
+    with pytest.raises(InputError) as caught:
+        opened("none", "lookahead", draft_length=9)
+    assert str(caught.value) == (
+        "lookahead drafts at most 4 tokens: use --drafter-option lookahead.ngram=10."
+    )
+
+
+def test_an_adaptive_length_stays_within_what_the_drafter_can() -> None:
+    (ahead,) = opened("lookahead", draft_length="adaptive")
+    assert ahead.policy == AdaptiveLength(first=4, longest=4)
+    assert ahead.shape == TreeShape.chain(4)
+    (lookup,) = opened("prompt_lookup", draft_length="adaptive")
+    assert lookup.policy == AdaptiveLength()
+
+
+def test_draft_models_declare_that_they_take_trees() -> None:
+    assert Independent.takes_trees
+    assert Independent(Independent.Config(), model=TabularTarget(8)).longest is None
+
+
+# ---------------------------------------------------------------------------- by folder
+
+
+def test_a_model_folder_is_a_draft_model(tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    drafter = load_drafter(str(folder), ["proposal=greedy"])
+    assert isinstance(drafter, Independent)
+    assert drafter.config == Independent.Config(source=str(folder), proposal="greedy")
+    own = DraftingOptions(drafter_option=("independent.dtype=float32",))
+    own.check_assignments(("none", str(folder)))
+    assert own.assignments(str(folder), alone=False) == ("dtype=float32",)
+
+
+def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drafter.json").write_text("{")
+    with pytest.raises(InputError, match=r"has no config\.json: give a folder with a transformers"):
+        load_drafter(str(tmp_path))
+    with pytest.raises(InputError, match="'runs/nowhere' does not exist"):
+        load_drafter("runs/nowhere")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompt_lookup").mkdir()
+    assert type(load_drafter("prompt_lookup")).__name__ == "PromptLookup"
+
+
+def test_generate_takes_a_folder(models: Path, command: Command) -> None:
+    words = ["generate", "--target", models / "target", "--prompt", "the cat", "--json"]
+    words += ["--max-new-tokens", "8", "--drafter"]
+    by_folder = command(*words, models / "draft")
+    assert by_folder[0] == 0, by_folder[2]
+    assert by_folder[1] == command(*words, f"independent:{models / 'draft'}")[1]
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+def test_references_of_a_prompt_file_are_predictions(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    """The model's own text as reference, in `generate` and in `bench`. The words of a random model
+    are not cut into the same tokens again: as far as they are, they must be drafted at once."""
+    words = ["generate", "--target", models / "target", "--max-new-tokens", "24", "--json"]
+    words += ["--dtype", "float64", "--prompts"]
+    path = tmp_path / "prompts.jsonl"
+    starts = [f"{a} {b}" for a in ("the", "cat", "def", "log") for b in ("a", "on", "sat", "(")]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in starts))
+    found = json.loads(command(*words, path)[1])["results"]
+
+    def same_tokens(made: dict[str, Any]) -> int:
+        again = tiny_tokenizer().encode(made["text"], add_special_tokens=False)
+        place = first_difference(again, made["token_ids"])
+        return len(again) if place is None else place
+
+    plain = max(found, key=same_tokens)
+    text, same = plain["prompt"], same_tokens(plain)
+    assert same >= 3
+    lines = [{"text": text, "reference": plain["text"], "id": "a"}, {"text": "the dog", "id": "a"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, out, err = command(*words, path, "--drafter", "prediction")
+    assert code == 0, err
+    with_one, without = json.loads(out)["results"]
+    assert with_one["token_ids"] == plain["token_ids"]
+    assert with_one["tokens_per_step"] >= 24 / (24 - same)
+    assert without["tokens_per_step"] == 1.0
+
+    bench = ["bench", "--target", models / "target", "--suite", path, "--no-hf-baseline"]
+    bench += ["--drafter", "prediction", "--out", tmp_path / "out", "--max-new-tokens", "24"]
+    bench += ["--temperature", "0", "--repeats", "1", "--dtype", "float64"]
+    code, _, err = command(*bench)
+    assert code == 0, err
+    records = [json.loads(s) for s in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    accepted = {r["prompt"]: r["accepted"] for r in records if r["drafter"] == "prediction"}
+    assert accepted["a"] >= same - 1  # the last one may be the target's own
+    assert accepted["a#2"] == 0
+
+
+def test_prediction_without_a_reference_is_refused(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    start = ["generate", "--target", models / "target", "--drafter", "prediction"]
+    refused(command(*start, "--prompt", "x"), 2, "`reference`", "no prompt here has one")
+    path = tmp_path / "suite.jsonl"
+    path.write_text('{"text": "the cat"}\n')
+    words = ["bench", "--target", models / "target", "--drafter", "none,prediction"]
+    out = tmp_path / "out"
+    refused(command(*words, "--suite", path, "--out", out), 2, "--drafter prediction drafts from")
+    assert not out.exists()
