@@ -121,6 +121,7 @@ class Independent(Drafter):
             self._vocabularies = _padded(draft.vocab_size, target.vocab_size)
         else:
             self._vocabularies = None  # another tokenizer: through text
+        self.takes_trees = self._vocabularies is not None
 
     def _load(self, target: TargetView) -> Target:
         from draftsmith.targets.hf import load_target
