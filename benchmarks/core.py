@@ -245,7 +245,7 @@ def efficiency(size: Size) -> list[Figure]:
             items=items,
             samplers=(sampler,),
             max_new_tokens=max(size.tokens // 2, 9),
-            repeats=max(1, size.rounds // 4),
+            repeats=max(1, size.rounds // 3),  # three: a median that can drop a stall
             cost_rounds=max(4, 2 * size.rounds),
             with_transformers=False,
         )
