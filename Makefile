@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Quiet: pip has nothing to say that a newcomer needs, unless it fails.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from draftsmith.cache import Block, KVCache, KVSpec
 from draftsmith.errors import BackendError, DraftsmithError, InputError, UnsupportedModel, nearest
 from draftsmith.ops import attention
+from draftsmith.ops.linear import PackedLinears
 from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
 from draftsmith.targets._check import self_check
 from draftsmith.types import Signals, TargetOutput
@@ -84,6 +85,7 @@ class HFTarget:
             device=self.device,
         )
         attention.register()
+        self._packed = PackedLinears(model)
         self._use_attention(attention.NAME)
         if check:
             self_check(self, title)
@@ -142,6 +144,7 @@ class HFTarget:
     def _use_attention(self, name: str) -> None:
         self.model.config._attn_implementation = name
         self.config._attn_implementation = name
+        self._packed.use(name == attention.NAME)
 
 
 @contextmanager
