@@ -137,9 +137,8 @@ def test_emitted_law_of_sampled_chains_over_the_whole_vocabulary(temperature: fl
 
 
 @pytest.mark.full
-@by_rule
 @pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape(widths=(1, 2)), TREE], ids=str)
-def test_emitted_law_of_four_tokens(rule: str, shape: TreeShape) -> None:
+def test_emitted_law_of_four_tokens(shape: TreeShape) -> None:
     case = Case(kind="reference", label="reference", build=Sampled, shape=shape)  # type: ignore[arg-type]
-    options = DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=4, rule=rule)
+    options = DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection")
     check(case, sparse(2, 0), sparse(2, 1), options)
