@@ -16,6 +16,14 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(different, min(len(a), len(b)))
 
 
+def until_end(tokens: list[int], end_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first end token: nothing behind it can be emitted."""
+    for i, token in enumerate(tokens):
+        if token in end_ids:
+            return tokens[: i + 1]
+    return tokens
+
+
 class StopStrings:
     """Finds a stop string as soon as the token that completes it is there.
 

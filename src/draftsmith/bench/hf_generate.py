@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftsmith.bench.arms import TimedRun, now, undisturbed
 from draftsmith.law import Sampler
+from draftsmith.rows import until_end
 from draftsmith.targets.hf import HFTarget
 
 
@@ -70,7 +71,7 @@ def time_generate(
             )
             end = now(target.device)
     rows = [[int(t) for t in row[ids_BT.shape[1] :]] for row in out]
-    tokens = [_until_end(row, frozenset() if ignore_end else target.end_ids) for row in rows]
+    tokens = [until_end(row, frozenset() if ignore_end else target.end_ids) for row in rows]
     ended = [bool(row) and not ignore_end and row[-1] in target.end_ids for row in tokens]
     full = config.max_new_tokens == max_new_tokens
     return TimedRun(
@@ -120,9 +121,3 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
         ids[b, width - len(prompt) :] = torch.tensor(prompt)
         mask[b, width - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
-
-
-def _until_end(row: Sequence[int], end_ids: frozenset[int]) -> list[int]:
-    """The tokens up to and including the first end token."""
-    place = next((i for i, token in enumerate(row) if token in end_ids), len(row) - 1)
-    return list(row[: place + 1])

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
+from draftsmith.rows import until_end
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
 
@@ -179,7 +180,7 @@ class Prediction(Drafter):
         return self.start(request) if request.predictions else state.rewind(request.tokens)
 
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        chains = [self._until_end(row.next_tokens(shape.depth)) for row in state.rows]
+        chains = [until_end(row.next_tokens(shape.depth), self._end_ids) for row in state.rows]
         origins = [[row.origin] * len(chain) for row, chain in zip(state.rows, chains, strict=True)]
         tokens_BN, parents_BN, origin_BN = stack_chains(chains, origins)
         return DraftTree(
@@ -188,13 +189,6 @@ class Prediction(Drafter):
             proposal=Proposal.OPAQUE,
             origin_BN=origin_BN,
         )
-
-    def _until_end(self, draft: list[int]) -> list[int]:
-        """Nothing behind an end token can be emitted; the end token itself may well be right."""
-        for i, token in enumerate(draft):
-            if token in self._end_ids:
-                return draft[: i + 1]
-        return draft
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         for row, new in zip(state.rows, accepted.emitted, strict=True):

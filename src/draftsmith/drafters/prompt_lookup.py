@@ -21,6 +21,7 @@ from typing import Literal
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
 from draftsmith.law import Noise, Sampler
+from draftsmith.rows import until_end
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
 
@@ -151,16 +152,9 @@ class PromptLookup(Drafter):
         return _State([NgramIndex(self.config, tokens) for tokens in request.tokens])
 
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        chains = [self._until_end(row.continuation(shape.depth)) for row in state.rows]
+        chains = [until_end(row.continuation(shape.depth), self._end_ids) for row in state.rows]
         tokens_BN, parents_BN, _ = stack_chains(chains)
         return DraftTree(tokens_BN=tokens_BN, parents_BN=parents_BN, proposal=Proposal.OPAQUE)
-
-    def _until_end(self, draft: list[int]) -> list[int]:
-        """Nothing behind an end token can be emitted; the end token itself may well be right."""
-        for i, token in enumerate(draft):
-            if token in self._end_ids:
-                return draft[: i + 1]
-        return draft
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         for row, new in zip(state.rows, accepted.emitted, strict=True):
