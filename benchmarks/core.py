@@ -245,8 +245,8 @@ def efficiency(size: Size) -> list[Figure]:
             items=items,
             samplers=(sampler,),
             max_new_tokens=max(size.tokens // 2, 9),
-            repeats=max(1, size.rounds // 3),  # three: a median that can drop a stall
-            cost_rounds=max(4, 2 * size.rounds),
+            repeats=(size.rounds + 1) // 2,  # five: a median that can drop stalls
+            cost_rounds=4 * size.rounds,
             with_transformers=False,
         )
         for entry in run_plan(plan):

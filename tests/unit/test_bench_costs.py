@@ -7,12 +7,12 @@ import pytest
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import (
     Cost,
+    CostMeter,
     CostTable,
     DraftCost,
     ForwardProbe,
     StepProbe,
     interpolate,
-    measure_costs,
     thin_out,
 )
 from draftsmith.decode import DecodeOptions
@@ -97,9 +97,12 @@ def test_a_measured_table_has_every_width_and_arm() -> None:
     target = TabularTarget(8)
     arms = [Arm(name="none", drafter=NoDrafter()), arm(target)]
     samplers = [Sampler(), Sampler(temperature=0.8)]
-    found = measure_costs(
-        target, arms, samplers, PROMPTS, DecodeOptions(max_new_tokens=16), [1, 3], rounds=2
-    )
+    meter = CostMeter(target, arms, samplers, PROMPTS, DecodeOptions(max_new_tokens=16), [1, 3])
+    with pytest.raises(ValueError, match="no round"):
+        meter.table()
+    meter.measure(2)
+    found = meter.table()
+    assert found.rounds == 2
     assert [cost.width for cost in found.target] == [1, 3, 5]
     assert all(cost.seconds > 0 for cost in found.target)
     assert found.draft_seconds("none", 0.0, 1) == 0.0
@@ -109,13 +112,35 @@ def test_a_measured_table_has_every_width_and_arm() -> None:
 
 def test_costs_in_a_short_context_stay_inside_it() -> None:
     target = tiny_target(64, max_length=24)
-    found = measure_costs(
+    meter = CostMeter(
         target,
         [Arm(name="none", drafter=NoDrafter())],
         [Sampler()],
         [tuple(range(1, 21))],
         DecodeOptions(max_new_tokens=64),
         [1, 8],
-        rounds=1,
     )
-    assert found.context + 8 <= 24
+    meter.measure(1)
+    assert meter.table().context + 8 <= 24
+
+
+def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = TabularTarget(8)
+    meter = CostMeter(
+        target,
+        [Arm(name="none", drafter=NoDrafter())],
+        [Sampler()],
+        PROMPTS,
+        DecodeOptions(max_new_tokens=16),
+        [1, 4],
+    )
+    pace = iter([1.0] * 2 * 3 + [7.0] * 2 * 3)
+    monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: width * next(pace))
+    meter.measure(3)
+    assert meter.table(latest=3).target_seconds(4) == 4.0
+    meter.measure(3)
+    assert meter.table(latest=3).target_seconds(4) == 28.0
+    assert meter.table().target_seconds(1) == 4.0
+    assert meter.table().rounds == 6

@@ -1,8 +1,9 @@
 """Measured cost tables: seconds of a target forward by its width, and of drafting a step.
 
 Measured apart from any run, and interleaved: every round times each width once and one step of
-each drafter, and the medians over rounds are kept. A width is the number of tokens that one forward
-is fed: 1 is plain decoding, 1 + n a root and n drafted tokens.
+each drafter. A width is the number of tokens that one forward is fed: 1 is plain decoding, 1 + n a
+root and n drafted tokens. A machine does not keep its pace for minutes (its clock, its neighbours):
+a benchmark takes rounds all along and predicts from the latest ones.
 
     predicted speed-up = tokens * t_target(1) / sum over steps of (t_draft(width) + t_target(width))
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,7 +55,7 @@ class DraftCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostTable:
-    """Costs at a representative context length."""
+    """Costs at a representative context length, medians over rounds."""
 
     context: int
     """Tokens in the cache."""
@@ -190,86 +191,118 @@ class StepProbe:
         return Cost(width=self._meter.widths[-1], seconds=spent)
 
 
-def measure_costs(
-    target: Target,
-    arms: Sequence[Arm],
-    samplers: Sequence[Sampler],
-    prompts: Sequence[Sequence[int]],
-    options: DecodeOptions,
-    widths: Sequence[int],
-    *,
-    rounds: int = 24,
-    predictions: Sequence[Sequence[int]] = (),
-) -> CostTable:
-    """Measure, interleaved, what the arms' forwards and drafts cost at these prompts' lengths.
+class CostMeter:
+    """Measures, interleaved, what the arms' forwards and drafts cost at these prompts' lengths."""
 
-    Args:
-        widths: that were seen in trials; the widths of the arms' full drafts are added.
-        options: of the run; the sampler is replaced by each of `samplers`.
-        predictions: one per prompt, for drafters that read them.
+    def __init__(
+        self,
+        target: Target,
+        arms: Sequence[Arm],
+        samplers: Sequence[Sampler],
+        prompts: Sequence[Sequence[int]],
+        options: DecodeOptions,
+        widths: Sequence[int],
+        *,
+        predictions: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """
+        Args:
+            widths: that were seen in trials; the widths of the arms' full drafts are added.
+            options: of the run; the sampler is replaced by each of `samplers`.
+            predictions: one per prompt, for drafters that read them.
 
-    Raises:
-        InputError: the drafts are longer than the context.
-    """
-    full = [1 + arm.used_shape.num_nodes for arm in arms]
-    limit = target.max_length or 1 << 40
-    middle = sorted(prompts, key=len)[len(prompts) // 2]
-    wanted = [w for w in thin_out([1, *widths, *full]) if w < limit]
-    length = min(len(middle) + options.max_new_tokens // 2, limit - max(wanted))
-    if length < 1:
-        raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
-    context = list(itertools.islice(itertools.cycle(middle), length))
-    longest = max(options.max_new_tokens, 64)
-    cases = list(zip(prompts, predictions or [()] * len(prompts), strict=True))
-    cases = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
-    fitting, expected = zip(*cases, strict=True)
-    steps = {
-        (arm.name, sampler.temperature): StepProbe(
-            target,
-            arm,
-            fitting,
-            replace(options, sampler=sampler, max_new_tokens=longest),
-            expected,
+        Raises:
+            InputError: the drafts are longer than the context.
+        """
+        full = [1 + arm.used_shape.num_nodes for arm in arms]
+        limit = target.max_length or 1 << 40
+        middle = sorted(prompts, key=len)[len(prompts) // 2]
+        self._widths = [w for w in thin_out([1, *widths, *full]) if w < limit]
+        self._context = min(
+            len(middle) + options.max_new_tokens // 2, limit - max(self._widths, default=limit)
         )
-        for arm in arms
-        for sampler in samplers
-        if arm.used_shape.depth
-    }
-    forward = ForwardProbe(target, context, max(wanted))
-    seconds: dict[int, list[float]] = {width: [] for width in wanted}
-    drafted: dict[tuple[str, float], dict[int, list[float]]] = {key: {} for key in steps}
-    with undisturbed():
-        for number in range(rounds + 1):
-            taken = [(width, forward.seconds(width)) for width in wanted]
-            steps_taken = [(key, probe.step()) for key, probe in steps.items()]
-            if number == 0:  # the first of a kind pays for allocation and code paths
-                continue
-            for width, spent in taken:
-                seconds[width].append(spent)
-            for key, cost in steps_taken:
-                drafted[key].setdefault(cost.width, []).append(cost.seconds)
-    return CostTable(
-        context=length,
-        rounds=rounds,
-        target=_curve(seconds),
-        draft=tuple(
-            DraftCost(
-                drafter=arm.name,
-                temperature=sampler.temperature,
-                costs=_curve(drafted.get((arm.name, sampler.temperature), {})) or _NOTHING,
+        if self._context < 1:
+            raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
+        context = list(itertools.islice(itertools.cycle(middle), self._context))
+        longest = max(options.max_new_tokens, 64)
+        cases = list(zip(prompts, predictions or [()] * len(prompts), strict=True))
+        cases = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
+        fitting, expected = zip(*cases, strict=True)
+        self._keys = [(arm.name, sampler.temperature) for arm in arms for sampler in samplers]
+        self._steps = {
+            (arm.name, sampler.temperature): StepProbe(
+                target,
+                arm,
+                fitting,
+                replace(options, sampler=sampler, max_new_tokens=longest),
+                expected,
             )
             for arm in arms
             for sampler in samplers
-        ),
-    )
+            if arm.used_shape.depth
+        }
+        self._forward = ForwardProbe(target, context, max(self._widths))
+        self._rounds: list[_Round] = []
+        self._round()  # the first of a kind pays for allocation and code paths
+
+    def measure(self, rounds: int) -> None:
+        """Take so many further rounds."""
+        with undisturbed():
+            self._rounds.extend(self._round() for _ in range(rounds))
+
+    def table(self, latest: int | None = None) -> CostTable:
+        """Medians over the latest rounds; None: over all.
+
+        Raises:
+            ValueError: nothing was measured yet.
+        """
+        rounds = self._rounds if latest is None else self._rounds[-latest:]
+        if not rounds:
+            raise ValueError("no round was measured")
+        return CostTable(
+            context=self._context,
+            rounds=len(rounds),
+            target=_curve(cost for taken in rounds for cost in taken.target),
+            draft=tuple(
+                DraftCost(
+                    drafter=name,
+                    temperature=temperature,
+                    costs=_curve(
+                        taken.draft[name, temperature]
+                        for taken in rounds
+                        if (name, temperature) in taken.draft
+                    )
+                    or _NOTHING,
+                )
+                for name, temperature in self._keys
+            ),
+        )
+
+    def _round(self) -> _Round:
+        return _Round(
+            target=tuple(
+                Cost(width=width, seconds=self._forward.seconds(width)) for width in self._widths
+            ),
+            draft={key: probe.step() for key, probe in self._steps.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """One forward of each width, one step of each drafter and temperature."""
+
+    target: tuple[Cost, ...]
+    draft: dict[tuple[str, float], Cost]
 
 
 _NOTHING = (Cost(width=1, seconds=0.0),)
 
 
-def _curve(seconds: dict[int, list[float]]) -> tuple[Cost, ...]:
+def _curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
+    seconds: dict[int, list[float]] = {}
+    for cost in costs:
+        seconds.setdefault(cost.width, []).append(cost.seconds)
     return tuple(
         Cost(width=width, seconds=statistics.median(values))
         for width, values in sorted(seconds.items())
-        if values
     )

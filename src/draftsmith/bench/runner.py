@@ -8,7 +8,8 @@ order, so that no arm always runs first or behind the same neighbour:
     ...
 
 Repeats are the outermost loop: an interrupted measurement has all prompts before it has all
-repeats. What is not decoding (comparing, scoring again) happens between the timed runs.
+repeats. What is not decoding (comparing, scoring again, rounds of the cost table) happens between
+the timed runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from draftsmith.bench import equality
 from draftsmith.bench.arms import Arm, TimedRun, time_decode
-from draftsmith.bench.costs import CostTable, measure_costs, thin_out
+from draftsmith.bench.costs import CostMeter, CostTable, thin_out
 from draftsmith.bench.hf_generate import supports, time_generate
 from draftsmith.bench.records import (
     BASELINE,
@@ -39,6 +40,8 @@ from draftsmith.targets.hf import HFTarget
 
 FLOOR_WIDTHS = 3
 """Chunk sizes with which the target is compared to itself."""
+COST_WINDOW = 8
+"""A record's predicted costs are medians over so many latest rounds of the cost table."""
 TAIL_TOKENS = 96
 """Of a prompt, kept to read the text with."""
 
@@ -73,6 +76,7 @@ class BenchPlan:
     warmup: int = 1
     """Unmeasured rounds per temperature, on the first group of prompts."""
     cost_rounds: int = 24
+    """Of the cost table; spread over the measurement, at least one before each round."""
     seed: int = 0
     with_transformers: bool = True
 
@@ -124,7 +128,7 @@ class Bench:
         self.on_prepared: Callable[[float], None] | None = None
         """Called by `prepare` at its end with the seconds of one warm round: the plan may still be
         narrowed to fewer items or repeats."""
-        self.costs: CostTable | None = None
+        self._meter: CostMeter | None = None
         self._references: dict[tuple[int, int], _Reference] = {}
         self._widths: list[int] = []
 
@@ -159,25 +163,33 @@ class Bench:
                     self._widths.extend(run.widths)
         if plan.batch_size == 1:
             say("measuring costs")
-            self.costs = measure_costs(
+            self._meter = CostMeter(
                 plan.target,
                 plan.arms,
                 plan.samplers,
                 [item.tokens for item in plan.items],
                 DecodeOptions(max_new_tokens=plan.max_new_tokens, rule=plan.rule, seed=plan.seed),
                 self._widths,
-                rounds=plan.cost_rounds,
                 predictions=[item.prediction for item in plan.items],
             )
+            self._meter.measure(COST_WINDOW - 1)
         if self.on_prepared is not None:
             self.on_prepared(spent)
+
+    @property
+    def costs(self) -> CostTable | None:
+        """Over the whole measurement so far; None before `prepare` and for batches."""
+        return None if self._meter is None else self._meter.table()
 
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
         """Run all rounds; the records of one round at a time."""
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
         try:
-            for entry in self.rounds():
+            rounds = list(self.rounds())
+            for entry in rounds:
+                if self._meter is not None:
+                    self._meter.measure(-(-self.plan.cost_rounds // len(rounds)))
                 yield self._round(entry)
         finally:
             gc.unfreeze()
@@ -187,6 +199,7 @@ class Bench:
     def _round(self, entry: Round) -> tuple[RunRecord, ...]:
         plan = self.plan
         rows = plan.groups[entry.group]
+        costs = None if self._meter is None else self._meter.table(latest=COST_WINDOW)
         seed = plan.seed + entry.repeat
         runs = {name: self._run(name, rows, entry.sampler, seed) for name in entry.order}
         greedy = entry.sampler.temperature == 0
@@ -196,7 +209,7 @@ class Bench:
             for b, row in enumerate(rows):
                 self._settle(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
         return tuple(
-            self._record(entry, place, name, runs[name], b, row, seed)
+            self._record(entry, place, name, runs[name], b, row, seed, costs)
             for place, name in enumerate(entry.order)
             for b, row in enumerate(rows)
         )
@@ -239,7 +252,15 @@ class Bench:
         return reference.divergences[key]
 
     def _record(
-        self, entry: Round, place: int, name: str, run: TimedRun, b: int, row: int, seed: int
+        self,
+        entry: Round,
+        place: int,
+        name: str,
+        run: TimedRun,
+        b: int,
+        row: int,
+        seed: int,
+        table: CostTable | None,
     ) -> RunRecord:
         item, temperature = self.plan.items[row], entry.sampler.temperature
         divergence = floor = None
@@ -249,8 +270,8 @@ class Bench:
                 floor = self._references[entry.group, row].floor
         counts = None if run.counts is None else run.counts[b]
         costs = None
-        if self.costs is not None and counts is not None:
-            costs = self.costs.predict(name, temperature, run.decode_tokens[b], run.widths)
+        if table is not None and counts is not None:
+            costs = table.predict(name, temperature, run.decode_tokens[b], run.widths)
         text = tail = None
         tokenizer = self.plan.target.tokenizer
         if entry.repeat == 0 and tokenizer is not None:
