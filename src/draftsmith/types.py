@@ -17,7 +17,7 @@ all pending tokens, its ancestors and itself.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -181,6 +181,43 @@ class LengthPolicy(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TopLaws:
+    """The teacher's most probable tokens at N places: true probabilities at temperature 1, not
+    renormalised, so that they sum to less than 1 by what lies outside."""
+
+    ids_NK: Tensor
+    log_p_NK: Tensor
+    """-inf in cells that hold nothing (then the id is 0)."""
+
+    def __len__(self) -> int:
+        return len(self.ids_NK)
+
+    def take(self, rows_N: Tensor) -> TopLaws:
+        """The laws at these places (indices or a mask)."""
+        return TopLaws(ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullLaws:
+    """The teacher's whole laws at N places, as states and the head that turns them into logits:
+    the laws of a few places at a time are made when they are needed."""
+
+    hidden_NH: Tensor
+    head: Callable[[Tensor], Tensor]
+    """[.., H] -> logits [.., V]."""
+
+    def __len__(self) -> int:
+        return len(self.hidden_NH)
+
+    def take(self, rows_N: Tensor) -> FullLaws:
+        """The laws at these places (indices or a mask)."""
+        return FullLaws(hidden_NH=self.hidden_NH[rows_N], head=self.head)
+
+
+TeacherLaws = TopLaws | FullLaws
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryBatch:
     """Token sequences to learn from. It owns every index shift:
 
@@ -188,6 +225,8 @@ class TrajectoryBatch:
     tokens_BT          a    b    c    d
     tokens_ahead(1)    b    c    d    .      what position t predicts one step ahead
     mask_ahead(1)      1    1    1    0      1 where that prediction exists and counts
+    law_row_BT         -    5    6    -      row of `laws` that *predicts the token* here; -1: none
+    law_ahead(1)       5    6    -    -      row of the law that position t is to imitate
     """
 
     tokens_BT: Tensor
@@ -195,11 +234,31 @@ class TrajectoryBatch:
     """True where a token counts as something to be predicted (position of the *token*)."""
     documents_BT: Tensor | None = None
     """Document number inside the packed block; None: attention may cross documents."""
+    laws: TeacherLaws | None = None
+    """What the teacher said, place after place."""
+    law_row_BT: Tensor | None = None
+    """Row of `laws` that the token at this position was drawn from; -1: no law, learn the token."""
+    weights_BT: Tensor | None = None
+    """How much a token counts (position of the *token*); None: every one as much as another."""
 
     def tokens_ahead(self, k: int) -> Tensor:
         """[B, T]: the token k places to the right of each position (0 past the end)."""
         out = torch.zeros_like(self.tokens_BT)
         out[:, : out.shape[1] - k] = self.tokens_BT[:, k:]
+        return out
+
+    def law_ahead(self, k: int) -> Tensor:
+        """[B, T]: row of `laws` for the token k places to the right; -1 where there is none."""
+        out = torch.full_like(self.tokens_BT, -1)
+        if self.law_row_BT is not None:
+            out[:, : out.shape[1] - k] = self.law_row_BT[:, k:]
+        return out
+
+    def weights_ahead(self, k: int) -> Tensor:
+        """[B, T] float32: weight of the token k places to the right (0 past the end)."""
+        out = torch.zeros(self.tokens_BT.shape, device=self.tokens_BT.device)
+        known = self.weights_BT
+        out[:, : out.shape[1] - k] = 1.0 if known is None else known[:, k:].float()
         return out
 
     def mask_ahead(self, k: int) -> Tensor:

@@ -1,0 +1,52 @@
+"""One continuation of a prompt that the teacher produced (or was given), and what it thought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Forcing = Literal["greedy", "sample", "beam", "gold"]
+"""Where the tokens come from: the teacher's best ones, its draws, its beams, or a reference."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK:
+    """The teacher's K most probable tokens at each of N places: true log-probabilities at
+    temperature 1 (no processor), not renormalised."""
+
+    ids_NK: NDArray[np.int32]
+    """Ascending in each row."""
+    log_p_NK: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids_NK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A continuation and its teacher's laws.
+
+    prompt      p0 p1 p2
+    tokens               y0 y1 y2 #        # is the end token: there when the text ended by itself
+    top                  l0 l1 l2 l3       law l_i is the one that y_i was (or could be) drawn from
+    """
+
+    prompt_id: str
+    """In the prompt file."""
+    forcing: Forcing
+    index: int = 0
+    """Which beam (best first), sample or reference of its prompt."""
+    temperature: float | None = None
+    """Of a sample; None for the others."""
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    score: float
+    """Sum of log p(y_i), nats, under the teacher's law at temperature 1."""
+    top: TopK | None = None
+    features: NDArray[np.float32] | None = field(default=None, repr=False)
+    """[len(prompt) + len(tokens), S] hidden signals of every position, when they were asked for."""
+    language: str | None = None
+    tag: str | None = None
