@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftsmith.types import Signals
 
 Forcing = Literal["greedy", "sample", "beam", "gold"]
 """Where the tokens come from: the teacher's best ones, its draws, its beams, or a reference."""
@@ -50,3 +53,50 @@ class Trajectory:
     """[len(prompt) + len(tokens), S] hidden signals of every position, when they were asked for."""
     language: str | None = None
     tag: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectRequest:
+    """A prompt whose continuations are wanted."""
+
+    prompt_id: str
+    prompt: tuple[int, ...]
+    references: tuple[tuple[int, ...], ...] = ()
+    """Given continuations (for `gold`), end token included."""
+    language: str | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectSettings:
+    """What is wanted of every prompt. The same settings and requests give the same trajectories."""
+
+    forcing: Forcing = "greedy"
+    temperatures: tuple[float, ...] = (1.0,)
+    """Of samples; 0 is greedy."""
+    samples: int = 1
+    """Per prompt and temperature."""
+    top_p: float = 1.0
+    """Of samples."""
+    beams: int | Literal["auto"] = 1
+    """Width of the beam search; auto: as many as still add probability (see `mass_gain`)."""
+    max_beams: int = 16
+    mass_gain: float = 0.05
+    """With `auto`: a further beam is kept while it adds this share to the mass of those before."""
+    length_penalty: float = 0.0
+    """Beams are compared by score / length ** this."""
+    max_new_tokens: int = 256
+    top_k: int | None = 50
+    """Laws are cut to this many tokens; None: whole laws."""
+    signals: Signals = field(default_factory=Signals)
+    """Hidden states to keep."""
+    seed: int = 0
+
+
+class Backend(Protocol):
+    """What can produce trajectories: our own loop, or an engine."""
+
+    def collect(
+        self, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[Trajectory]:
+        """All trajectories of these prompts, prompt by prompt, in order of `index`."""
