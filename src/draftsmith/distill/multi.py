@@ -1,0 +1,108 @@
+"""Many trajectories of one prompt: how they are weighed, and DistillBeam's two readings.
+
+per_beam   (Algorithm 2) every beam keeps its own laws; q = p is the optimum.
+mixture    (Eq. 7) at answer position t all beams imitate the mean of their laws, although their
+           prefixes differ: no law of the teacher's is the optimum then.
+
+A beam that has ended is not part of a mixture any more.
+
+    t            0    1    2    3
+    beam 0       a    b    #
+    beam 1       a    c    d    #          position 2: mean of two laws; position 3: beam 1's own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.errors import InputError
+
+Aggregate = Literal["per_beam", "mixture"]
+Weights = Literal["uniform", "score"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multi:
+    """How the trajectories of a prompt are put together."""
+
+    aggregate: Aggregate = "per_beam"
+    weights: Weights = "uniform"
+    """uniform: 1/N each; score: softmax(score / score_temperature) over the prompt's beams."""
+    score_temperature: float = 1.0
+    most: int | None = None
+    """Use only the best so many of each prompt."""
+
+    def apply(self, trajectories: Iterable[Trajectory]) -> list[Weighted]:
+        """All with weights: a prompt counts as much as another, whatever its number of beams, and
+        the mean weight of a counted token is 1."""
+        groups: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            groups.setdefault(trajectory.prompt_id, []).append(trajectory)
+        out: list[Weighted] = []
+        for group in groups.values():
+            ordered = sorted(group, key=lambda t: (t.index, t.temperature or 0.0))[: self.most]
+            shares = self._shares(ordered)
+            if self.aggregate == "mixture":
+                ordered = mixed(ordered, shares)
+            out += [
+                Weighted(trajectory=trajectory, weight=share)
+                for trajectory, share in zip(ordered, shares, strict=True)
+            ]
+        tokens = sum(len(item.trajectory.tokens) for item in out)
+        total = sum(item.weight * len(item.trajectory.tokens) for item in out)
+        scale = tokens / total if total else 1.0
+        return [replace(item, weight=item.weight * scale) for item in out]
+
+    def _shares(self, group: Sequence[Trajectory]) -> list[float]:
+        if self.weights == "uniform":
+            return [1.0 / len(group)] * len(group)
+        best = max(trajectory.score for trajectory in group)
+        raw = [math.exp((t.score - best) / self.score_temperature) for t in group]
+        return [value / sum(raw) for value in raw]
+
+
+def mixed(group: Sequence[Trajectory], shares: Sequence[float]) -> list[Trajectory]:
+    """The same texts, each position with the mean law of all that have a token there.
+
+    Raises:
+        InputError: a trajectory has no laws.
+    """
+    if any(trajectory.top is None for trajectory in group):
+        raise InputError("--aggregate mixture needs a store with laws; collect with --top-k")
+    laws = [trajectory.top for trajectory in group if trajectory.top is not None]
+    longest = max(len(law) for law in laws)
+    means = [_mean(laws, shares, t) for t in range(longest)]
+    return [
+        replace(trajectory, top=_together(means[: len(law)]))
+        for trajectory, law in zip(group, laws, strict=True)
+    ]
+
+
+def _mean(laws: Sequence[TopK], shares: Sequence[float], t: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids ascending, log of the mean) at answer position t."""
+    live = [(law, share) for law, share in zip(laws, shares, strict=True) if t < len(law)]
+    total = sum(share for _, share in live)
+    ids = np.concatenate([law.ids_NK[t] for law, _ in live])
+    mass = np.concatenate([np.exp(law.log_p_NK[t]) * (share / total) for law, share in live])
+    kept = mass > 0
+    union, place = np.unique(ids[kept], return_inverse=True)
+    sums = np.bincount(place, weights=mass[kept], minlength=len(union))
+    return union, np.log(sums)
+
+
+def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopK:
+    """Rows of different widths; what a narrow one lacks is filled with probability 0."""
+    width = max(len(ids) for ids, _ in rows)
+    ids_NK = np.zeros((len(rows), width), np.int32)
+    log_p_NK = np.full((len(rows), width), -np.inf, np.float32)
+    for row, (ids, log_p) in enumerate(rows):
+        ids_NK[row, : len(ids)] = ids
+        log_p_NK[row, : len(ids)] = log_p
+    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK)

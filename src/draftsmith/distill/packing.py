@@ -1,0 +1,120 @@
+"""Trajectories -> blocks to learn from. A document is never cut: its laws hold only behind its own
+prompt.
+
+    documents     p p y y #      p y y y #      p p p y y    (the last one was cut short: no end)
+    block of 12   p p y y # p y y y # . .       p p p y y # . . . . . .
+    counts        0 0 1 1 1 0 1 1 1 1 0 0       0 0 0 1 1 0 0 ...        answers only
+    law row       - - 0 1 2 - 3 4 5 6 - -       - - - 7 8 - - ...        of the token there
+    document      0 0 0 0 0 1 1 1 1 1 2 2       0 0 0 0 0 0 1 ...
+
+Behind a text that did not end by itself an end token separates, which does not count. What a block
+has left over is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.errors import InputError
+from draftsmith.types import TopLaws, TrajectoryBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighted:
+    """A trajectory and how much each of its tokens counts."""
+
+    trajectory: Trajectory
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Documents that are learnt from side by side."""
+
+    documents: tuple[Weighted, ...]
+
+
+def fit(document: Trajectory, length: int) -> int:
+    """Places that a document takes in a block of this length, the separator included."""
+    return min(len(document.prompt) + len(document.tokens) + 1, length)
+
+
+def pack(documents: Sequence[Weighted], length: int) -> list[Block]:
+    """Blocks of whole documents in the given order; one longer than a block loses its end.
+
+    Raises:
+        InputError: no document's answer begins inside a block.
+    """
+    usable = [d for d in documents if d.trajectory.tokens and len(d.trajectory.prompt) < length]
+    if not usable:
+        raise InputError(
+            f"none of {len(documents)} trajectories has an answer that begins within a block of "
+            f"{length} tokens; give a larger --block-length or other prompts"
+        )
+    blocks: list[Block] = []
+    group: list[Weighted] = []
+    room = length
+    for document in usable:
+        size = fit(document.trajectory, length)
+        if size > room:
+            blocks.append(Block(documents=tuple(group)))
+            group, room = [], length
+        group.append(document)
+        room -= size
+    blocks.append(Block(documents=tuple(group)))
+    return blocks
+
+
+def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
+    """The batch of these blocks, one row each, with the laws that the trajectories carry."""
+    shape = (len(blocks), length)
+    tokens = np.full(shape, end_id, np.int64)
+    counts = np.zeros(shape, bool)
+    owner = np.zeros(shape, np.int64)
+    row = np.full(shape, -1, np.int64)
+    weights = np.zeros(shape, np.float32)
+    laws: list[TopK] = []
+    num_laws = 0
+    for b, block in enumerate(blocks):
+        at = 0
+        for number, document in enumerate(block.documents):
+            known = document.trajectory
+            text = (*known.prompt, *known.tokens)[: length - at]
+            start, stop = at + len(known.prompt), at + len(text)
+            tokens[b, at:stop] = text
+            counts[b, start:stop] = True
+            weights[b, start:stop] = document.weight
+            if known.top is not None:
+                row[b, start:stop] = num_laws + np.arange(stop - start)
+                laws.append(known.top)
+                num_laws += len(known.top)
+            owner[b, at:] = number
+            at = min(at + fit(known, length), length)
+            owner[b, at:] = number + 1
+    return TrajectoryBatch(
+        tokens_BT=torch.from_numpy(tokens),
+        loss_mask_BT=torch.from_numpy(counts),
+        documents_BT=torch.from_numpy(owner),
+        laws=_stack(laws) if laws else None,
+        law_row_BT=torch.from_numpy(row) if laws else None,
+        weights_BT=torch.from_numpy(weights),
+    )
+
+
+def _stack(laws: Sequence[TopK]) -> TopLaws:
+    """One after the other; narrower ones are filled up with cells of probability 0."""
+    width = max(law.ids_NK.shape[1] for law in laws)
+
+    def wide(cells: NDArray[np.generic], fill: float) -> NDArray[np.generic]:
+        room = width - cells.shape[1]
+        return np.pad(cells, ((0, 0), (0, room)), constant_values=fill) if room else cells
+
+    ids = np.concatenate([wide(law.ids_NK, 0) for law in laws])
+    log_p = np.concatenate([wide(law.log_p_NK, -np.inf) for law in laws])
+    return TopLaws(ids_NK=torch.from_numpy(ids.astype(np.int64)), log_p_NK=torch.from_numpy(log_p))

@@ -1,0 +1,250 @@
+"""Where the batches of a distillation come from. Each is a function of the optimiser step, so that
+a resumed run sees what an uninterrupted one would have seen.
+
+    TrajectoryBlocks     a store's trajectories, packed; laws from the store
+    TextRows             pre-training text beside them (9:1 in Direct Alignment)
+    Online               continuations drawn on the fly by the teacher or, partly, by the student
+    InLoop               any of them, with whole laws from a teacher in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from draftsmith.distill.blocks import BatchSource
+from draftsmith.distill.multi import Multi
+from draftsmith.distill.packing import Block, Weighted, assemble, pack
+from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettings
+from draftsmith.drafters._causal import causal_forward, causal_head
+from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import FullLaws, TrajectoryBatch
+
+
+class TrajectoryBlocks:
+    """Blocks of whole documents; packed once in an order keyed by the seed, then shuffled for
+    every epoch.
+
+    Args:
+        batch_blocks: blocks of one optimiser step, over all processes.
+        keep_laws: False: the laws of the trajectories are left out (they are learnt as texts, or a
+            teacher in the loop says its own).
+
+    Raises:
+        InputError: nothing can be learnt from the documents.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Weighted],
+        *,
+        end_id: int,
+        length: int,
+        batch_blocks: int,
+        seed: int,
+        keep_laws: bool = True,
+    ) -> None:
+        order = _rng(seed, 0).permutation(len(documents))
+        shuffled = [documents[i] for i in order]
+        if not keep_laws:
+            shuffled = [
+                replace(item, trajectory=replace(item.trajectory, top=None)) for item in shuffled
+            ]
+        self.blocks: list[Block] = pack(shuffled, length)
+        self.end_id, self.length, self.seed = end_id, length, seed
+        self.batch_blocks = batch_blocks
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    @property
+    def num_batches(self) -> int:
+        """Of one epoch; the last may be smaller (for evaluation)."""
+        return -(-len(self.blocks) // self.batch_blocks)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.blocks) / self.batch_blocks
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """Rows `part, part + parts, ...` of the step's blocks; InputError if there are none."""
+        first = step * self.batch_blocks
+        chosen = [self._block(first + row) for row in range(self.batch_blocks)[part::parts]]
+        if not chosen:
+            raise InputError(f"{self.batch_blocks} blocks per batch do not fill {parts} parts")
+        return assemble(chosen, self.length, self.end_id)
+
+    def _block(self, index: int) -> Block:
+        epoch, place = divmod(index, len(self.blocks))
+        if epoch != self._epoch:
+            self._order = _rng(self.seed, 1 + epoch).permutation(len(self.blocks))
+            self._epoch = epoch
+        return self.blocks[self._order[place]]
+
+
+class HeldOutBlocks:
+    """Every block once, in order: for evaluation."""
+
+    def __init__(
+        self, documents: Sequence[Weighted], *, end_id: int, length: int, batch_blocks: int
+    ) -> None:
+        self.blocks = pack(documents, length)
+        self.end_id, self.length, self.batch_blocks = end_id, length, batch_blocks
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self.blocks) // self.batch_blocks)
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """The step-th batch; parts are for several processes."""
+        first = step * self.batch_blocks
+        chosen = self.blocks[first : first + self.batch_blocks][part::parts]
+        return assemble(chosen, self.length, self.end_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRows:
+    """A source with rows of plain text below its own, in which every token is learnt."""
+
+    first: BatchSource
+    text: BatchSource
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """Part `part` of both together."""
+        ours, theirs = self.first.batch(step, 0, 1), self.text.batch(step, 0, 1)
+        rows = torch.arange(len(ours.tokens_BT) + len(theirs.tokens_BT))[part::parts]
+        return _rows(_below(ours, theirs), rows)
+
+
+class Online:
+    """Continuations of the step's prompts, drawn when they are needed (DistillBeam, Algorithm 2;
+    on-policy: DistillSpec). Prompts come in an order keyed by (seed, epoch).
+
+    Args:
+        teacher: draws continuations as `settings` say.
+        student: draws single samples at temperature 1 for the on-policy share of prompts; its
+            weights are brought up to date by `refresh` before.
+        on_policy: share of a step's prompts that the student continues.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[CollectRequest],
+        *,
+        teacher: Backend,
+        settings: CollectSettings,
+        multi: Multi,
+        end_id: int,
+        length: int,
+        prompts_per_step: int,
+        seed: int,
+        student: Backend | None = None,
+        refresh: Callable[[], None] | None = None,
+        on_policy: float = 0.0,
+    ) -> None:
+        if on_policy and student is None:
+            raise ValueError("on-policy continuations need the student")
+        self.requests, self.teacher, self.student = requests, teacher, student
+        self.settings, self.multi, self.refresh = settings, multi, refresh
+        self.end_id, self.length, self.seed = end_id, length, seed
+        self.prompts_per_step, self.on_policy = prompts_per_step, on_policy
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """Continue this part's prompts of the step; InputError if there are none."""
+        mine = self._numbers(step)[part::parts]
+        if not mine:
+            raise InputError(f"{self.prompts_per_step} prompts per step do not fill {parts} parts")
+        seeded = replace(self.settings, seed=int(_rng(self.seed, step, part).integers(2**62)))
+        own = round(self.on_policy * len(mine))
+        chosen = [self.requests[i] for i in mine]
+        made = self.teacher.collect(chosen[own:], seeded) if own < len(mine) else []
+        if own and self.student is not None:
+            if self.refresh is not None:
+                self.refresh()
+            plain = replace(
+                seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
+            )
+            made = [*self.student.collect(chosen[:own], plain), *made]
+        bare = [replace(trajectory, top=None) for trajectory in made]
+        return assemble(pack(self.multi.apply(bare), self.length), self.length, self.end_id)
+
+    def _numbers(self, step: int) -> list[int]:
+        """The step's prompts: a walk through one permutation after the other."""
+        first = step * self.prompts_per_step
+        out = []
+        for index in range(first, first + self.prompts_per_step):
+            epoch, place = divmod(index, len(self.requests))
+            out.append(int(_rng(self.seed, -1 - epoch).permutation(len(self.requests))[place]))
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InLoop:
+    """Batches of another source with a teacher's whole laws, by one forward of the teacher over
+    the same blocks."""
+
+    source: BatchSource
+    teacher: HFTarget
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """The source's batch; every counted token has a law."""
+        batch = self.source.batch(step, part, parts)
+        device = self.teacher.device
+        with torch.no_grad(), self.teacher.native() as model:
+            fed = replace(
+                batch,
+                tokens_BT=batch.tokens_BT.to(device),
+                documents_BT=None if batch.documents_BT is None else batch.documents_BT.to(device),
+            )
+            hidden_BTH = causal_forward(model, fed).hidden_BTH
+        wanted_BT = batch.mask_ahead(1)
+        row_BT = torch.full_like(batch.tokens_BT, -1)
+        # the law of place t + 1 is said at place t
+        row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
+        head = causal_head(self.teacher.model)
+        laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=head)
+        return replace(batch, laws=laws, law_row_BT=row_BT)
+
+
+def _below(ours: TrajectoryBatch, text: TrajectoryBatch) -> TrajectoryBatch:
+    """Rows of text below ours; they have no laws and count fully."""
+    shape = text.tokens_BT.shape
+
+    def joined(a: torch.Tensor | None, b: torch.Tensor | None, fill: float) -> torch.Tensor | None:
+        if a is None and b is None:
+            return None
+        left = torch.full(ours.tokens_BT.shape, fill) if a is None else a
+        right = torch.full(shape, fill, dtype=left.dtype) if b is None else b
+        return torch.cat([left, right.to(left.dtype)])
+
+    tokens = torch.cat([ours.tokens_BT, text.tokens_BT])
+    return TrajectoryBatch(
+        tokens_BT=tokens,
+        loss_mask_BT=torch.cat([ours.loss_mask_BT, text.loss_mask_BT]),
+        documents_BT=joined(ours.documents_BT, text.documents_BT, 0),
+        laws=ours.laws,
+        law_row_BT=joined(ours.law_row_BT, None, -1),
+        weights_BT=joined(ours.weights_BT, None, 1.0),
+    )
+
+
+def _rows(batch: TrajectoryBatch, rows: torch.Tensor) -> TrajectoryBatch:
+    """Some rows of a batch; the laws stay as they are."""
+
+    def some(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values[rows]
+
+    return replace(
+        batch,
+        tokens_BT=batch.tokens_BT[rows],
+        loss_mask_BT=batch.loss_mask_BT[rows],
+        documents_BT=some(batch.documents_BT),
+        law_row_BT=some(batch.law_row_BT),
+        weights_BT=some(batch.weights_BT),
+    )
+
+
+def _rng(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([value % 2**63 for value in key]))

@@ -1,0 +1,171 @@
+"""Batches of a distillation: functions of the step, complete, and with the teacher's own laws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.tiny_models import tiny_model
+from tests.unit.test_packing import END, plain, trajectory
+
+from draftsmith.distill.blocks import PackedBlocks
+from draftsmith.distill.multi import Multi
+from draftsmith.distill.sources import HeldOutBlocks, InLoop, Online, TextRows, TrajectoryBlocks
+from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import FullLaws, TrajectoryBatch
+
+DOCUMENTS = plain(*(trajectory((n % 7, 1), (n % 5, 2, END), name=str(n)) for n in range(20)))
+
+
+def blocks(**changes: int) -> TrajectoryBlocks:
+    sizes = {"length": 14, "batch_blocks": 4, "seed": 3} | changes
+    return TrajectoryBlocks(DOCUMENTS, end_id=END, **sizes)
+
+
+def same(a: TrajectoryBatch, b: TrajectoryBatch) -> bool:
+    return torch.equal(a.tokens_BT, b.tokens_BT) and torch.equal(a.loss_mask_BT, b.loss_mask_BT)
+
+
+def test_a_batch_is_a_function_of_the_step() -> None:
+    source, again = blocks(), blocks()
+    forward = [source.batch(step, 0, 1) for step in range(7)]
+    for step in (5, 0, 6, 2):
+        assert same(again.batch(step, 0, 1), forward[step])
+
+
+def test_every_document_comes_once_per_epoch_and_epochs_differ() -> None:
+    source = blocks(batch_blocks=1)
+    per_epoch = len(source.blocks)
+    rows = [tuple(source.batch(step, 0, 1).tokens_BT[0].tolist()) for step in range(2 * per_epoch)]
+    first, second = rows[:per_epoch], rows[per_epoch:]
+    assert Counter(first) == Counter(second)
+    assert first != second
+    counted = sum(int(source.batch(s, 0, 1).loss_mask_BT.sum()) for s in range(per_epoch))
+    assert counted == 3 * len(DOCUMENTS)
+
+
+def test_parts_together_are_the_batch() -> None:
+    source = blocks()
+    whole = source.batch(1, 0, 1).tokens_BT
+    parts = [source.batch(1, part, 2).tokens_BT for part in range(2)]
+    assert torch.equal(torch.stack(parts, 1).reshape(whole.shape), whole)
+    with pytest.raises(InputError, match="do not fill"):
+        source.batch(0, 4, 5)
+
+
+def test_laws_can_be_left_out() -> None:
+    bare = TrajectoryBlocks(
+        DOCUMENTS, end_id=END, length=14, batch_blocks=4, seed=3, keep_laws=False
+    )
+    assert bare.batch(0).laws is None
+    assert blocks().batch(0).laws is not None
+    assert same(bare.batch(0), blocks().batch(0))
+
+
+def test_held_out_blocks_give_every_token_once() -> None:
+    held = HeldOutBlocks(DOCUMENTS, end_id=END, length=14, batch_blocks=3)
+    counted = sum(int(held.batch(i).loss_mask_BT.sum()) for i in range(held.num_batches))
+    assert counted == 3 * len(DOCUMENTS)
+
+
+def test_text_rows_stand_below_and_have_no_laws() -> None:
+    documents = [torch.arange(50).numpy().astype("int32") % 8]
+    text = PackedBlocks(
+        documents, end_id=END, length=14, batch_tokens=14, seed=0, attend_across=False
+    )
+    mixed = TextRows(first=blocks(), text=text)
+    batch = mixed.batch(0, 0, 1)
+    assert batch.tokens_BT.shape == (5, 14)
+    assert batch.law_row_BT is not None
+    assert batch.weights_BT is not None
+    assert bool((batch.law_row_BT[4] == -1).all())
+    assert bool((batch.weights_BT[4] == 1).all())
+    assert bool(batch.loss_mask_BT[4].all())
+    assert bool((batch.law_row_BT[:4] >= 0).any())
+    halves = [mixed.batch(0, part, 2).tokens_BT for part in range(2)]
+    assert [len(half) for half in halves] == [3, 2]
+
+
+class Scripted:
+    """A backend whose continuation tells the prompt and the seed."""
+
+    def __init__(self) -> None:
+        self.asked: list[CollectSettings] = []
+
+    def collect(
+        self, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[Trajectory]:
+        self.asked.append(settings)
+        return [
+            Trajectory(
+                prompt_id=r.prompt_id,
+                forcing=settings.forcing,
+                prompt=r.prompt,
+                tokens=(settings.seed % 8, END),
+                score=0.0,
+            )
+            for r in requests
+        ]
+
+
+def online(teacher: Scripted, student: Scripted | None = None, share: float = 0.0) -> Online:
+    return Online(
+        [CollectRequest(prompt_id=str(n), prompt=(n, 1)) for n in range(6)],
+        teacher=teacher,
+        settings=CollectSettings(forcing="beam", beams=2),
+        multi=Multi(),
+        end_id=END,
+        length=10,
+        prompts_per_step=4,
+        seed=1,
+        student=student,
+        on_policy=share,
+    )
+
+
+def test_online_batches_are_functions_of_the_step_and_visit_every_prompt() -> None:
+    source = online(Scripted())
+    first = [source.batch(step, 0, 1) for step in range(3)]
+    again = online(Scripted())
+    assert same(again.batch(2, 0, 1), first[2])
+    seen = Counter(n for step in range(3) for n in source._numbers(step))
+    assert seen == Counter(dict.fromkeys(range(6), 2))  # twelve of six: each twice
+
+
+def test_the_student_continues_its_share_and_draws_single_samples() -> None:
+    teacher, student = Scripted(), Scripted()
+    batch = online(teacher, student, 0.5).batch(0, 0, 1)
+    assert int(batch.loss_mask_BT.sum()) == 8
+    (asked,) = student.asked
+    assert (asked.forcing, asked.samples, asked.temperatures) == ("sample", 1, (1.0,))
+    assert teacher.asked[0].forcing == "beam"
+    with pytest.raises(ValueError, match="student"):
+        online(teacher, None, 0.5)
+
+
+def test_a_teacher_in_the_loop_says_its_own_law_of_every_counted_token() -> None:
+    target = HFTarget(tiny_model().double(), end_ids=frozenset({0}))
+    source = InLoop(
+        source=TrajectoryBlocks(
+            DOCUMENTS, end_id=END, length=14, batch_blocks=2, seed=3, keep_laws=False
+        ),
+        teacher=target,
+    )
+    batch = source.batch(0, 0, 1)
+    assert isinstance(batch.laws, FullLaws)
+    counted = batch.mask_ahead(1)
+    rows = batch.law_ahead(1)[counted]
+    assert sorted(rows.tolist()) == list(range(len(batch.laws)))
+    assert int(counted.sum()) == len(batch.laws)
+    said = torch.log_softmax(batch.laws.head(batch.laws.take(rows).hidden_NH), -1)
+    # the first document of the first row, read alone
+    own = batch.documents_BT[0] == 0  # type: ignore[index]
+    alone = batch.tokens_BT[:1, own]
+    with target.native() as model, torch.no_grad():
+        logits = model(input_ids=alone).logits[0]
+    expected = torch.log_softmax(logits, -1)[counted[0, own]]
+    torch.testing.assert_close(said[: len(expected)], expected, rtol=1e-9, atol=1e-9)
