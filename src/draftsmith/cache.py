@@ -277,6 +277,37 @@ class KVCache:
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
         self.rollback()
 
+    def repack(
+        self, rows: Sequence[int], columns: Sequence[np.ndarray], settled: Sequence[int]
+    ) -> None:
+        """Keep these rows, and of each one's staged columns those listed, ascending: the first
+        `settled` become committed, the others stay staged behind them.
+
+        staged   a b c d e f         columns 0 2 3 5, settled 1
+        after    a | c d f           the row is longer by a; c d f are columns 0 1 2 of what is
+                                     staged (shorter rows are filled up: nobody may see that)
+        """
+        assert self.staged, "with nothing staged, `take` does it"
+        index = np.asarray(rows, dtype=np.int64)
+        if not np.array_equal(index, np.arange(self.num_rows)):
+            on_device = torch.from_numpy(index).to(self.spec.device)
+            self._stores = [store.index_select(1, on_device) for store in self._stores]
+        starts, positions_BC = self.lengths_B[index], self._positions_BC[index]
+        staged = max(len(kept) - count for kept, count in zip(columns, settled, strict=True))
+        stood_BC = np.zeros((len(index), staged), dtype=np.int64)
+        for b, (kept, count) in enumerate(zip(columns, settled, strict=True)):
+            stood_BC[b, : len(kept) - count] = positions_BC[b, kept[count:]]
+            if (kept == np.arange(len(kept))).all():
+                continue  # already side by side
+            start = int(starts[b])
+            for store in self._stores:
+                source = torch.from_numpy(kept + start).to(store.device)
+                store[:, b, :, start : start + len(kept)] = store[:, b, :, source]
+        self.lengths_B = starts + np.asarray(settled, dtype=np.int64)
+        self.staged = staged
+        self._columns_BC = self.lengths_B[:, None] + np.arange(staged)
+        self._positions_BC = stood_BC
+
     def fork(self) -> KVCache:
         """An independent copy (staged columns are not copied)."""
         twin = object.__new__(KVCache)

@@ -41,7 +41,7 @@ class Flag:
 
 def flags_of(cls: type) -> dict[str, Flag]:
     """Every flag of an options dataclass, nested groups included, by name and in order."""
-    return {flag.name: flag for flag in _walk(cls, ())}
+    return {flag.name: flag for flag in _walk(cls, (), None)}
 
 
 def to_argv(options: object) -> list[str]:
@@ -175,7 +175,8 @@ def _is_minus_value(word: str) -> bool:
     return word.startswith("-") and (not word.startswith("--") or any(c in word for c in " \n\t"))
 
 
-def _walk(cls: type, path: tuple[str, ...]) -> Iterator[Flag]:
+def _walk(cls: type, path: tuple[str, ...], given: object | None) -> Iterator[Flag]:
+    """The flags of a class; `given`: an instance whose values are its defaults where it is used."""
     kinds = field_types(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -183,11 +184,9 @@ def _walk(cls: type, path: tuple[str, ...]) -> Iterator[Flag]:
         annotated = kinds[field.name]
         kind = bare(annotated)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            yield from _walk(kind, (*path, field.name))
+            yield from _walk(kind, (*path, field.name), _default(field, given))
             continue
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = _default(field, given, absent=dataclasses.MISSING)
         markers = get_args(annotated)[1:] if get_origin(annotated) is Annotated else ()
         stem = field.name.replace("_", "-")
         yield Flag(
@@ -199,3 +198,11 @@ def _walk(cls: type, path: tuple[str, ...]) -> Iterator[Flag]:
             is_list=get_origin(kind) in (tuple, list),
             is_repeated=Repeated in markers,
         )
+
+
+def _default(field: dataclasses.Field[Any], given: object | None, *, absent: Any = None) -> Any:
+    if given is not None:
+        return getattr(given, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return absent if field.default is dataclasses.MISSING else field.default

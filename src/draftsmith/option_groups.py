@@ -278,3 +278,31 @@ class ScheduleOptions(OptionGroup):
     """AdamW: decay of matrices."""
     clip_norm: float = 1.0
     """Largest norm of the gradient."""
+    parallel: Literal["data", "sharded"] = "data"
+    """Several processes: each holds all weights, or a share of them (FSDP2)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    deepspeed: Path | None = None
+    """A DeepSpeed configuration file (JSON), passed on as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceOptions(OptionGroup):
+    """What the draft model is trained for."""
+
+    objective: str = "kl"
+    """sft, kl, rkl, jsd, hellinger, tvd, tvdpp or lk (see docs/distill.md)."""
+    beta: float = 0.5
+    """jsd: weight of the teacher in the mixture; 0 is kl, 1 is rkl."""
+    reading: Literal["exact", "sampled", "uniform"] = "exact"
+    """tvdpp: how the expectation of its formula is read."""
+    teacher_temperature: float = 1.0
+    """Divides the teacher's log-probabilities."""
+    tail: Literal["bucket", "renormalise", "floor"] = "bucket"
+    """What lies outside the teacher's kept tokens: one cell, nothing, or a charge."""
+
+    def validate(self) -> None:
+        require(0 <= self.beta <= 1, f"--beta must lie between 0 and 1, got {self.beta}")
+        value = self.teacher_temperature
+        good = math.isfinite(value) and value > 0
+        require(good, f"--teacher-temperature must be above 0, got {value}")

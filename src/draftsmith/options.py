@@ -15,6 +15,7 @@ from typing import Literal
 from draftsmith.config import parse_list
 from draftsmith.option_groups import (
     ArchitectureOptions,
+    DivergenceOptions,
     DraftingOptions,
     Many,
     ModelOptions,
@@ -26,6 +27,7 @@ from draftsmith.option_groups import (
     check_temperature,
     require,
 )
+from draftsmith.units import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,3 +206,186 @@ class PretrainOptions(VerbOptions):
         at_least(0, "--eval-every", self.eval_every)
         at_least(0, "--warmup", training.warmup)
         at_least(0, "--seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions(VerbOptions):
+    """Collect what a target says: trajectories and laws to distil a draft model from."""
+
+    model: ModelOptions
+    prompts: Path
+    """Prompts: JSONL or one per line, also .gz and .xz."""
+    limit: int | None = None
+    """Use only the first prompts of the file."""
+    system: Many = ()
+    """A system prompt for chats; several take turns."""
+    out: Path
+    """Folder of the store; a repeated command does what is missing."""
+    samples: int | None = None
+    """Draw so many continuations per prompt and temperature."""
+    temperatures: str = "1"
+    """With --samples: temperatures, separated by commas; 0 is greedy."""
+    top_p: float = 1.0
+    """With --samples: keep the most probable tokens that together reach this probability."""
+    beams: int | Literal["auto"] | None = None
+    """Beam search of this width; auto: as many per prompt as still add probability."""
+    max_beams: int = 16
+    """With --beams auto: never more."""
+    mass_gain: float = 0.05
+    """With --beams auto: a further beam must add this share to the probability of those before."""
+    length_penalty: float = 0.0
+    """With --beams: compare by score / length ** this."""
+    gold: bool = False
+    """Take the field `reference` of the prompts as continuations."""
+    top_k: int = 50
+    """Keep the teacher's k most probable tokens at each place; 0: its whole law."""
+    features: str = ""
+    """Keep hidden states too: layer numbers and `last` (after the final norm), by commas."""
+    max_new_tokens: int = 256
+    """Longest continuation."""
+    batch_size: int = 16
+    """Texts that are continued together."""
+    shard_size: int = 256
+    """Prompts per shard: what an interruption can lose at most."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What runs the target."""
+    ray: bool = False
+    """Spread shards over a Ray cluster (or over this machine)."""
+    workers: int = 2
+    """With --ray: actors."""
+    on_bad_prompt: Literal["skip", "error"] = "skip"
+    """Empty or over-long prompts: count and leave out, or stop."""
+    max_bytes: str = ""
+    """Largest size of the store, such as 20GB; empty: no limit."""
+    seed: int = 0
+    """Seed of all draws."""
+
+    def validate(self) -> None:
+        super().validate()
+        ways = [self.samples is not None, self.beams is not None, self.gold]
+        require(sum(ways) <= 1, "give one of --samples, --beams and --gold (none: greedy)")
+        for value in self.sample_temperatures():
+            check_temperature(value)
+        require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
+        names = "limit samples max_beams max_new_tokens batch_size shard_size workers".split()
+        for name in names:
+            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        if isinstance(self.beams, int):
+            at_least(1, "--beams", self.beams)
+        require(self.mass_gain > 0, f"--mass-gain must be above 0, got {self.mass_gain}")
+        good = math.isfinite(self.length_penalty)
+        require(good, f"--length-penalty must be a finite number, got {self.length_penalty}")
+        at_least(0, "--top-k", self.top_k)
+        at_least(0, "--seed", self.seed)
+        require(all(self.system), "--system must not be empty")
+        self.signals()
+        self.most_bytes()
+
+    def sample_temperatures(self) -> tuple[float, ...]:
+        return parse_list(self.temperatures, float, name="--temperatures")
+
+    def signals(self) -> tuple[bool, tuple[int, ...]]:
+        """(state after the final norm, layers) of --features."""
+        words = parse_list(self.features, str, name="--features") if self.features else ()
+        layers = [word for word in words if word != "last"]
+        good = all(word.isdigit() for word in layers)
+        require(good, f"--features: layer numbers and 'last', by commas; got {self.features!r}")
+        return "last" in words, tuple(int(word) for word in layers)
+
+    def most_bytes(self) -> int | None:
+        """`max_bytes` as a number; None: no limit."""
+        return parse_bytes(self.max_bytes, "--max-bytes") if self.max_bytes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(VerbOptions):
+    """Train a draft model to say what a target says: from a store, or with the target at hand."""
+
+    target: str
+    """Folder or hub id of the target: its tokenizer, and its laws with --laws teacher."""
+    drafter: str
+    """Folder or hub id of the draft model to start from."""
+    store: tuple[Path, ...] = ()
+    """Stores that `draftsmith collect` wrote."""
+    online: bool = False
+    """Let the target continue --prompts while training, anew for every step."""
+    prompts: Path | None = None
+    """With --online: JSONL or one per line, also .gz and .xz."""
+    on_policy: float = 0.0
+    """With --online: the share of prompts that the draft model continues itself."""
+    prompts_per_step: int = 8
+    """With --online: prompts per optimiser step."""
+    beams: int | None = None
+    """With --online: beams of the target per prompt (left out: one sample); with --store: use only
+    the best so many trajectories of each prompt."""
+    max_new_tokens: int = 128
+    """With --online: longest continuation."""
+    laws: Literal["store", "teacher"] = "store"
+    """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
+    objective: DivergenceOptions = field(default_factory=lambda: DivergenceOptions())
+    aggregate: Literal["per_beam", "mixture"] = "per_beam"
+    """Several trajectories: each has its own laws, or all the mean of theirs."""
+    beam_weights: Literal["uniform", "score"] = "uniform"
+    """Several trajectories count alike, or by the softmax of their scores."""
+    score_temperature: float = 1.0
+    """With --beam-weights score: divides the scores."""
+    text: tuple[str, ...] = ()
+    """Pre-training text to mix in: files, folders or glob patterns, as for `pretrain`."""
+    text_share: float = 0.1
+    """With --text: its share of each batch."""
+    hold_out: float = 0.05
+    """Share of prompts, by a hash of their ids, on which acceptance is measured."""
+    attend_across_documents: bool = False
+    """Tokens may look at the documents before their own in a block."""
+    training: ScheduleOptions = field(
+        default_factory=lambda: ScheduleOptions(
+            duration="3epochs",
+            block_length=512,
+            batch_tokens=8192,
+            learning_rate=3e-4,
+            warmup=50,
+            schedule="cosine",
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+        )
+    )
+    out: Path
+    """Folder for the draft model; an interrupted run with the same --out continues."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Weights are float32."""
+    save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Number format of the saved model."""
+    save_every: int = 200
+    """Steps between checkpoints."""
+    eval_every: int = 100
+    """Steps between measurements of held-out acceptance; the best weights are kept."""
+    report_to: str = "none"
+    """Where figures go beside stderr: tensorboard, wandb, trackio, ... or several by comma."""
+    seed: int = 0
+    """Keys the order of the data and all draws."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.store) != self.online, "give either --store FOLDER or --online")
+        if self.online:
+            require(self.prompts is not None, "--online needs --prompts FILE")
+        else:
+            require(self.prompts is None, "--prompts is for --online; a store has its own")
+            require(not self.on_policy, "--on-policy is for --online")
+        require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
+        require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
+        require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")
+        require(self.score_temperature > 0, "--score-temperature must be above 0")
+        mixture = self.aggregate == "mixture"
+        require(
+            not (mixture and (self.online or self.laws == "teacher")),
+            "--aggregate mixture takes the laws of a store: leave out --online and --laws teacher",
+        )
+        for name in ("prompts_per_step", "beams", "max_new_tokens", "save_every"):
+            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        at_least(0, "--eval-every", self.eval_every)
+        at_least(0, "--seed", self.seed)
+        require(
+            self.training.long_block_length is None,
+            "--long-block-length is for `pretrain`: trajectories are not cut",
+        )

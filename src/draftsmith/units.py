@@ -1,4 +1,4 @@
-"""Amounts with their unit: `Duration` of a training run."""
+"""Amounts with their unit: `Duration` of a training run, sizes of files."""
 
 from __future__ import annotations
 
@@ -38,3 +38,19 @@ class Duration:
         """Optimiser steps, rounded up, at least one."""
         per_unit = {"step": 1.0, "epoch": steps_per_epoch, "token": 1 / tokens_per_step}
         return max(1, math.ceil(self.amount * per_unit[self.unit] - 1e-9))
+
+
+_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kKmMgGtT]?)([iI]?)[bB]?")
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """`500MB`, `20G`, `1.5GiB` in bytes. Raises InputError naming the flag for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0.0
+    if match is not None:
+        number, factor, binary = match.groups()
+        size = float(number) * (1024 if binary else 1000) ** _POWER[factor.lower()]
+    if size < 1:
+        raise InputError(f"{flag} must be a size such as 500MB or 20GB, got {text!r}")
+    return int(size)

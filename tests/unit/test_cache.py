@@ -302,3 +302,40 @@ def test_levels_can_be_staged_one_by_one() -> None:
     assert cache.staged == 3
     cache.commit(np.array([0, 0]), np.array([[0, 1, 2], [0, -2, -2]]), np.array([3, 1]))
     assert [held(cache, 0), held(cache, 1)] == [[1, 10, 11, 12], [2, 20]]
+
+
+def test_the_drawing_of_repack() -> None:
+    """a b c d e f, columns 0 2 3 5, settled 1 -> a is committed, c d f stay staged."""
+    cache, _ = filled([[9, 9]])
+    cache.commit(np.array([2]))
+    chain = np.tril(np.ones((6, 6), dtype=bool))[None]
+    block = cache.stage(np.arange(6)[None], chain)
+    Marks.write(cache, block, np.array([[1, 2, 3, 4, 5, 6]]))
+    cache.repack([0], [np.array([0, 2, 3, 5])], [1])
+    assert held(cache, 0) == [9, 9, 1]
+    assert cache.staged == 3
+    see = np.array([[[True, False, True, True]]])  # c, f and itself
+    block = cache.stage(np.array([[7]]), see)
+    read = Marks.write(cache, block, np.array([[7]]))
+    assert visible(block, read, 0, 0) == {9, 1, 3, 6, 7}
+    # f stands at position 7 as before, c at 4; the new token at 10 sees five positions back
+    near = block.mask(5, torch.float64)[0, 0, 0] == 0
+    assert torch.where(near)[0].tolist() == [5, 6]
+
+
+def test_repack_keeps_rows_and_columns_of_unequal_numbers() -> None:
+    """Rows 2 and 0 go on, the first with one column left and the second with three."""
+    cache, _ = filled([[1], [2, 2], [3, 3, 3]])
+    cache.commit(np.array([1, 2, 3]))
+    chain = np.broadcast_to(np.tril(np.ones((4, 4), dtype=bool)), (3, 4, 4))
+    block = cache.stage(np.tile(np.arange(4), (3, 1)), chain)
+    marks = np.array([[11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]])
+    Marks.write(cache, block, marks)
+    cache.repack([2, 0], [np.array([0, 1, 3]), np.array([1, 2, 3])], [2, 0])
+    assert [held(cache, 0), held(cache, 1)] == [[3, 3, 3, 31, 32], [1]]
+    see = np.array([[[True, False, False, True]], [[True, True, False, True]]])
+    block = cache.stage(np.array([[2], [4]]), see)
+    read = Marks.write(cache, block, np.array([[35], [15]]))
+    assert visible(block, read, 0, 0) == {3, 31, 32, 34, 35}
+    assert visible(block, read, 1, 0) == {1, 12, 13, 15}
+    assert block.positions_BT.tolist() == [[7], [5]]

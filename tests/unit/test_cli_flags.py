@@ -32,12 +32,28 @@ EXPECTED = {
         --debug --json
     """,
     "pretrain": """
-        --batch-tokens --betas --block-length --clip-norm --context --debug --decay-share --dtype
-        --duration --eval-every --eval-text --exclude --gradient-accumulation --heads --hidden
-        --hold-out --include --init --intermediate --json --kv-heads --layers --learning-rate
-        --long-block-length --long-share --min-learning-rate --no-attend-across-documents --out
-        --report-to --save-dtype --save-every --schedule --seed --size --text --tokenizer
-        --vocab-size --vocab-subset --warmup --weight-decay
+        --batch-tokens --betas --block-length --clip-norm --context --debug --decay-share
+        --deepspeed --dtype --duration --eval-every --eval-text --exclude --gradient-accumulation
+        --gradient-checkpointing --heads --hidden --hold-out --include --init --intermediate --json
+        --kv-heads --layers --learning-rate --long-block-length --long-share --min-learning-rate
+        --no-attend-across-documents --out --parallel --report-to --save-dtype --save-every
+        --schedule --seed --size --text --tokenizer --vocab-size --vocab-subset --warmup
+        --weight-decay
+    """,
+    "collect": """
+        --attn-implementation --backend --batch-size --beams --debug --device --dtype --features
+        --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes --max-new-tokens
+        --on-bad-prompt --out --prompts --ray --revision --samples --seed --shard-size --system
+        --target --temperatures --top-k --top-p --trust-remote-code --workers
+    """,
+    "distill": """
+        --aggregate --attend-across-documents --batch-tokens --beam-weights --beams --beta --betas
+        --block-length --clip-norm --debug --decay-share --deepspeed --drafter --dtype --duration
+        --eval-every --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
+        --learning-rate --long-block-length --long-share --max-new-tokens --min-learning-rate
+        --objective --on-policy --online --out --parallel --prompts --prompts-per-step --reading
+        --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
+        --target --teacher-temperature --text --text-share --warmup --weight-decay
     """,
 }
 

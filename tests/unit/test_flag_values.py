@@ -15,6 +15,8 @@ BASE = {
     "generate": ["--target", "T", "--prompt", "x"],
     "bench": ["--target", "T", "--suite", "s"],
     "pretrain": ["--text", "a", "--out", "o"],
+    "collect": ["--target", "T", "--prompts", "p", "--out", "o"],
+    "distill": ["--target", "T", "--drafter", "d", "--store", "s", "--out", "o"],
     "doctor": [],
     "quickstart": [],
 }

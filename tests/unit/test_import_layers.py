@@ -20,7 +20,8 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["law", "detokenize", "config", "flags", "option_groups", "options", "provenance", "units"],
+    ["units"],
+    ["law", "speedup", "detokenize", "config", "flags", "option_groups", "options", "provenance"],
     ["types"],
     ["cache", "trees", "ops", "rows", "lengths"],
     ["targets"],

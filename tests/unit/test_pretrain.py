@@ -480,7 +480,7 @@ def test_text_is_read_from_plain_and_compressed_files_and_jsonl(tmp_path: Path) 
         ("bad.xz", b"no xz", r"cannot read .*bad\.xz"),
         ("bad.jsonl", b'{"text": "a"}\n{oops\n', r"bad\.jsonl, line 2"),
         ("bad.jsonl", b'{"body": "a"}\n', r"bad\.jsonl, line 1"),
-        ("bad.jsonl", b'{"text": 3}\n', r"line 1: the field `text` is not a text"),
+        ("bad.jsonl", b'{"text": 3}\n', r"line 1: is not a text in the field `text`"),
     ],
 )
 def test_text_that_cannot_be_read_is_named(

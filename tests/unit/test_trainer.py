@@ -2,101 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.small_trainer import CONFIG, Bigram, StopAfter, make_source, make_trainer, weights
+from torch import nn
 
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.blocks import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
+from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.objective import CrossEntropy, LossTerms
 from draftsmith.distill.settings import TrainerConfig, keyed_noise
-from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.drafters._base import Drafter
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import DraftPrediction, TrajectoryBatch
-
-VOCAB = 13
-
-
-class Bigram(Drafter):
-    """The smallest thing that trains: it looks at one token, with dropout to need noise."""
-
-    trains = True
-
-    def __init__(self, *, dropout: float = 0.1, num_steps: int = 1, backward: Any = "sum") -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.embedding = nn.Parameter(torch.randn(VOCAB, 8, generator=generator))
-        self.out = nn.Parameter(torch.randn(VOCAB, 8, generator=generator))
-        self.norm = nn.Parameter(torch.ones(8))
-        self.dropout = dropout
-        self.num_steps = num_steps
-        self.backward = backward
-
-    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
-        ahead = 1 if carry is None else carry + 1
-        hidden = self.embedding[batch.tokens_BT] * self.norm
-        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
-        mask = torch.ones_like(batch.loss_mask_BT)
-        return DraftPrediction(hidden_BTH=hidden, mask_BT=mask, ahead=ahead), ahead
-
-    def head(self) -> Callable[[Tensor], Tensor]:
-        return lambda hidden: hidden @ self.out.T
-
-    start = propose = advance = None  # type: ignore[assignment]
-
-
-def make_source(seed: int = 0) -> PackedBlocks:
-    rng = np.random.default_rng(1)
-    documents = [rng.integers(1, VOCAB, size).astype(np.int32) for size in (17, 5, 30, 9, 22)]
-    # 88 tokens: 11 blocks of 8, an epoch is 2.75 steps, so that resuming happens in mid-epoch.
-    return PackedBlocks(documents, end_id=0, length=8, batch_tokens=32, seed=seed)
-
-
-CONFIG = TrainerConfig(
-    steps=12, learning_rate=0.05, min_learning_rate=0.001, warmup_steps=3, save_every=100, seed=5
-)
-
-
-def make_trainer(folder: Path, **changes: Any) -> Trainer:
-    options: dict[str, Any] = {
-        "drafter": Bigram(),
-        "objective": CrossEntropy(chunk=7),
-        "source": make_source(),
-        "config": CONFIG,
-        "folder": folder,
-        "identity": {"data": "x", "seed": 5},
-    }
-    return Trainer(**(options | changes))
-
-
-def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in trainer.drafter.named_parameters()}
-
-
-class StopAfter(Callback):
-    """Ends the process' training as an operator would: by a signal to itself."""
-
-    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
-        self.step = step
-        self.number = number
-
-    def on_step(self, run: Any, report: StepReport) -> None:
-        if report.step == self.step:
-            os.kill(os.getpid(), self.number)
-
+from draftsmith.types import TrajectoryBatch
 
 # --------------------------------------------------------------------------- resuming
 
@@ -398,9 +324,10 @@ def test_callbacks_are_called_in_the_documented_order(tmp_path: Path) -> None:
         def on_end(self, run: Any) -> None:
             calls.append("end")
 
-    evaluation = EvaluationBlocks(make_source().documents, end_id=0, length=8, batch_blocks=4)
+    held = EvaluationBlocks(make_source().documents, end_id=0, length=8, batch_blocks=4)
+    evaluation = Evaluation(batches=held, objective=CrossEntropy())
     config = replace(CONFIG, steps=4, save_every=2, evaluate_every=2)
-    make_trainer(tmp_path, config=config, evaluation=evaluation, callbacks=[Log()]).train()
+    make_trainer(tmp_path, config=config, evaluations=[evaluation], callbacks=[Log()]).train()
     expected = "start step1 step2 evaluate2 save2 step3 step4 save4 evaluate4 end"
     assert calls == expected.split()
 
@@ -421,20 +348,3 @@ def test_metrics_of_a_resumed_run_have_each_step_once(tmp_path: Path) -> None:
     make_trainer(tmp_path, config=config, callbacks=[MetricsFile(path)]).train()
     steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
     assert steps == list(range(1, 13))
-
-
-def test_evaluation_is_the_mean_over_all_held_out_tokens(tmp_path: Path) -> None:
-    documents = make_source().documents
-    evaluation = EvaluationBlocks(documents, end_id=0, length=8, batch_blocks=4)
-    trainer = make_trainer(tmp_path, evaluation=evaluation)
-    report: TrainReport = trainer.train()
-    drafter = trainer.drafter
-    assert isinstance(drafter, Bigram)
-    stream = [0] + [token for d in documents for token in [*d.tolist(), 0]]
-    nats = 0.0
-    with torch.no_grad():
-        log_q = torch.log_softmax((drafter.embedding * drafter.norm) @ drafter.out.T, -1)
-    for here, following in itertools.pairwise(stream):
-        nats -= float(log_q[here, following])
-    assert report.evaluation["tokens"] == len(stream) - 1
-    assert report.evaluation["loss"] == pytest.approx(nats / (len(stream) - 1), rel=1e-5)

@@ -152,15 +152,18 @@ def built_in_suites() -> dict[str, Path]:
     return {path.name.split(".")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
 
 
-def load_prompts(path: Path | str, *, limit: int | None = None) -> tuple[Prompt, ...]:
+def load_prompts(
+    path: Path | str, *, limit: int | None = None, keep_empty: bool = False
+) -> tuple[Prompt, ...]:
     """The first `limit` prompts of a file. Errors name the file and the line.
 
-    Ids are made unique (figures are kept by id): the second "a" is "a#2".
+    Ids are made unique (figures are kept by id): the second "a" is "a#2". `keep_empty`: a record
+    with an empty `prompt` or `text` becomes a prompt of no text, for callers that count and skip.
     """
     path = Path(path)
     prompts: list[Prompt] = []
     times: dict[str, int] = {}
-    for prompt in _read(path):
+    for prompt in _read(path, keep_empty):
         if limit is not None and len(prompts) >= limit:
             break
         label = prompt.id
@@ -177,7 +180,7 @@ def load_prompts(path: Path | str, *, limit: int | None = None) -> tuple[Prompt,
 # --------------------------------------------------------------------------- reading
 
 
-def _read(path: Path) -> Iterator[Prompt]:
+def _read(path: Path, keep_empty: bool) -> Iterator[Prompt]:
     kind = next((s for s in reversed(path.suffixes) if s not in (".gz", ".xz")), "").lower()
     lines = _lines(path)
     if kind not in (".jsonl", ".ndjson", ".json"):
@@ -193,12 +196,12 @@ def _read(path: Path) -> Iterator[Prompt]:
             lines = iter(numbered)  # several objects: JSONL under another name
         else:
             for number, record in enumerate(whole if isinstance(whole, list) else [whole], start=1):
-                yield _prompt(record, str(number), f"{path}, record {number}")
+                yield _prompt(record, str(number), f"{path}, record {number}", keep_empty)
             return
     for number, line in lines:
         if line.strip():
             where = f"{path}, line {number}"
-            yield _prompt(_parse(line, where), str(number), where)
+            yield _prompt(_parse(line, where), str(number), where, keep_empty)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -245,7 +248,7 @@ def _parse(text: str, where: str) -> Any:
 # --------------------------------------------------------------------------- records
 
 
-def _prompt(record: object, number: str, where: str) -> Prompt:
+def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt:
     if not isinstance(record, Mapping):
         raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}")
     name = next((name for name in PROMPT_FIELDS if record.get(name) is not None), None)
@@ -265,7 +268,8 @@ def _prompt(record: object, number: str, where: str) -> Prompt:
         first, *later = _texts(value, field)
         messages, turns = (Message(role="user", content=first),), tuple(later)
     elif name in ("prompt", "text"):
-        text = _text(value, field)
+        empty = keep_empty and isinstance(value, str) and not value.strip()
+        text = "" if empty else _text(value, field)
     else:
         question = _text(value, field)
         extra = _input(record, where) if name == "instruction" else ""

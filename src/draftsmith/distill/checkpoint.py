@@ -41,12 +41,16 @@ class Checkpoint:
     """Optimiser steps done."""
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
+    """Its state, by number of the parameter; empty where weights alone are kept."""
     state: dict[str, Any]
     """JSON: counters, loss history, and what the run was started with."""
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write one checkpoint atomically, keep the last `keep`; BackendError (disk, rights)."""
+    """Write one checkpoint atomically, keep it and the last ones before, `keep` in all.
+
+    Raises BackendError (disk, rights); then the earlier checkpoints are untouched.
+    """
     final = folder / f"{_PREFIX}{checkpoint.step:08d}"
     temporary = folder / f".tmp-{checkpoint.step:08d}-{os.getpid()}"
     try:
@@ -69,8 +73,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched, "
             "make room and run the same command again to continue"
         ) from error
-    for old in complete(folder)[:-keep]:
-        _remove(old)
+    others = [path for path in complete(folder) if path != final]
+    for old in others[: max(0, len(others) - (keep - 1))]:
+        remove(old)
     return final
 
 
@@ -112,8 +117,7 @@ def latest(folder: Path) -> Path | None:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises BackendError that names the damaged file."""
-    verify(path)
-    state = _read(path / "state.json", lambda file: json.loads(file.read_text(encoding="utf-8")))
+    state = read_state(path)
     weights = _read(path / "weights.safetensors", load_file)
     optimizer = _read(
         path / "optimizer.pt",
@@ -124,6 +128,15 @@ def load(path: Path) -> Checkpoint:
             raise BackendError(f"{path / 'weights.safetensors'} holds non-finite values in {name}")
     step = state.pop("step")
     return Checkpoint(step=step, weights=weights, optimizer=optimizer, state=state)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint, `step` included, once all its files are verified."""
+    verify(path)
+    state: dict[str, Any] = _read(
+        path / "state.json", lambda file: json.loads(file.read_text(encoding="utf-8"))
+    )
+    return state
 
 
 def verify(path: Path) -> None:
@@ -158,7 +171,7 @@ def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
         ) from error
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Delete a checkpoint: hidden by a rename first, so that no half of it is ever visible."""
     hidden = path.with_name(f".old-{path.name}-{os.getpid()}")
     with contextlib.suppress(OSError):  # what cannot be removed is no reason to fail a save

@@ -1,20 +1,28 @@
-"""How the trainer moves weights: settings, learning rate, noise by step, the accelerator."""
+"""How the trainer moves weights: settings, learning rate, noise by step, signals, accelerators."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
+import signal
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available
+from torch import nn
 
-from draftsmith.errors import InputError
+from draftsmith.errors import BackendError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,12 @@ class TrainerConfig:
     """Steps between evaluations; 0: only at the end."""
     max_skipped: int = 20
     """Stop after this many steps in a row with a non-finite loss or gradient."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass instead of keeping what they computed."""
+    parallel: Literal["data", "sharded"] = "data"
+    """With several processes: each holds all weights, or each a part of them (FSDP2)."""
+    deepspeed: Path | None = None
+    """A DeepSpeed configuration file (JSON); None: without DeepSpeed."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.accumulation < 1 or self.save_every < 1 or self.keep < 1:
@@ -61,6 +75,8 @@ class TrainerConfig:
             raise InputError("learning rates must satisfy 0 <= min-learning-rate <= learning-rate")
         if not (0 < self.decay_share <= 1 and self.clip_norm > 0 and self.warmup_steps >= 0):
             raise InputError("decay-share lies in (0, 1], clip-norm is positive, warmup at least 0")
+        if self.deepspeed is not None and self.parallel != "data":
+            raise InputError("DeepSpeed spreads the weights itself: leave out parallel=sharded")
 
     @property
     def decay_from(self) -> int:
@@ -79,6 +95,24 @@ class TrainerConfig:
         return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * left
 
 
+def check_plan(
+    theirs: dict[str, int | None], own: dict[str, int | None], step: int, path: Path
+) -> None:
+    """InputError when another number of steps would change what the steps done so far were."""
+    if theirs["steps"] == own["steps"]:
+        return
+    for key, place, before in (
+        ("decay_from", "decay", "while the learning rate is constant"),
+        ("second_from", "long blocks", "before the long blocks begin"),
+    ):
+        starts = [start for start in (theirs.get(key), own[key]) if start is not None]
+        if starts and step > min(starts):
+            raise InputError(
+                f"{path} is in the {place} of a run of {theirs['steps']} or of {own['steps']} "
+                f"steps; the number of steps can only change {before}"
+            )
+
+
 @contextmanager
 def keyed_noise(seed: int, step: int, process: int) -> Iterator[None]:
     """Global random state keyed by (seed, step, process); the caller's state comes back after."""
@@ -89,11 +123,172 @@ def keyed_noise(seed: int, step: int, process: int) -> Iterator[None]:
         yield
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What ends training after the step in which it comes."""
+
+
+class Interruption:
+    """The signal that asked for the end, if one did. A second one is obeyed at once."""
+
+    signal: int | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Note SIGNALS in here; nothing is noted in a thread, where handlers cannot be set."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+            signal.signal(number, before[number])
+
+        self.signal = None
+        before: dict[int, Any] = {}
+        for number in SIGNALS:
+            before[int(number)] = signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+
+def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+    """The optimiser: weight decay on matrices only."""
+    trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+
+
+@runtime_checkable
+class Recomputing(Protocol):
+    """A model that can compute its layers again instead of keeping what they computed: those of
+    transformers, and any drafter that has this method."""
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    ) -> None: ...
+
+
+def recompute_layers(drafter: nn.Module) -> None:
+    """Turn on gradient checkpointing in the outermost models that offer it; InputError if none."""
+
+    def offering(module: nn.Module) -> Iterator[Recomputing]:
+        if isinstance(module, Recomputing):
+            yield module
+            return
+        for child in module.children():
+            yield from offering(child)
+
+    found = list(offering(drafter))
+    if not found:
+        raise InputError(
+            f"{type(drafter).__name__} has no layers that can be computed again in the backward "
+            "pass; leave gradient checkpointing off"
+        )
+    for model in found:
+        with warnings.catch_warnings():  # transformers 5.23 has a second name for it
+            warnings.simplefilter("ignore", FutureWarning)
+            # The re-entrant kind wants inputs that have gradients.
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 def make_accelerator(
-    precision: str, log_with: Sequence[str] = (), folder: Path | None = None
+    precision: str,
+    log_with: Sequence[str] = (),
+    folder: Path | None = None,
+    *,
+    deepspeed: dict[str, Any] | None = None,
 ) -> Accelerator:
-    """An Accelerator for this precision, also when the process had one with another before."""
+    """An Accelerator for this precision, also when the process had one with another before.
+
+    `deepspeed`: what `read_deepspeed` returns. BackendError when that package is missing.
+    """
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
-    return Accelerator(mixed_precision=mixed, log_with=list(log_with) or None, project_dir=folder)
+    return Accelerator(
+        mixed_precision=mixed,
+        log_with=list(log_with) or None,
+        project_dir=folder,
+        deepspeed_plugin=None if deepspeed is None else deepspeed_plugin(deepspeed),
+    )
+
+
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
+    """The DeepSpeed file that the settings name (None: none), with batch sizes filled in:
+
+        train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * processes
+
+    One that is missing or "auto" follows from the others. Raises InputError for a file that cannot
+    be read, is no JSON object, or contradicts itself or the settings.
+    """
+    path = config.deepspeed
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the DeepSpeed file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"the DeepSpeed file {path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"the DeepSpeed file {path} must hold one JSON object")
+    for key, what in (("optimizer", "optimiser"), ("scheduler", "learning rate")):
+        if key in found:
+            raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
+    if not isinstance(found.get("zero_optimization"), dict):
+        raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
+    clip = found.get("gradient_clipping", "auto")
+    if clip not in ("auto", config.clip_norm):
+        raise InputError(
+            f"{path}: gradient_clipping is {clip}, the trainer's clip norm is {config.clip_norm}; "
+            'make them equal or write "auto"'
+        )
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    sizes = _batch_sizes(path, found, config.accumulation, processes)
+    return {**found, **sizes, "gradient_clipping": config.clip_norm}
+
+
+def _batch_sizes(
+    path: Path, found: dict[str, Any], accumulation: int, processes: int
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for key in _BATCH_KEYS:
+        value = found.get(key, "auto")
+        if value == "auto":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f'{path}: {key} must be a positive whole number or "auto"')
+        sizes[key] = value
+    whole, micro, steps = (sizes.get(key) for key in _BATCH_KEYS)
+    if steps not in (None, accumulation):
+        raise InputError(
+            f"{path}: gradient_accumulation_steps is {steps}, the trainer accumulates "
+            f'{accumulation}; make them equal or write "auto"'
+        )
+    rounds = accumulation * processes
+    micro = micro or max(1, (whole or rounds) // rounds)
+    if whole not in (None, micro * rounds):
+        raise InputError(
+            f"{path}: train_batch_size is {whole}, but {micro} per process x {accumulation} "
+            f"accumulated x {processes} processes are {micro * rounds}"
+        )
+    return dict(zip(_BATCH_KEYS, (micro * rounds, micro, accumulation), strict=True))
+
+
+def deepspeed_plugin(config: dict[str, Any]) -> DeepSpeedPlugin:
+    """accelerate's plug-in for this configuration; BackendError without the package."""
+    if not is_deepspeed_available():
+        raise BackendError(
+            "a DeepSpeed configuration was given, but the package 'deepspeed' is not installed: "
+            "pip install deepspeed, or train without the file"
+        )
+    return DeepSpeedPlugin(hf_ds_config=config)

@@ -188,7 +188,13 @@ class InLoop:
     source: BatchSource
     teacher: HFTarget
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    @property
+    def num_batches(self) -> int:
+        """Of a source that has an end (for evaluation)."""
+        found: int = self.source.num_batches  # type: ignore[attr-defined]
+        return found
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
         batch = self.source.batch(step, part, parts)
         device = self.teacher.device

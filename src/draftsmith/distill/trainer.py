@@ -8,27 +8,51 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, Phases
+from draftsmith.distill.blocks import BatchSource, Phases
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
+from draftsmith.distill.evaluation import (
+    Best,
+    Evaluation,
+    chooser,
+    discard_others,
+    find_best,
+    is_better,
+    keep_best,
+    sums_of,
+)
 from draftsmith.distill.objective import Objective
-from draftsmith.distill.settings import TrainerConfig, keyed_noise, make_accelerator
+from draftsmith.distill.settings import (
+    SIGNALS,
+    Interruption,
+    TrainerConfig,
+    adamw,
+    check_plan,
+    keyed_noise,
+    make_accelerator,
+    read_deepspeed,
+    recompute_layers,
+)
+from draftsmith.distill.sharding import added, check_weights, make_layout, on_main, to_device
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import TrajectoryBatch
+
+SCALE = 2.0**-10
+"""Of losses in the backward pass, to keep sums small. The same for all parts of a step, however
+large they are, and a power of two: no rounding depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +65,18 @@ class TrainReport:
     losses: tuple[tuple[int, float], ...]
     """(step, mean training loss since the entry before)."""
     evaluation: dict[str, float]
-
-
-class Learner(nn.Module):
-    """Drafter and objective in one forward, so that data-parallel wrappers see every gradient."""
-
-    def __init__(self, drafter: Drafter, objective: Objective) -> None:
-        super().__init__()
-        self.drafter = drafter
-        self.objective = objective
-
-    def forward(self, batch: TrajectoryBatch, carry: Any) -> dict[str, Any]:
-        prediction, carry = self.drafter(batch, carry)
-        terms = self.objective.loss(prediction, batch, self.drafter.head())
-        return {"total": terms.total, "weight": terms.weight, "carry": carry}
+    best_step: int | None = None
+    """Steps done when the evaluation that chooses was best; None: none chooses."""
+    best_value: float | None = None
 
 
 class Trainer:
     """Trains `drafter` on `source`; `train()` may be called again after any interruption.
 
     `identity`: what the run must agree on to be resumed (data digest, options, ...), JSON values.
-    `folder` receives `checkpoints/`. Several processes train data-parallel: each holds all weights
-    (checkpoints of weights sharded over processes are not written yet).
+    `folder` receives `checkpoints/`. `evaluations` are measured every `evaluate_every` steps and at
+    the end; the weights of the best one are kept if one of them `chooses`. Several processes share
+    the work of each step, and with `parallel="sharded"` the weights, too (see `sharding`).
     Raises BackendError on repeated non-finite steps or a failed save, InputError when the folder's
     checkpoint belongs to another run.
     """
@@ -76,34 +90,58 @@ class Trainer:
         config: TrainerConfig,
         folder: Path,
         identity: dict[str, Any],
-        evaluation: EvaluationBlocks | None = None,
+        evaluations: Sequence[Evaluation] = (),
         callbacks: Sequence[Callback] = (),
         accelerator: Accelerator | None = None,
     ) -> None:
         self.config = config
         self.source = source
-        self.evaluation = evaluation
+        self.objective = objective
+        self.evaluations = tuple(evaluations)
+        self.chooser = chooser(self.evaluations)
         self.callbacks = tuple(callbacks)
         self.folder = folder / "checkpoints"
         self.identity = identity
-        self.accelerator = accelerator or make_accelerator(config.precision)
-        self.drafter = drafter
-        self.optimizer = torch.optim.AdamW(
-            _groups(drafter, config.weight_decay), lr=config.learning_rate, betas=config.betas
+        self.accelerator = accelerator or make_accelerator(
+            config.precision, deepspeed=read_deepspeed(config)
         )
-        learner = Learner(drafter, objective)
-        self.learner, self.prepared = self.accelerator.prepare(learner, self.optimizer)
+        self.drafter = drafter
+        if config.gradient_checkpointing:
+            recompute_layers(drafter)
+        optimizer = partial(adamw, drafter, config)
+        self.layout = make_layout(config.parallel, drafter, optimizer, self.accelerator)
         self.step = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.tokens = 0
         self.losses: list[tuple[int, float]] = []
         self._recent: list[float] = []
-        self._signal: int | None = None
+        self._best: Best | None = None
+        self._interruption = Interruption()
+        self._agreed: int | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.layout.optimizer
 
     @property
     def total_steps(self) -> int:
         return self.config.steps
+
+    @property
+    def _device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def _best_folder(self) -> Path:
+        return self.folder / "best"
+
+    @property
+    def _stop(self) -> int | None:
+        """The signal that ends training. Several processes agree on it in the next step, because
+        they hear it in different ones."""
+        alone = self.accelerator.num_processes == 1
+        return self._interruption.signal if alone else self._agreed
 
     @property
     def is_main(self) -> bool:
@@ -117,36 +155,45 @@ class Trainer:
         newest = checkpoints.latest(self.folder)
         if newest is not None:
             self.restore(checkpoints.load(newest), newest)
+        if self.chooser is not None:
+            own = self.identity if newest is not None else None
+            others = partial(discard_others, self._best_folder, self.chooser, own)
+            on_main(self.accelerator, others)
+            self._best = find_best(self._best_folder, self.chooser)
         values: dict[str, float] = {}
-        with self._signals():
+        self._agreed = None
+        with self._interruption.heard():
             for callback in self.callbacks:
                 callback.on_start(self)
             try:
-                while self.step < self.config.steps and self._signal is None:
+                while self.step < self.config.steps and self._stop is None:
                     report = self.one_step()
                     for callback in self.callbacks:
                         callback.on_step(self, report)
                     every = self.config.evaluate_every
                     last = self.step == self.config.steps
-                    if self.evaluation and every and self.step % every == 0 and not last:
-                        self._evaluate(limit=16)
-                    if self.step % self.config.save_every == 0 or last or self._signal:
+                    if every and self.step % every == 0 and not last:
+                        self._evaluate(final=False)
+                    # Behind the evaluation: the weights saved here had their chance to be best.
+                    if self.step % self.config.save_every == 0 or last or self._stop:
                         self.save()
-                if self._signal is None and self.evaluation is not None:
-                    values = self._evaluate(limit=None)
+                if self._stop is None:
+                    values = self._evaluate(final=True)
             finally:
                 for callback in self.callbacks:
                     callback.on_end(self)
-        if self._signal == signal.SIGINT:
+        if self._stop == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._signal is not None:
-            raise SystemExit(128 + self._signal)
+        if self._stop is not None:
+            raise SystemExit(128 + self._stop)
         return TrainReport(
             steps=self.step,
             skipped=self.skipped,
             tokens=self.tokens,
             losses=tuple(self.losses),
             evaluation=values,
+            best_step=self._best.step if self._best else None,
+            best_value=self._best.value if self._best else None,
         )
 
     def one_step(self) -> StepReport:
@@ -154,35 +201,32 @@ class Trainer:
         rate = self.config.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.learner.train()
-        self.prepared.zero_grad(set_to_none=True)
+        self.layout.mode(train=True)
+        self.layout.zero_grad()
         processes = self.accelerator.num_processes
         parts = self.config.accumulation * processes
-        sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
-        scale = 0.0
+        sums = torch.zeros(5, dtype=torch.float64)  # loss, weight, tokens, and SIGNALS
         with keyed_noise(self.config.seed, self.step, self.accelerator.process_index):
             for micro in range(self.config.accumulation):
                 part = micro * processes + self.accelerator.process_index
-                batch = _to(self.source.batch(self.step, part, parts), self.accelerator.device)
-                # Any fixed scale keeps sums small; the exact mean is restored below.
-                scale = scale or 1.0 / (batch.tokens_BT.numel() * parts)
+                batch = to_device(self.source.batch(self.step, part, parts), self._device)
                 final = micro == self.config.accumulation - 1
-                sums += self._backward(batch, scale, sync=final)
-        if processes > 1:
-            sums = self.accelerator.reduce(sums.to(self.accelerator.device), "sum").cpu()
-        total, weight, tokens = sums.tolist()
-        # Data-parallel wrappers average gradients over processes: undo that too.
-        factor = processes / (scale * max(weight, 1.0))
-        for parameter in self.drafter.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-        norm = float(
-            self.accelerator.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
+                sums += self._backward(batch, sync=final)
+        sums[3:] = torch.tensor([self._interruption.signal == number for number in SIGNALS])
+        total, weight, tokens, *heard = added(self.accelerator, sums).tolist()
+        self._agreed = max(
+            (n for n, count in zip(SIGNALS, heard, strict=True) if count), default=None
         )
-        loss = total / max(weight, 1.0)
-        finite = math.isfinite(loss) and math.isfinite(norm)
+        count = weight if weight > 0 else 1.0
+        # Layouts average gradients over processes: undo that too. Loss and norm are sums over all
+        # processes, so that all of them skip a step or none does.
+        loss = total / count
+        factor = processes / (SCALE * count)
+        good = math.isfinite(loss)
+        norm = self.layout.finish(factor, self.config.clip_norm) if good else math.nan
+        finite = math.isfinite(norm)
         if finite:
-            self.prepared.step()
+            self.layout.step()
         self.step += 1
         self.tokens += int(tokens)
         self._count(loss, finite)
@@ -197,8 +241,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this moment; all processes wait for it."""
-        self.accelerator.wait_for_everyone()
-        if self.is_main:
+        weights, optimizer = self.layout.weights(), self.layout.optimizer_state()
+
+        def write() -> None:
             state = {
                 "identity": self.identity,
                 "plan": self._plan(),
@@ -208,19 +253,12 @@ class Trainer:
                 "losses": self.losses,
                 "recent": self._recent,
             }
-            path = checkpoints.save(
-                self.folder,
-                Checkpoint(
-                    step=self.step,
-                    weights=_weights(self.drafter),
-                    optimizer=self.optimizer.state_dict(),
-                    state=state,
-                ),
-                keep=self.config.keep,
-            )
+            saved = Checkpoint(step=self.step, weights=weights, optimizer=optimizer, state=state)
+            path = checkpoints.save(self.folder, saved, keep=self.config.keep)
             for callback in self.callbacks:
                 callback.on_save(self, path)
-        self.accelerator.wait_for_everyone()
+
+        on_main(self.accelerator, write)
 
     def restore(self, saved: Checkpoint, path: Path) -> None:
         """Continue from `saved`; InputError when it belongs to a run with other options."""
@@ -231,16 +269,9 @@ class Trainer:
                     f"{path} was made with {key} = {theirs.get(key)!r}, now it is "
                     f"{self.identity.get(key)!r}; choose another --out or repeat the options"
                 )
-        _check_plan(saved.state["plan"], self._plan(), saved.step, path)
-        own = _weights(self.drafter)
-        if own.keys() != saved.weights.keys():
-            raise BackendError(f"{path} holds other parameters than this model")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                if tensor.shape != saved.weights[name].shape:
-                    raise BackendError(f"{path} holds {name} in another shape")
-                tensor.copy_(saved.weights[name])
-        self.optimizer.load_state_dict(saved.optimizer)
+        check_plan(saved.state["plan"], self._plan(), saved.step, path)
+        check_weights(self.drafter, saved.weights, path)
+        self.layout.load(saved.weights, saved.optimizer)
         self.step = saved.step
         self.skipped = saved.state["skipped"]
         self.skipped_in_a_row = saved.state["skipped_in_a_row"]
@@ -257,45 +288,85 @@ class Trainer:
             "second_from": second_from,
         }
 
-    def evaluate(self, *, limit: int | None) -> dict[str, float]:
-        """Mean loss in nats per token over the held-out blocks (the first `limit` batches)."""
-        assert self.evaluation is not None
-        self.learner.eval()
-        batches = self.evaluation.num_batches
-        sums = torch.zeros(2, dtype=torch.float64)
-        with torch.no_grad():
-            for index in range(batches if limit is None else min(limit, batches)):
-                batch = _to(self.evaluation.batch(index), self.accelerator.device)
-                out = self.learner(batch, None)
-                sums += torch.stack([out["total"], out["weight"]]).double().cpu()
-        total, weight = sums.tolist()
-        return {"loss": total / max(weight, 1.0), "tokens": weight}
+    def best(self) -> Path | None:
+        """The checkpoint with the weights of the best evaluation so far (weights alone)."""
+        found = None if self.chooser is None else find_best(self._best_folder, self.chooser)
+        return None if found is None else found.path
 
-    def _evaluate(self, *, limit: int | None) -> dict[str, float]:
-        values = self.evaluate(limit=limit)
+    def load_best(self) -> int:
+        """Put the best weights into the drafter, on every process; the step they are from."""
+        path = self.best()
+        if path is None:
+            raise BackendError(f"{self._best_folder} holds no weights: no evaluation chose any")
+        saved = checkpoints.load(path)
+        check_weights(self.drafter, saved.weights, path)
+        self.layout.load(saved.weights, None)
+        return saved.step
+
+    def copy_into(self, drafter: Drafter) -> None:
+        """Copy the weights as they are now, whole, into a drafter that is not being trained. Every
+        process calls this and fills its own."""
+        weights = self.layout.weights(everywhere=True)
+        with torch.no_grad():
+            for name, parameter in drafter.named_parameters():
+                parameter.copy_(weights[name])
+
+    def evaluate(self, *, final: bool = True) -> dict[str, float]:
+        """All figures; unless `final`, over the first batches only where an evaluation says so."""
+
+        def forward(batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+            return self.layout.forward(to_device(batch, self._device), carry, objective)
+
+        values: dict[str, float] = {}
+        self.layout.mode(train=False)
+        with torch.no_grad():
+            for evaluation in self.evaluations:
+                turns = self.accelerator.process_index, self.accelerator.num_processes
+                num_batches = evaluation.num_batches(final)
+                sums_N2 = sums_of(evaluation, forward, num_batches, self.drafter.num_steps, turns)
+                total, weight = added(self.accelerator, sums_N2).sum(0).tolist()
+                values |= evaluation.report(total, weight)
+        self.layout.mode(train=False)
+        return values
+
+    def _evaluate(self, *, final: bool) -> dict[str, float]:
+        if not self.evaluations:
+            return {}
+        values = self.evaluate(final=final)
+        if self.chooser is not None:
+            self._choose(self.chooser, values.get(self.chooser.name))
         for callback in self.callbacks:
             callback.on_evaluate(self, values)
         return values
 
-    def _backward(self, batch: TrajectoryBatch, scale: float, *, sync: bool) -> Tensor:
-        """Gradients of one part; [summed loss, weight, tokens] in float64 on the CPU."""
+    def _choose(self, choice: Evaluation, value: float | None) -> None:
+        if not is_better(self._best, choice, step=self.step, value=value):
+            return
+        weights = self.layout.weights()
+        state = {"value": value, "identity": self.identity}
+        new = Checkpoint(step=self.step, weights=weights, optimizer={}, state=state)
+        on_main(self.accelerator, partial(keep_best, self._best_folder, choice, new))
+        self._best = find_best(self._best_folder, choice)
+
+    def _backward(self, batch: TrajectoryBatch, *, sync: bool) -> Tensor:
+        """Gradients of one part; [summed loss, weight, tokens, 0, 0] in float64 on the CPU."""
         carry: Any = None
         total: Tensor | None = None
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(5, dtype=torch.float64)
         sums[2] = batch.tokens_BT.numel()
         each = self.drafter.backward == "each"
         for index in range(self.drafter.num_steps):
             last = index == self.drafter.num_steps - 1
-            with _maybe(self.accelerator.no_sync(self.learner), not (sync and last)):
-                out = self.learner(batch, carry)
+            with nullcontext() if sync and last else self.layout.apart():
+                out = self.layout.forward(batch, carry, self.objective)
                 carry = out["carry"]
                 sums[:2] += torch.stack([out["total"], out["weight"]]).detach().double().cpu()
                 if each:
-                    self.accelerator.backward(out["total"] * scale)
+                    self.layout.backward(out["total"] * SCALE)
                 else:
                     total = out["total"] if total is None else total + out["total"]
                     if last:
-                        self.accelerator.backward(total * scale)
+                        self.layout.backward(total * SCALE)
         return sums
 
     def _count(self, loss: float, finite: bool) -> None:
@@ -313,73 +384,3 @@ class Trainer:
         if len(self._recent) >= max(1, self.config.steps // 100) or self.step == self.config.steps:
             self.losses.append((self.step, sum(self._recent) / len(self._recent)))
             self._recent = []
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the loop after this step; a second one is obeyed at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signal = number
-            signal.signal(number, before[number])
-
-        self._signal = None
-        before: dict[int, Any] = {}
-        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-            before[number] = signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
-
-
-def _check_plan(
-    theirs: dict[str, int | None], own: dict[str, int | None], step: int, path: Path
-) -> None:
-    """InputError when another number of steps would change what the steps done so far were."""
-    if theirs["steps"] == own["steps"]:
-        return
-    for key, place, before in (
-        ("decay_from", "decay", "while the learning rate is constant"),
-        ("second_from", "long blocks", "before the long blocks begin"),
-    ):
-        starts = [start for start in (theirs.get(key), own[key]) if start is not None]
-        if starts and step > min(starts):
-            raise InputError(
-                f"{path} is in the {place} of a run of {theirs['steps']} or of {own['steps']} "
-                f"steps; the number of steps can only change {before}"
-            )
-
-
-@contextmanager
-def _maybe(context: Any, wanted: bool) -> Iterator[None]:
-    if wanted:
-        with context:
-            yield
-    else:
-        yield
-
-
-def _groups(drafter: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def _weights(drafter: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, shared ones once."""
-    return {name: parameter.data for name, parameter in drafter.named_parameters()}
-
-
-def _to(batch: TrajectoryBatch, device: torch.device) -> TrajectoryBatch:
-    documents = batch.documents_BT
-    return TrajectoryBatch(
-        tokens_BT=batch.tokens_BT.to(device),
-        loss_mask_BT=batch.loss_mask_BT.to(device),
-        documents_BT=None if documents is None else documents.to(device),
-    )

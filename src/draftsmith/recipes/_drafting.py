@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 
 
 def open_target(model: ModelOptions) -> HFTarget:
-    """Load the target; transformers' progress bars stay silent."""
-    from transformers.utils import logging
-
+    """Load the target, without transformers' progress bars."""
     from draftsmith.targets.hf import load_target
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quieten()
     return load_target(
         model.target,
         dtype=model.dtype,
@@ -44,6 +41,14 @@ def open_target(model: ModelOptions) -> HFTarget:
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def quieten() -> None:
+    """No progress bars and remarks of transformers: we have our own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 _OWN_SHAPE: dict[str, Any] = {"draft_length": None, "draft_tree": None}

@@ -1,4 +1,4 @@
-"""The end of a pre-training run: figures and the model folder."""
+"""The end of a training run: figures and the model folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.trainer import TrainReport
+from draftsmith.drafters._vocabulary import SUBSET_FILE
 from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import Run, is_write_failure, system_error
 from draftsmith.recipes._tokens import Subset
 
-SUBSET_FILE = "draft_vocab.safetensors"
+_LOADING = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model = AutoModelForCausalLM.from_pretrained("FOLDER")
+    tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+"""
 
 
 def bits_per_byte(report: TrainReport, num_bytes: int) -> float:
@@ -35,12 +40,13 @@ def write_model(
     dtype: torch.dtype,
     record: Run,
     results: Mapping[str, object],
+    text: str,
 ) -> None:
     """Write the model folder: whole files, one by one, run.json last; BackendError (disk, rights).
 
     A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
     each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
-    fed as in training.
+    fed as in training. `text`: of its README.
     """
     temporary = out / f".tmp-model-{os.getpid()}"
     try:
@@ -59,7 +65,7 @@ def write_model(
                 "unknown": torch.tensor([subset.unknown]),
             }
             save_file(tensors, temporary / SUBSET_FILE)
-        (temporary / "README.md").write_text(_readme(results, subset), encoding="utf-8")
+        (temporary / "README.md").write_text(text + _LOADING, encoding="utf-8")
         usual = (temporary / "README.md").stat().st_mode
         for path in sorted(temporary.iterdir()):
             path.chmod(usual)  # safetensors gives its files to the owner alone
@@ -82,7 +88,8 @@ def write_model(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _readme(results: Mapping[str, object], subset: Subset | None) -> str:
+def readme(results: Mapping[str, object], subset: Subset | None) -> str:
+    """What `pretrain` says about its model."""
     bits = results["bits_per_byte"]
     lines = [
         "# A model trained by `draftsmith pretrain`",
@@ -99,10 +106,4 @@ def _readme(results: Mapping[str, object], subset: Subset | None) -> str:
             "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
             "",
         ]
-    lines += [
-        "    from transformers import AutoModelForCausalLM, AutoTokenizer",
-        '    model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-        '    tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        "",
-    ]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ import lzma
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,20 @@ def documents(files: Iterable[TextFile]) -> Iterator[str]:
     Files that are not UTF-8 are unreadable: InputError names the file (and the line of a JSONL).
     """
     for file in files:
-        text = read_text(file.path)
         if ".jsonl" in file.path.suffixes:
-            yield from _lines(file, text)
-        elif text:
+            yield from _lines(file)
+        elif text := read_text(file.path):
             yield text
+
+
+def texts(files: Sequence[TextFile]) -> Iterator[str]:
+    """All text of the files, whether documents or examples: what a tokenizer is trained on."""
+    if not are_examples(files):
+        yield from documents(files)
+        return
+    for prompt, completion in examples(files):
+        yield prompt
+        yield completion
 
 
 def read_text(path: Path) -> str:
@@ -128,19 +138,56 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, p) or fnmatch.fnmatch(last, p) for p in patterns)
 
 
-def _lines(file: TextFile, text: str) -> Iterator[str]:
+def are_examples(files: Sequence[TextFile]) -> bool:
+    """Whether the first line of the first JSONL file has a field `completion`."""
+    for file in files:
+        if ".jsonl" in file.path.suffixes:
+            return any("completion" in record for _, record in islice(_records(file), 1))
+    return False
+
+
+def examples(files: Iterable[TextFile]) -> Iterator[tuple[str, str]]:
+    """(prompt, completion) of every line; a line without a completion is left out.
+
+    Raises InputError for a file or line that is no example: examples and plain text do not mix.
+    """
+    for file in files:
+        if ".jsonl" not in file.path.suffixes:
+            raise InputError(
+                f"{file.path} is plain text, and others here are JSONL with prompt and completion; "
+                "train on one kind at a time"
+            )
+        for number, record in _records(file):
+            prompt, completion = record.get("prompt"), record.get("completion")
+            if not isinstance(prompt, str) or not isinstance(completion, str):
+                raise InputError(
+                    f"{file.path}, line {number}: expected texts in the fields `prompt` and "
+                    "`completion`"
+                )
+            if completion:
+                yield prompt, completion
+
+
+def _lines(file: TextFile) -> Iterator[str]:
+    for number, record in _records(file):
+        value = record.get("text")
+        if not isinstance(value, str):
+            what = "has no field" if value is None else "is not a text in the field"
+            raise InputError(f"{file.path}, line {number}: {what} `text`")
+        if value:
+            yield value
+
+
+def _records(file: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered JSON objects, one per line; blank lines are skipped."""
     # not splitlines: U+2028, U+0085 and the like may stand in a JSON string as they are
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(read_text(file.path).split("\n"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            value = record["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{file.path}, line {number}: expected a JSON object with a field `text`"
-            ) from error
-        if not isinstance(value, str):
-            raise InputError(f"{file.path}, line {number}: the field `text` is not a text")
-        if value:
-            yield value
+        except ValueError as error:
+            raise InputError(f"{file.path}, line {number}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise InputError(f"{file.path}, line {number}: expected a JSON object")
+        yield number, record

@@ -10,7 +10,7 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,16 +20,20 @@ from draftsmith.config import as_dict
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.blocks import BatchSource, EvaluationBlocks, PackedBlocks, Phases, Tokens
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
+from draftsmith.distill.evaluation import Evaluation, EvaluationSource
 from draftsmith.distill.objective import CrossEntropy
-from draftsmith.distill.settings import TrainerConfig, make_accelerator
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.settings import make_accelerator
+from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.options import PretrainOptions
 from draftsmith.provenance import start_run
-from draftsmith.recipes import _text, _tokens
-from draftsmith.recipes._finish import bits_per_byte, write_model
+from draftsmith.recipes import _examples, _text, _tokens
+from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
+from draftsmith.recipes._training import precision, trackers, trainer_config
 from draftsmith.units import Duration
 
 
@@ -56,6 +60,9 @@ class Data:
     tokenizer: Any
     train: list[Tokens]
     held: list[Tokens]
+    examples: list[Weighted]
+    """In place of `train`: prompts with completions."""
+    held_examples: list[Weighted]
     held_bytes: int
     vocab_size: int
     """Of the student."""
@@ -82,33 +89,27 @@ def run(options: PretrainOptions) -> PretrainResult:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to --out {out}: {error}") from error
-    accelerator = start_accelerator(options)
+    names = trackers(options.report_to)
+    accelerator = make_accelerator(precision(options.dtype), names, out if names else None)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     training = options.training
-    steps_per_epoch = max(1, sum(len(d) + 1 for d in data.train) // training.batch_tokens)
+    steps_per_epoch = max(1, data.facts["train_tokens"] // training.batch_tokens)
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
     source = make_source(options, data, steps)
     longest = max(training.block_length, training.long_block_length or 0)
-    evaluation = None
-    if data.held:
-        evaluation = EvaluationBlocks(
-            data.held,
-            end_id=data.end_id,
-            length=longest,
-            batch_blocks=max(1, 8192 // longest),
-            stand_in=data.stand_in,
-        )
+    held = make_held_out(data, longest)
+    evaluations = [] if held is None else [_held_out_loss(held)]
     model = make_model(options, data, longest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _say(
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
-    report = train(options, data, model, source, evaluation, steps, work, accelerator)
-    bits = bits_per_byte(report, data.held_bytes) if data.held and data.subset is None else None
+    report = train(options, data, model, source, evaluations, steps, work, accelerator)
+    bits = bits_per_byte(report, data.held_bytes) if held and data.subset is None else None
     results = {
         "parameters": parameters,
         "steps": report.steps,
@@ -130,6 +131,7 @@ def run(options: PretrainOptions) -> PretrainResult:
             getattr(torch, options.save_dtype),
             record,
             results,
+            readme(results, data.subset),
         )
         shutil.rmtree(work, ignore_errors=True)
     accelerator.wait_for_everyone()
@@ -143,25 +145,6 @@ def run(options: PretrainOptions) -> PretrainResult:
     )
     _say(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
     return result
-
-
-def start_accelerator(options: PretrainOptions) -> Accelerator:
-    """Devices, processes, mixed precision and trackers for this run."""
-    names = trackers(options)
-    return make_accelerator(precision(options), names, options.out if names else None)
-
-
-def precision(options: PretrainOptions) -> Literal["bfloat16", "float32"]:
-    """The arithmetic that --dtype means on this machine."""
-    if options.dtype != "auto":
-        return options.dtype
-    return "bfloat16" if _fast_bfloat16() else "float32"
-
-
-def trackers(options: PretrainOptions) -> list[str]:
-    """The trackers that --report-to names."""
-    names = [name.strip() for name in options.report_to.split(",")]
-    return [name for name in names if name not in ("", "none")]
 
 
 def read_data(options: PretrainOptions, work: Path) -> Data:
@@ -183,8 +166,21 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         raise InputError("no training text is left; check --text, --include and --hold-out")
     train_sha256 = _text.digest(files)
     tokenizer, tokenizer_sha256 = open_tokenizer(options, files, train_sha256, work)
-    train_tokens, train_bytes = _tokens.encode(tokenizer, _text.documents(files))
-    held_tokens, held_bytes = _tokens.encode(tokenizer, _text.documents(held))
+    paired = _text.are_examples(files)
+    if paired and options.model.vocab_subset is not None:
+        raise InputError(
+            "--vocab-subset needs plain text; these files hold prompts and completions"
+        )
+    train_tokens: list[Tokens] = []
+    held_tokens: list[Tokens] = []
+    pairs: list[Weighted] = []
+    held_pairs: list[Weighted] = []
+    if paired:
+        pairs, train_bytes = _examples.encode(tokenizer, _text.examples(files))
+        held_pairs, held_bytes = _examples.encode(tokenizer, _text.examples(held))
+    else:
+        train_tokens, train_bytes = _tokens.encode(tokenizer, _text.documents(files))
+        held_tokens, held_bytes = _tokens.encode(tokenizer, _text.documents(held))
     vocab_size = len(tokenizer)
     end_id = tokenizer.eos_token_id
     pad_id = end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -203,6 +199,8 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         tokenizer=tokenizer,
         train=train_tokens,
         held=held_tokens,
+        examples=pairs,
+        held_examples=held_pairs,
         held_bytes=held_bytes,
         vocab_size=vocab_size,
         end_id=end_id,
@@ -211,9 +209,10 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
         facts={
             "files": len(files),
             "left_out_not_utf8": unreadable,
-            "documents": len(train_tokens),
+            "documents": len(train_tokens) + len(pairs),
             "train_bytes": train_bytes,
-            "train_tokens": sum(len(document) + 1 for document in train_tokens),
+            "train_tokens": sum(len(document) + 1 for document in train_tokens)
+            + _examples.num_tokens(pairs),
             "tokens_outside_vocabulary": outside,
             "tokenizer_sha256": tokenizer_sha256,
             "train_sha256": train_sha256,
@@ -247,7 +246,7 @@ def open_tokenizer(
     resumed = checkpoints.latest(work / "checkpoints") is not None
     if not _tokens.is_kept(folder, None if resumed else origin):
         _say(f"training a byte-level BPE of {options.model.vocab_size} tokens")
-        texts = _text.documents(files)
+        texts = _text.texts(files)
         tokenizer = _tokens.train_bpe(texts, options.model.vocab_size, context)
         _tokens.keep(tokenizer, folder, origin)
     tokenizer = _tokens.kept(folder)
@@ -258,7 +257,15 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
     """Packed blocks; with --long-block-length a last phase of long ones, in an order of its own."""
     training = options.training
 
-    def packed(length: int, seed: int) -> PackedBlocks:
+    def packed(length: int, seed: int) -> BatchSource:
+        if data.examples:
+            return TrajectoryBlocks(
+                data.examples,
+                end_id=data.end_id,
+                length=length,
+                batch_blocks=training.batch_tokens // length,
+                seed=seed,
+            )
         return PackedBlocks(
             data.train,
             end_id=data.end_id,
@@ -274,6 +281,28 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
         return first
     second = packed(training.long_block_length, options.seed + 2**32)
     return Phases(first=first, second=second, second_from=round(steps * (1 - training.long_share)))
+
+
+def make_held_out(data: Data, length: int) -> EvaluationSource | None:
+    """The held-out text in blocks, or None where nothing was held out."""
+    batch_blocks = max(1, 8192 // length)
+    if data.held_examples:
+        return HeldOutBlocks(
+            data.held_examples, end_id=data.end_id, length=length, batch_blocks=batch_blocks
+        )
+    if not data.held:
+        return None
+    return EvaluationBlocks(
+        data.held,
+        end_id=data.end_id,
+        length=length,
+        batch_blocks=batch_blocks,
+        stand_in=data.stand_in,
+    )
+
+
+def _held_out_loss(batches: EvaluationSource) -> Evaluation:
+    return Evaluation(batches=batches, objective=CrossEntropy(), weight_name="tokens")
 
 
 def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrainedModel:
@@ -300,31 +329,16 @@ def train(
     data: Data,
     model: PreTrainedModel,
     source: BatchSource,
-    evaluation: EvaluationBlocks | None,
+    evaluations: list[Evaluation],
     steps: int,
     work: Path,
     accelerator: Accelerator,
 ) -> TrainReport:
     """The training loop with its callbacks; resumes from `work` when it holds a checkpoint."""
     training = options.training
-    config = TrainerConfig(
-        steps=steps,
-        accumulation=training.gradient_accumulation,
-        learning_rate=training.learning_rate,
-        min_learning_rate=training.min_learning_rate,
-        warmup_steps=training.warmup,
-        schedule=training.schedule,
-        decay_share=training.decay_share,
-        betas=training.betas,
-        weight_decay=training.weight_decay,
-        clip_norm=training.clip_norm,
-        precision=precision(options),
-        seed=options.seed,
-        save_every=options.save_every,
-        evaluate_every=options.eval_every,
-    )
+    config = trainer_config(options, training, steps)
     callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers(options):
+    if trackers(options.report_to):
         accelerator.init_trackers("pretrain")
         callbacks.append(Trackers(accelerator))
     identity = {
@@ -339,7 +353,7 @@ def train(
         "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
         "schedule": [training.schedule, training.decay_share, training.long_share],
         "optimizer": [*training.betas, training.weight_decay, training.clip_norm],
-        "precision": precision(options),
+        "precision": precision(options.dtype),
         "seed": options.seed,
     }
     trainer = Trainer(
@@ -349,18 +363,11 @@ def train(
         config=config,
         folder=work,
         identity=identity,
-        evaluation=evaluation,
+        evaluations=evaluations,
         callbacks=callbacks,
         accelerator=accelerator,
     )
     return trainer.train()
-
-
-def _fast_bfloat16() -> bool:
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    capability = torch.backends.cpu.get_cpu_capability()
-    return capability in ("AVX512", "AMX") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _say(line: str) -> None:

@@ -222,7 +222,7 @@ def load_model(
         "revision": revision or "main",
         "trust_remote_code": trust_remote_code,
     }
-    with _loading(f"the model {name!r}"):
+    with loading(f"the model {name!r}"):
         config = AutoConfig.from_pretrained(name, **source)
         # before gigabytes of weights are read
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -268,7 +268,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     _require_folder(name)
-    with _loading(f"the tokenizer of {name!r}"):
+    with loading(f"the tokenizer of {name!r}"):
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
@@ -282,7 +282,7 @@ def load_tokenizer(
 
 
 @contextmanager
-def _loading(what: str) -> Iterator[None]:
+def loading(what: str) -> Iterator[None]:
     """Whatever other packages raise while they read files becomes one sentence."""
     try:
         yield

@@ -1,0 +1,399 @@
+"""Learning a teacher's laws: the objective, its readable twin, and what an evaluation asks.
+
+    position       0     1     2     3
+    law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
+    learnt         D(5)  -lq   D(6)  .        D a divergence from that law, -lq: -log q(next token)
+
+As in `objective.py` no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
+run on a few places at a time, and again in the backward pass. B rows, T time, N places, K kept
+tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from draftsmith.distill import divergence as div
+from draftsmith.distill.divergence import Cells, Divergence, Knobs, Reading, Rewards, Tail
+from draftsmith.distill.objective import Head, LossTerms
+from draftsmith.errors import InputError, nearest
+from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
+
+CELLS = 1 << 23
+"""Places times vocabulary per call of a head: 32 MiB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """A divergence of the student's law from the teacher's, in nats per place.
+
+    Places whose token has no law learn the token (as sft): the plain text of a mixed batch does.
+    Raises InputError for unknown names, for options that mean nothing to the divergence, and for
+    laws over another vocabulary than the student's.
+    """
+
+    divergence: str
+    """A name in `DIVERGENCES`."""
+    temperature: float = 1.0
+    """Of the teacher's law; laws come at 1. The student is left at 1, where it will draft."""
+    temper_student: bool = False
+    """Temper the student as well: distillation as in 1503.02531 (without its factor temperature^2)
+    and in TRL's GKDTrainer."""
+    tail: Tail = "bucket"
+    """What lies outside the tokens that a truncated teacher kept; a whole law has no tail."""
+    floor: float = 1e-8
+    """tail `floor`: least probability of a vocabulary entry."""
+    beta: float = 0.5
+    """jsd: the teacher's share of the mixture; 0 is kl, 1 is rkl."""
+    reading: Reading = "exact"
+    """tvdpp: how its expectation is taken. Its statistics are those of one call of `loss`."""
+    cells: int = CELLS
+    """Places times vocabulary that exist at a time (one place at least)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1 or not 0 < self.floor < 1 or self.cells < 1:
+            raise InputError("beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(
+                f"the teacher's temperature must be above 0, not {self.temperature:g}; to learn "
+                "its most probable tokens, collect greedily and use the divergence 'sft'"
+            )
+        for what, name, known in (
+            ("tail", self.tail, get_args(Tail)),
+            ("reading", self.reading, get_args(Reading)),
+        ):
+            if name not in known:
+                raise InputError(f"there is no {what} {name!r}{nearest(name, known)}")
+        _refuse_unused(self, div.divergence_named(self.divergence))
+
+    @property
+    def record(self) -> Divergence:
+        """The divergence that `divergence` and `beta` mean."""
+        return div.divergence_named(self.divergence, self.beta)
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum of weight x nats over the counted places, and the sum of their weights."""
+        taught_BT, plain_BT = _masks(prediction, batch, self.record)
+        draws = self.record.pools_cells and self.reading == "sampled"
+        taught = _gather(prediction, batch, taught_BT, draws=draws)
+        plain = _gather(prediction, batch, plain_BT)
+        vocab = _vocabulary(prediction, head)
+        _check(taught, vocab)
+        rewards = self._rewards(head, taught, vocab) if self.record.pools_cells else None
+
+        def taught_nats(head: Head, part: _Places) -> Tensor:
+            knobs = Knobs(
+                beta=self.beta, reading=self.reading, rewards=rewards, uniform_N=part.uniform_N
+            )
+            return _weighed(part, self.record.nats(self._cells(head, part), knobs))
+
+        # A zero that depends on the hidden states keeps backward legal when nothing is counted.
+        total = _wide(prediction.hidden_BTH[:0].sum())
+        for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
+            for part in places.split(self.cells, vocab):
+                summed = checkpoint(nats, head, part, use_reentrant=False)
+                assert isinstance(summed, Tensor)
+                total = total + summed
+        return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
+
+    def _rewards(self, head: Head, places: _Places, vocab: int) -> Rewards:
+        """Statistics of all cells of all places: a pass of its own, before any loss."""
+        counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
+        with torch.no_grad():
+            for part in places.split(self.cells, vocab):
+                counts += div.count_rewards(self._cells(head, part))
+        return Rewards.of(counts)
+
+    def _cells(self, head: Head, places: _Places) -> Cells:
+        logits_NV = _wide(head(places.hidden_NH))
+        if self.temper_student:
+            logits_NV = logits_NV / self.temperature
+        laws = places.laws()
+        if isinstance(laws, FullLaws):
+            return div.whole_cells(_teacher(laws, self.temperature, logits_NV), logits_NV)
+        return div.truncated_cells(
+            laws,
+            logits_NV,
+            tail=self.tail,
+            divergence=self.record,
+            temperature=self.temperature,
+            floor=self.floor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q). No gradient.
+
+    Both laws at the temperature of decoding (0: whether both prefer the same token). Exact for
+    whole laws and where all tokens were kept; otherwise a lower bound, the sum over the kept
+    tokens. Places without a law do not count. Higher is better.
+    """
+
+    temperature: float = 1.0
+    cells: int = CELLS
+    """Places times vocabulary that exist at a time (one place at least)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf or self.cells < 1:
+            raise InputError("the temperature must be at least 0, and cells at least 1")
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum of weight x overlap over places with a law, and the sum of their weights."""
+        taught_BT, _ = _masks(prediction, batch, None)
+        places = _gather(prediction, batch, taught_BT)
+        with torch.no_grad():
+            vocab = _vocabulary(prediction, head)
+            _check(places, vocab)
+            total = _wide(prediction.hidden_BTH.new_zeros(()))
+            for part in places.split(self.cells, vocab):
+                overlap_N = self._overlap(part.laws(), _wide(head(part.hidden_NH)))
+                total = total + _weighed(part, overlap_N)
+        return LossTerms(total=total, weight=places.weights_N.sum())
+
+    def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
+        if self.temperature == 0:
+            return (_preferred(laws) == logits_NV.argmax(-1)).to(logits_NV.dtype)
+        log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
+        if isinstance(laws, FullLaws):
+            return div.acceptance(_teacher(laws, self.temperature, logits_NV), log_q_NV)
+        log_p_NK = _at_least(laws, self.temperature, logits_NV)
+        return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
+
+
+# --------------------------------------------------------------------------- places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Places:
+    """What is known of N places that count."""
+
+    hidden_NH: Tensor
+    tokens_N: Tensor
+    rows_N: Tensor
+    """Row of `all_laws`; -1: none."""
+    weights_N: Tensor
+    uniform_N: Tensor
+    """A number in [0, 1), for objectives that draw."""
+    all_laws: TeacherLaws | None
+
+    def __len__(self) -> int:
+        return len(self.tokens_N)
+
+    def laws(self) -> TeacherLaws:
+        """The laws of these places."""
+        assert self.all_laws is not None
+        return self.all_laws.take(self.rows_N)
+
+    def split(self, cells: int, vocab: int) -> Iterator[_Places]:
+        """Parts of at most `cells` logits."""
+        size = max(1, cells // vocab)
+        for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
+            at = slice(part * size, (part + 1) * size)
+            yield _Places(
+                hidden_NH=hidden_NH,
+                tokens_N=self.tokens_N[at],
+                rows_N=self.rows_N[at],
+                weights_N=self.weights_N[at],
+                uniform_N=self.uniform_N[at],
+                all_laws=self.all_laws,
+            )
+
+
+def _masks(
+    prediction: DraftPrediction, batch: TrajectoryBatch, record: Divergence | None
+) -> tuple[Tensor, Tensor]:
+    """[B, T] each: counted places that learn a law, and those that learn their token."""
+    counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
+    has_law_BT = batch.law_ahead(prediction.ahead) >= 0
+    if record is not None and record.hard:
+        has_law_BT = torch.zeros_like(has_law_BT)
+    return counted_BT & has_law_BT, counted_BT & ~has_law_BT
+
+
+def _gather(
+    prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
+) -> _Places:
+    weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
+    return _Places(
+        hidden_NH=prediction.hidden_BTH[mask_BT],
+        tokens_N=batch.tokens_ahead(prediction.ahead)[mask_BT],
+        rows_N=batch.law_ahead(prediction.ahead)[mask_BT],
+        weights_N=weights_N,
+        uniform_N=torch.rand_like(weights_N) if draws else torch.zeros_like(weights_N),
+        all_laws=batch.laws,
+    )
+
+
+def _plain_nats(head: Head, places: _Places) -> Tensor:
+    logits_NV = _wide(head(places.hidden_NH))
+    return _weighed(places, F.cross_entropy(logits_NV, places.tokens_N, reduction="none"))
+
+
+def _weighed(places: _Places, nats_N: Tensor) -> Tensor:
+    return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
+
+
+def _vocabulary(prediction: DraftPrediction, head: Head) -> int:
+    """V, from the logits of one place."""
+    with torch.no_grad():
+        return int(head(prediction.hidden_BTH[0, :1]).shape[-1])
+
+
+def _check(places: _Places, vocab: int) -> None:
+    """InputError when truncated laws cannot be those of this student's vocabulary."""
+    if not len(places) or isinstance(places.all_laws, FullLaws):
+        return
+    if places.all_laws is None:
+        raise InputError("the batch names rows of laws but carries no laws; read them with it")
+    laws = places.all_laws.take(places.rows_N)
+    if int(laws.ids_NK.max()) >= vocab:
+        raise InputError(
+            f"a law holds token {int(laws.ids_NK.max())}, the student's vocabulary has {vocab}; "
+            "distil a student with the teacher's tokenizer"
+        )
+    if not bool((laws.log_p_NK.amax(-1) > -math.inf).all()):
+        raise InputError("a law holds no token at all; collect the trajectories again")
+
+
+def _teacher(laws: FullLaws, temperature: float, logits_NV: Tensor) -> Tensor:
+    """[N, V] log p: the teacher's head on these places, no gradient."""
+    with torch.no_grad():
+        teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
+        if teacher_NV.shape != logits_NV.shape:
+            raise InputError(
+                f"the teacher's laws have {teacher_NV.shape[-1]} entries, the student's "
+                f"{logits_NV.shape[-1]}; cut both heads to the tokens that they share"
+            )
+        return torch.log_softmax(teacher_NV / temperature, dim=-1)
+
+
+def _preferred(laws: TeacherLaws) -> Tensor:
+    """[N]: the teacher's most probable token."""
+    if isinstance(laws, FullLaws):
+        return laws.head(laws.hidden_NH).argmax(-1)
+    return laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))[:, 0].long()
+
+
+def _at_least(laws: TopLaws, temperature: float, logits_NV: Tensor) -> Tensor:
+    """[N, K]: lower bounds of the kept tokens' log p at a temperature.
+
+    p_T(v) = p(v)^a / (kept^a + outside^a), a = 1 / temperature, with x^a summed over tokens. Of the
+    n tokens outside the mass r is known, and that none exceeds the smallest kept p_K; so
+    outside^a <= p_K^(a - 1) r for a >= 1, and n^(1 - a) r^a for a <= 1 (all equal).
+    """
+    log_p_NK = laws.log_p_NK.to(logits_NV.dtype)
+    if temperature == 1:
+        return log_p_NK
+    used_NK = log_p_NK > -math.inf
+    number_N = logits_NV.shape[1] - used_NK.sum(-1)
+    log_r_N = (1 - log_p_NK.exp().sum(-1)).clamp(min=div.REST).log()
+    a = 1 / temperature
+    if a > 1:
+        bound_N = (a - 1) * log_p_NK.where(used_NK, 0.0).amin(-1) + log_r_N
+    else:
+        bound_N = (1 - a) * number_N.clamp(min=1).log() + a * log_r_N
+    bound_N = bound_N.masked_fill(number_N == 0, -math.inf)
+    total_N = torch.logaddexp((a * log_p_NK).logsumexp(-1), bound_N)
+    return a * log_p_NK - total_N[:, None]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+_ALWAYS = ("divergence", "cells")
+
+
+def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
+    """InputError for an option that was set and would be ignored."""
+    for option in fields(chosen):
+        if getattr(chosen, option.name) == option.default or option.name in _ALWAYS:
+            continue
+        if option.name not in record.options:
+            raise InputError(f"{option.name} means nothing to divergence {record.name!r}")
+        if option.name == "floor" and chosen.tail != "floor":
+            raise InputError(f"floor means nothing with tail {chosen.tail!r}")
+
+
+# --------------------------------------------------------------------------- the readable twin
+
+
+def dense_distillation(
+    objective: Distillation, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head
+) -> LossTerms:
+    """The readable twin of `Distillation.loss`: all logits and all laws at once. For tests."""
+    logits_BTV = _wide(head(prediction.hidden_BTH))
+    taught_BT, plain_BT = _masks(prediction, batch, objective.record)
+    wanted_BT1 = batch.tokens_ahead(prediction.ahead)[..., None]
+    nats_BT = -torch.log_softmax(logits_BTV, dim=-1).gather(-1, wanted_BT1)[..., 0]
+    if taught_BT.any():
+        assert batch.laws is not None
+        laws = batch.laws.take(batch.law_ahead(prediction.ahead)[taught_BT])
+        scale = objective.temperature if objective.temper_student else 1.0
+        cells = _dense_cells(objective, laws, logits_BTV[taught_BT] / scale)
+        draws = objective.record.pools_cells and objective.reading == "sampled"
+        knobs = Knobs(
+            beta=objective.beta,
+            reading=objective.reading,
+            rewards=Rewards.of(div.count_rewards(cells)),
+            uniform_N=torch.rand(len(laws), device=logits_BTV.device) if draws else None,
+        )
+        nats_BT = nats_BT.masked_scatter(taught_BT, objective.record.nats(cells, knobs))
+    weights_BT = batch.weights_ahead(prediction.ahead) * (taught_BT | plain_BT)
+    return LossTerms(total=(nats_BT * weights_BT).sum(), weight=weights_BT.sum())
+
+
+def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> Cells:
+    """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
+    log_q_NV = torch.log_softmax(logits_NV, dim=-1)
+    if isinstance(laws, FullLaws):
+        teacher_NV = laws.head(laws.hidden_NH).detach().to(logits_NV.dtype)
+        log_p_NV = torch.log_softmax(teacher_NV / objective.temperature, dim=-1)
+        return Cells(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
+    p_NK = laws.log_p_NK.to(logits_NV.dtype).exp()
+    p_NV = torch.zeros_like(log_q_NV).scatter_add(-1, laws.ids_NK.long(), p_NK)
+    hat_NV = p_NV ** (1 / objective.temperature)
+    hat_NV = hat_NV / hat_NV.sum(-1, keepdim=True)
+    return _DENSE_TAILS[objective.tail](objective, p_NV, hat_NV, log_q_NV)
+
+
+def _dense_bucket(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+    inside_NV = p_NV > 0
+    outside_N1 = ~inside_NV.all(-1, keepdim=True)
+    p_rest_N1 = (1 - p_NV.sum(-1, keepdim=True)).clamp(min=div.REST) * outside_N1
+    q_rest_N1 = (log_q_NV.exp() * ~inside_NV).sum(-1, keepdim=True)
+    q_rest_N1 = q_rest_N1.clamp(min=torch.finfo(q_rest_N1.dtype).tiny)
+    log_q_rest_N1 = q_rest_N1.log().masked_fill(~outside_N1, -math.inf)
+    return Cells(
+        log_p_NC=torch.cat([p_NV, p_rest_N1], dim=-1).log(),
+        log_q_NC=torch.cat([log_q_NV.masked_fill(~inside_NV, -math.inf), log_q_rest_N1], dim=-1),
+        letters_NC=torch.cat([inside_NV, outside_N1], dim=-1),
+    )
+
+
+def _dense_hat(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+    if objective.record.on_support:
+        log_q_NV = torch.log_softmax(log_q_NV.masked_fill(p_NV == 0, -math.inf), dim=-1)
+    return Cells(log_p_NC=hat_NV.log(), log_q_NC=log_q_NV)
+
+
+def _dense_floor(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+    outside_N1 = ~(p_NV > 0).all(-1, keepdim=True)
+    hat_NV = hat_NV.clamp(min=objective.floor).where(outside_N1, hat_NV)
+    return Cells(log_p_NC=(hat_NV / hat_NV.sum(-1, keepdim=True)).log(), log_q_NC=log_q_NV)
+
+
+_DENSE_TAILS: dict[Tail, Callable[[Distillation, Tensor, Tensor, Tensor], Cells]] = {
+    "bucket": _dense_bucket,
+    "renormalise": _dense_hat,
+    "floor": _dense_floor,
+}

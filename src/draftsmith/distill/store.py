@@ -1,0 +1,394 @@
+"""Trajectories on disk: a folder of shards, each written once, whole or not at all.
+
+    manifest.json                        whose laws these are (`StoreHeader`); never changes
+    shard-00000.parquet                  a row per trajectory, laws as in `codec`
+    shard-00000.features.safetensors     hidden signals, when asked for; names are row numbers
+    shard-00000.json                     written last: makes the shard visible. Counts, checksums
+
+Nothing is shared between shards: several processes may write different numbers at the same time.
+What a killed process left of a shard is invisible, and replaced when that number is written again.
+Both JSON files carry a checksum of their own content, and a shard that of its store's header, so a
+flipped bit or a file of another store is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from draftsmith.config import as_dict, from_dict
+from draftsmith.distill import shard_rows
+from draftsmith.distill.checkpoint import sha256
+from draftsmith.distill.trajectory import Trajectory
+from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import atomic_path, jsonable, write_json_atomic
+from draftsmith.types import Signals
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+_SHARD = re.compile(r"shard-(\d{5,})\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreHeader:
+    """Whose laws a store holds, and how they were collected. Equal headers, same store."""
+
+    target: str
+    revision: str | None = None
+    """Of the target: a commit, or a digest of its weights."""
+    tokenizer_sha256: str
+    vocab_size: int
+    top_k: int | None
+    """Largest number of ids of a law; None: whole laws."""
+    signals: Signals = field(default_factory=Signals)
+    feature_type: shard_rows.FeatureType = "bfloat16"
+    """How hidden signals are kept."""
+    settings: dict[str, Any]
+    """JSON: everything else that decides the trajectories."""
+    prompts_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A prompt without trajectories, and why."""
+
+    prompt_id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file of a shard."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """What a shard's own JSON file says."""
+
+    number: int
+    header: str
+    """Digest of the store's header."""
+    trajectories: int
+    prompt_tokens: int
+    tokens: int
+    """Of the continuations."""
+    skipped: tuple[Skipped, ...] = ()
+    files: tuple[StoredFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreSummary:
+    """What a store holds."""
+
+    shards: int
+    trajectories: int
+    prompt_tokens: int
+    tokens: int
+    bytes: int
+    """All files."""
+    feature_bytes: int
+    """Those of hidden signals."""
+    skipped: dict[str, int]
+    """Prompts per reason."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """All but hidden signals, per token of a continuation; None in an empty store."""
+        return (self.bytes - self.feature_bytes) / self.tokens if self.tokens else None
+
+
+class TrajectoryStore:
+    """A folder of trajectories; get one from `create` or `open`."""
+
+    def __init__(self, folder: Path, header: StoreHeader, *, max_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.header = header
+        self.max_bytes = max_bytes
+        self._digest = _digest(header)
+
+    @classmethod
+    def create(
+        cls, folder: Path, header: StoreHeader, *, max_bytes: int | None = None
+    ) -> TrajectoryStore:
+        """A new store, or the one that is there, to go on with.
+
+        `max_bytes`: of all its files; what other processes write at the same moment is not counted.
+        Raises InputError when the store there has another header, and says where they differ.
+        """
+        folder = Path(folder)
+        if header.vocab_size < 1 or (header.top_k is not None and header.top_k < 1):
+            raise InputError("a store needs a vocabulary and a top-k of at least 1")
+        if not (folder / MANIFEST).exists():
+            if folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir()):
+                raise BackendError(
+                    f"{folder} holds shards but no {MANIFEST}: whose they are is unknown; "
+                    "restore it, or use another folder"
+                )
+            _write_sealed(folder / MANIFEST, {"header": header})
+        # Read back even when just written: of two processes that create, the second to write wins.
+        store = cls.open(folder, max_bytes=max_bytes)
+        differing = _differences(as_dict(store.header), jsonable(header))
+        if differing:
+            raise InputError(
+                f"the store {folder} was made otherwise ({'; '.join(differing)}); "
+                "use another folder, or what it was made with"
+            )
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, *, max_bytes: int | None = None) -> TrajectoryStore:
+        """The store in `folder`. Raises InputError (there is none), BackendError (damaged)."""
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise InputError(f"{folder} is no trajectory store: it has no {MANIFEST}")
+        content = _read_sealed(path, "restore it from a copy, or collect into another folder")
+        header = from_dict(StoreHeader, content.get("header"), where=str(path))
+        return cls(Path(folder), header, max_bytes=max_bytes)
+
+    def check_teacher(self, tokenizer_sha256: str, vocab_size: int) -> None:
+        """Raises InputError when the laws are over other tokens than these."""
+        for what, ours, theirs in (
+            ("tokenizer", self.header.tokenizer_sha256, tokenizer_sha256),
+            ("vocabulary size", self.header.vocab_size, vocab_size),
+        ):
+            if ours != theirs:
+                raise InputError(
+                    f"the store {self.folder} was collected from {self.header.target!r} with "
+                    f"another {what} ({_short(ours)}, this target's is {_short(theirs)}); "
+                    "give the target it was collected from, or collect again"
+                )
+
+    # ----------------------------------------------------------------- shards
+
+    def shards(self) -> list[int]:
+        """Numbers of the shards that are complete, ascending."""
+        found = map(_SHARD.fullmatch, (path.name for path in self.folder.iterdir()))
+        return sorted(int(match[1]) for match in found if match)
+
+    def has(self, number: int) -> bool:
+        """Whether shard `number` is complete."""
+        return self._path(number, "json").is_file()
+
+    def shard(self, number: int) -> Shard:
+        """What is in a shard, without reading it. Raises InputError (none), BackendError."""
+        path = self._path(number, "json")
+        if number < 0 or not path.is_file():
+            raise InputError(f"the store {self.folder} has no shard {number}")
+        try:
+            facts = from_dict(Shard, _read_sealed(path, self._remedy(number)), where=str(path))
+        except InputError as error:
+            raise BackendError(f"{error}; {self._remedy(number)}") from None
+        if facts.header != self._digest or facts.number != number:
+            raise BackendError(
+                f"shard {number} of {self.folder} belongs to another store or place; "
+                f"{self._remedy(number)}"
+            )
+        return facts
+
+    def write(
+        self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped] = ()
+    ) -> Shard:
+        """Add shard `number`, whole or not at all. One process per number.
+
+        Raises:
+            InputError: the shard is there already, a trajectory does not fit the header, or the
+                store would grow over `max_bytes`.
+            BackendError: the disk is full.
+        """
+        if number < 0:
+            raise InputError(f"shards are numbered from 0, got {number}")
+        if self.has(number):
+            raise InputError(
+                f"shard {number} of {self.folder} exists already; remove shard-{number:05d}.* "
+                "to collect it again"
+            )
+        header = self.header
+        for trajectory in trajectories:
+            shard_rows.check(trajectory, header.vocab_size, header.top_k)
+        rows = shard_rows.to_parquet(trajectories, header.vocab_size)
+        features = shard_rows.hidden_signals(trajectories, header.feature_type)
+        self._sweep(number)
+        self._check_budget(number, _size(rows, features, skipped))
+        files = []
+        try:
+            path = self._path(number, "parquet")
+            with atomic_path(path) as part:
+                part.write_bytes(rows)
+            files.append(_stored(path, hashlib.sha256(rows).hexdigest()))
+            if features:
+                path = self._path(number, "features.safetensors")
+                with atomic_path(path) as part:
+                    save_file(features, part)
+                    checksum = sha256(part)
+                files.append(_stored(path, checksum))
+            facts = Shard(
+                number=number,
+                header=self._digest,
+                trajectories=len(trajectories),
+                prompt_tokens=sum(len(trajectory.prompt) for trajectory in trajectories),
+                tokens=sum(len(trajectory.tokens) for trajectory in trajectories),
+                skipped=tuple(skipped),
+                files=tuple(files),
+            )
+            _write_sealed(self._path(number, "json"), facts)
+        except BaseException:
+            if not self.has(number):  # the very last sync may fail behind the rename
+                self._sweep(number)
+            raise
+        return facts
+
+    def read(self, number: int) -> list[Trajectory]:
+        """The trajectories of a shard. Raises InputError (none there), BackendError (damaged)."""
+        facts = self.shard(number)
+        rows = b""
+        features: dict[str, torch.Tensor] = {}
+        for file in facts.files:
+            path = self.folder / file.name
+            try:
+                if file.name.endswith(".parquet"):
+                    rows = path.read_bytes()
+                    self._verify(number, file, hashlib.sha256(rows).hexdigest())
+                else:
+                    self._verify(number, file, sha256(path))
+                    features = load_file(path)
+            except (OSError, SafetensorError) as error:
+                raise BackendError(
+                    f"cannot read {path}: {error}; {self._remedy(number)}"
+                ) from error
+        return shard_rows.from_parquet(rows, features)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """All trajectories in order, one shard in memory at a time."""
+        for number in self.shards():
+            yield from self.read(number)
+
+    def summary(self) -> StoreSummary:
+        """Counts of all complete shards."""
+        facts = [self.shard(number) for number in self.shards()]
+        stored = [file for shard in facts for file in shard.files]
+        features = [file.bytes for file in stored if not file.name.endswith(".parquet")]
+        own = [self.folder / MANIFEST, *(self._path(shard.number, "json") for shard in facts)]
+        return StoreSummary(
+            shards=len(facts),
+            trajectories=sum(shard.trajectories for shard in facts),
+            prompt_tokens=sum(shard.prompt_tokens for shard in facts),
+            tokens=sum(shard.tokens for shard in facts),
+            bytes=sum(file.bytes for file in stored) + sum(path.stat().st_size for path in own),
+            feature_bytes=sum(features),
+            skipped=dict(Counter(skip.reason for shard in facts for skip in shard.skipped)),
+        )
+
+    # ----------------------------------------------------------------- inside
+
+    def _path(self, number: int, ending: str) -> Path:
+        return self.folder / f"shard-{number:05d}.{ending}"
+
+    def _remedy(self, number: int) -> str:
+        return (
+            f"remove shard-{number:05d}.* and collect again with the same command to replace it; "
+            "the other shards stay as they are"
+        )
+
+    def _verify(self, number: int, file: StoredFile, found: str) -> None:
+        if found != file.sha256:
+            raise BackendError(
+                f"shard {number} of {self.folder} is damaged: {file.name} has not the sha256 it "
+                f"was written with; {self._remedy(number)}"
+            )
+
+    def _check_budget(self, number: int, size: int) -> None:
+        if self.max_bytes is None:
+            return
+        used = 0
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process's temporary file
+                used += path.stat().st_size
+        if used + size > self.max_bytes:
+            raise InputError(
+                f"shard {number} of {size:,} bytes would make the store {self.folder} larger than "
+                f"{self.max_bytes:,} bytes ({used:,} are used); everything so far is kept: allow "
+                "more and run the same command again to go on"
+            )
+
+    def _sweep(self, number: int) -> None:
+        """Remove what a killed or failed write of this shard left; nobody else writes it."""
+        prefix = f"shard-{number:05d}."
+        for path in self.folder.iterdir():
+            if path.name.startswith((prefix, f".{prefix}")):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _size(rows: pa.Buffer, features: Mapping[str, torch.Tensor], skipped: Sequence[Skipped]) -> int:
+    """Bytes of a shard's files, rather more than fewer: the last one is counted generously."""
+    facts = 2048 + len(json.dumps(jsonable(skipped), indent=8))
+    return len(rows) + facts + sum(tensor.nbytes + 128 for tensor in features.values())
+
+
+def _stored(path: Path, checksum: str) -> StoredFile:
+    return StoredFile(name=path.name, sha256=checksum, bytes=path.stat().st_size)
+
+
+def _digest(value: object) -> str:
+    """Of the JSON that `value` becomes."""
+    text = json.dumps(jsonable(value), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_sealed(path: Path, value: object) -> None:
+    """JSON with a checksum of its own content."""
+    content = jsonable(value)
+    write_json_atomic(path, {"format": FORMAT, "sha256": _digest(content), **content})
+
+
+def _read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `_write_sealed` was given. Raises BackendError: damaged, or of another format."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackendError(f"cannot read {path}: {error}; {remedy}") from None
+    content = content if isinstance(content, dict) else {}
+    number, checksum = content.pop("format", None), content.pop("sha256", None)
+    if number != FORMAT:
+        raise BackendError(
+            f"{path} is of format {number!r} and this draftsmith reads {FORMAT}: it is damaged, or "
+            f"of another version; {remedy}"
+        )
+    if checksum != _digest(content):
+        raise BackendError(f"{path} is damaged: its content has not the sha256 it names; {remedy}")
+    return content
+
+
+def _differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """`name is 'a' there and 'b' here`, for every value that differs."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = [*there, *(key for key in here if key not in there)]
+        inner = [(key, there.get(key), here.get(key)) for key in keys]
+        prefix = f"{name}." if name else ""
+        return [text for key, a, b in inner for text in _differences(a, b, f"{prefix}{key}")]
+    return [] if there == here else [f"{name} is {_short(there)} there and {_short(here)} here"]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

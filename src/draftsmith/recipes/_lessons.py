@@ -1,0 +1,228 @@
+"""From options of `distill` to what is learnt from: batches, held-out batches, and their facts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftsmith.bench.suites import load_prompts
+from draftsmith.distill.blocks import BatchSource, PackedBlocks
+from draftsmith.distill.collect import TransformersBackend
+from draftsmith.distill.evaluation import EvaluationSource
+from draftsmith.distill.multi import Multi
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.sources import HeldOutBlocks, InLoop, Online, TextRows, TrajectoryBlocks
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.errors import InputError
+from draftsmith.options import DistillOptions
+from draftsmith.recipes import _text, _tokens
+from draftsmith.targets.hf import HFTarget
+
+EVALUATION_BLOCKS = 8
+"""Blocks of a held-out batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a distillation learns from."""
+
+    source: BatchSource
+    held_out: EvaluationSource | None
+    steps_per_epoch: float
+    facts: dict[str, Any]
+    """What run.json says about the data; `data` in it decides whether a run may be resumed."""
+
+
+def from_store(options: DistillOptions, tokenizer: Any, teacher: HFTarget | None) -> Lesson:
+    """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs."""
+    stores = [TrajectoryStore.open(folder) for folder in options.store]
+    digest = _tokens.sha256(tokenizer, Path(options.target))
+    for store in stores:
+        store.check_teacher(digest, store.header.vocab_size)
+        if store.header.vocab_size != stores[0].header.vocab_size:
+            raise InputError(f"{store.folder} and {stores[0].folder} are of other vocabularies")
+    every = [trajectory for store in stores for trajectory in store.trajectories()]
+    known = [trajectory for trajectory in every if trajectory.tokens]
+    if not known:
+        raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
+    kept = [t for t in known if not is_held_out(t.prompt_id, options.hold_out)]
+    held = [t for t in known if is_held_out(t.prompt_id, options.hold_out)]
+    if not kept:
+        raise InputError("--hold-out leaves no prompt to learn from")
+    training = options.training
+    blocks = TrajectoryBlocks(
+        _multi(options, options.beams).apply(kept),
+        end_id=tokenizer.eos_token_id,
+        length=training.block_length,
+        batch_blocks=_batch_blocks(options),
+        seed=options.seed,
+        keep_laws=teacher is None,
+    )
+    source: BatchSource = blocks if teacher is None else InLoop(source=blocks, teacher=teacher)
+    summaries = [store.summary() for store in stores]
+    first = kept[0]
+    return Lesson(
+        source=with_text(options, tokenizer, source),
+        held_out=_held_out(options, tokenizer, held, teacher),
+        steps_per_epoch=blocks.steps_per_epoch,
+        facts={
+            "data": [_shards(store) for store in stores],
+            "stores": [str(folder) for folder in options.store],
+            "forcing": "+".join(sorted({t.forcing for t in kept})),
+            "beams": _most_per_prompt(kept, options.beams),
+            "top_k": None if teacher is not None else _top_k(first),
+            "trajectories": len(kept),
+            "prompts": len({t.prompt_id for t in kept}),
+            "held_out_prompts": len({t.prompt_id for t in held}),
+            "answer_tokens": sum(len(t.tokens) for t in kept),
+            "store_bytes": sum(summary.bytes for summary in summaries),
+            "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
+        },
+    )
+
+
+def online(
+    options: DistillOptions,
+    tokenizer: Any,
+    teacher: HFTarget,
+    student: TransformersBackend | None,
+    refresh: Callable[[], None] | None,
+) -> Lesson:
+    """Prompts that the teacher (partly the student) continues step by step."""
+    assert options.prompts is not None
+    prompts = load_prompts(options.prompts)
+    requests = [
+        CollectRequest(prompt_id=p.id, prompt=p.token_ids(tokenizer), tag=p.tag) for p in prompts
+    ]
+    room = teacher.max_length or 1 << 40
+    fitting = [r for r in requests if 0 < len(r.prompt) < min(room, options.training.block_length)]
+    kept = [r for r in fitting if not is_held_out(r.prompt_id, options.hold_out)]
+    held = [r for r in fitting if is_held_out(r.prompt_id, options.hold_out)]
+    if not kept:
+        raise InputError(f"no prompt of {options.prompts} can be continued and learnt from")
+    settings = CollectSettings(
+        forcing="sample" if options.beams is None else "beam",
+        beams=options.beams or 1,
+        max_new_tokens=options.max_new_tokens,
+        top_k=1,  # whole laws come from the forward over the packed block
+    )
+    backend = TransformersBackend(teacher)
+    drawn = Online(
+        kept,
+        teacher=backend,
+        settings=settings,
+        multi=_multi(options, None),
+        end_id=tokenizer.eos_token_id,
+        length=options.training.block_length,
+        prompts_per_step=options.prompts_per_step,
+        seed=options.seed,
+        student=student,
+        refresh=refresh,
+        on_policy=options.on_policy,
+    )
+    samples = replace(settings, forcing="sample", seed=options.seed)
+    answers = backend.collect(held, samples) if held else []
+    return Lesson(
+        source=with_text(options, tokenizer, InLoop(source=drawn, teacher=teacher)),
+        held_out=_held_out(options, tokenizer, answers, teacher),
+        steps_per_epoch=len(kept) / options.prompts_per_step,
+        facts={
+            "data": [_digest([[r.prompt_id, r.prompt] for r in kept])],
+            "forcing": settings.forcing,
+            "beams": options.beams or 1,
+            "on_policy": options.on_policy,
+            "top_k": None,
+            "prompts": len(kept),
+            "skipped_prompts": len(requests) - len(fitting),
+            "held_out_prompts": len(held),
+        },
+    )
+
+
+def is_held_out(prompt_id: str, share: float) -> bool:
+    """By a hash of the id, so that the choice never depends on other prompts."""
+    number = int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big")
+    return number < share * 2**64
+
+
+def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
+    """Pre-training text below the rows of `source`, when --text names some."""
+    if not options.text:
+        return source
+    files = _text.find_files(options.text)
+    documents, _ = _tokens.encode(tokenizer, _text.documents(files))
+    share = options.text_share
+    rows = max(1, round(_batch_blocks(options) * share / (1 - share)))
+    length = options.training.block_length
+    text = PackedBlocks(
+        documents,
+        end_id=tokenizer.eos_token_id,
+        length=length,
+        batch_tokens=rows * length,
+        seed=options.seed,
+        attend_across=options.attend_across_documents,
+    )
+    return TextRows(first=source, text=text)
+
+
+def _held_out(
+    options: DistillOptions,
+    tokenizer: Any,
+    answers: Sequence[Trajectory],
+    teacher: HFTarget | None,
+) -> EvaluationSource | None:
+    if not answers:
+        return None
+    blocks = HeldOutBlocks(
+        [Weighted(trajectory=answer) for answer in answers],
+        end_id=tokenizer.eos_token_id,
+        length=options.training.block_length,
+        batch_blocks=EVALUATION_BLOCKS,
+    )
+    return blocks if teacher is None else InLoop(source=blocks, teacher=teacher)
+
+
+def _multi(options: DistillOptions, most: int | None) -> Multi:
+    return Multi(
+        aggregate=options.aggregate,
+        weights=options.beam_weights,
+        score_temperature=options.score_temperature,
+        most=most,
+    )
+
+
+def _batch_blocks(options: DistillOptions) -> int:
+    training = options.training
+    blocks, rest = divmod(training.batch_tokens, training.block_length)
+    if rest or not blocks:
+        raise InputError(
+            f"--batch-tokens {training.batch_tokens} must be a multiple of --block-length "
+            f"{training.block_length}"
+        )
+    return blocks
+
+
+def _most_per_prompt(trajectories: Iterable[Trajectory], most: int | None) -> int:
+    counts = np.unique([t.prompt_id for t in trajectories], return_counts=True)[1]
+    return int(min(counts.max(), most or counts.max()))
+
+
+def _top_k(trajectory: Trajectory) -> int | None:
+    return None if trajectory.top is None else int(trajectory.top.ids_NK.shape[1])
+
+
+def _shards(store: TrajectoryStore) -> str:
+    """A digest of everything in a store, by the checksums that its shards name."""
+    files = [file for number in store.shards() for file in store.shard(number).files]
+    return _digest([[file.name, file.sha256] for file in files])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,0 +1,294 @@
+"""`draftsmith collect`: prompts -> trajectories of the target, with its laws, in a store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from transformers import AutoConfig
+
+from draftsmith.bench.suites import Message, Prompt, load_prompts
+from draftsmith.config import as_dict
+from draftsmith.distill.scale_out import (
+    MakeBackend,
+    RayPool,
+    ShardDone,
+    collect_local,
+    collect_ray,
+    split,
+)
+from draftsmith.distill.store import StoreHeader, StoreSummary, TrajectoryStore
+from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettings, Forcing
+from draftsmith.errors import InputError
+from draftsmith.option_groups import ModelOptions
+from draftsmith.options import CollectOptions
+from draftsmith.provenance import portable_text, start_run
+from draftsmith.recipes import _tokens
+from draftsmith.recipes._drafting import open_target
+from draftsmith.types import Signals
+
+SAID_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectResult:
+    """What the store holds now."""
+
+    out: str
+    trajectories: int
+    tokens: int
+    bytes: int
+    bytes_per_token: float | None
+    skipped: dict[str, int]
+    written: int
+    """Shards of this run; the others were there already."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: CollectOptions) -> CollectResult:
+    """Collect what is missing in `options.out`."""
+    record = start_run("collect", options, seed=options.seed)
+    prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
+    tokenizer = _tokens.load_tokenizer(options.model.target)
+    config = read_config(options.model)
+    settings = make_settings(options)
+    requests = make_requests(options, prompts, tokenizer)
+    header = StoreHeader(
+        target=portable_text(options.model.target),
+        revision=options.model.revision,
+        tokenizer_sha256=_tokens.sha256(tokenizer, Path(options.model.target)),
+        vocab_size=config.vocab_size,
+        top_k=settings.top_k,
+        signals=settings.signals,
+        settings=as_dict(settings) | {"backend": options.backend, "shard_size": options.shard_size},
+        prompts_sha256=_digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
+    )
+    if settings.top_k is not None and settings.top_k > config.vocab_size:
+        raise InputError(
+            f"--top-k {settings.top_k} is more than the {config.vocab_size} tokens of the target; "
+            "0 keeps whole laws"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
+    plans = split(
+        requests, options.shard_size, why_not=partial(_why_not, settings=settings, limit=limit)
+    )
+    bad = [skipped for plan in plans for skipped in plan.skipped]
+    if bad and options.on_bad_prompt == "error":
+        raise InputError(
+            f"prompt {bad[0].prompt_id}: {bad[0].reason} ({len(bad)} such prompts; "
+            "--on-bad-prompt skip leaves them out)"
+        )
+    if len(bad) == len(requests):
+        raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
+    store = TrajectoryStore.create(options.out, header, max_bytes=options.most_bytes())
+    make = make_backend(options)
+    with ShardProgress(len(plans), sum(store.has(plan.number) for plan in plans)) as on_shard:
+        if options.ray:
+            pool = RayPool(workers=options.workers)
+            done = collect_ray(plans, make, settings, store, pool=pool, on_shard=on_shard)
+        else:
+            done = collect_local(plans, make, settings, store, on_shard=on_shard)
+    summary = store.summary()
+    record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
+    say(summary, options.out)
+    return CollectResult(
+        out=str(options.out),
+        trajectories=summary.trajectories,
+        tokens=summary.tokens,
+        bytes=summary.bytes,
+        bytes_per_token=summary.bytes_per_token,
+        skipped=summary.skipped,
+        written=done.written,
+    )
+
+
+def make_settings(options: CollectOptions) -> CollectSettings:
+    """What is wanted of every prompt."""
+    last, layers = options.signals()
+    forcing: Forcing = "greedy"
+    if options.gold:
+        forcing = "gold"
+    elif options.beams is not None:
+        forcing = "beam"
+    elif options.samples is not None:
+        forcing = "sample"
+    return CollectSettings(
+        forcing=forcing,
+        temperatures=options.sample_temperatures(),
+        samples=options.samples or 1,
+        top_p=options.top_p,
+        beams=options.beams or 1,
+        max_beams=options.max_beams,
+        mass_gain=options.mass_gain,
+        length_penalty=options.length_penalty,
+        max_new_tokens=options.max_new_tokens,
+        top_k=options.top_k or None,
+        signals=Signals(last_hidden=last, layers=layers),
+        seed=options.seed,
+    )
+
+
+def make_requests(
+    options: CollectOptions, prompts: tuple[Prompt, ...], tokenizer: Any
+) -> list[CollectRequest]:
+    """Prompts as tokens, chat template applied; references end with the end token."""
+    if options.system and not any(prompt.is_chat for prompt in prompts):
+        raise InputError("--system is for chats, and no prompt of this file is one")
+    end = tokenizer.eos_token_id
+    requests = []
+    for number, prompt in enumerate(prompts):
+        asked = prompt
+        if options.system and prompt.is_chat:
+            asked = with_system(prompt, options.system[number % len(options.system)])
+        references = (
+            tuple(
+                (*tokenizer.encode(text, add_special_tokens=False), end)
+                for text in prompt.reference
+                if text
+            )
+            if options.gold
+            else ()
+        )
+        requests.append(
+            CollectRequest(
+                prompt_id=prompt.id,
+                prompt=asked.token_ids(tokenizer) if asked.text != "" else (),
+                references=references,
+                language=prompt.language,
+                tag=prompt.tag,
+            )
+        )
+    return requests
+
+
+def with_system(prompt: Prompt, system: str) -> Prompt:
+    """The chat with this system prompt in place of its own."""
+    rest = [message for message in prompt.messages if message.role != "system"]
+    return replace(prompt, messages=(Message(role="system", content=system), *rest))
+
+
+def _why_not(
+    request: CollectRequest, *, settings: CollectSettings, limit: int | None
+) -> str | None:
+    if not request.prompt:
+        return "empty prompt"
+    if limit is not None and len(request.prompt) >= limit:
+        return f"longer than the context of {limit} tokens"
+    if settings.forcing == "gold" and not request.references:
+        return "no reference"
+    return None
+
+
+def make_backend(options: CollectOptions) -> MakeBackend:
+    """What loads the target, here or in a worker."""
+    makers: dict[str, MakeBackend] = {
+        "transformers": partial(_transformers, options.model, options.batch_size),
+        "vllm": partial(_vllm, options.model),
+    }
+    return makers[options.backend]
+
+
+def _transformers(model: ModelOptions, batch_size: int) -> Backend:
+    from draftsmith.distill.collect import TransformersBackend
+
+    return TransformersBackend(open_target(model), batch_size=batch_size)
+
+
+def _vllm(model: ModelOptions) -> Backend:
+    from draftsmith.distill.vllm_backend import VllmBackend
+
+    if model.dtype == "float64":
+        raise InputError("vLLM has no float64: choose another --dtype")
+    return VllmBackend(
+        model.target,
+        dtype=model.dtype,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def read_config(model: ModelOptions) -> Any:
+    """The text part of the target's configuration, without its weights. Raises BackendError."""
+    from draftsmith.targets.hf import loading
+
+    with loading(f"the configuration of {model.target!r}"):
+        config = AutoConfig.from_pretrained(
+            model.target,
+            revision=model.revision or "main",
+            trust_remote_code=model.trust_remote_code,
+        )
+    return config.get_text_config(decoder=True)
+
+
+class ShardProgress:
+    """Shards done and time left on stderr; plain lines if it is no terminal."""
+
+    def __init__(self, total: int, done: int) -> None:
+        console = Console(file=sys.stderr)
+        self.bar = Progress(
+            TextColumn("collecting"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("collecting", total=total, completed=done, status="")
+        self.began = self.said = time.monotonic()
+        self.before, self.tokens = done, 0
+
+    def __enter__(self) -> Callable[[ShardDone], None]:
+        self.bar.start()
+        return self.on_shard
+
+    def __exit__(self, *reason: object) -> None:
+        self.bar.stop()
+
+    def on_shard(self, done: ShardDone) -> None:
+        now = time.monotonic()
+        self.tokens += done.tokens
+        spent = max(now - self.began, 1e-9)
+        status = f"{self.tokens / spent:,.0f} tokens/s"
+        self.bar.update(self.task, completed=done.done, status=status)
+        if self.bar.disable and now - self.said >= SAID_EVERY:
+            self.said = now
+            left = (done.total - done.done) * spent / max(done.done - self.before, 1)
+            _say(f"shard {done.done}/{done.total}  {status}  {left / 60:.1f} min left")
+
+
+def say(summary: StoreSummary, out: Path) -> None:
+    """One line about the store, and one per reason for skipping."""
+    each = summary.bytes_per_token
+    size = "" if each is None else f", {each:.0f} bytes per token"
+    _say(f"{out}: {summary.trajectories:,} trajectories, {summary.tokens:,} tokens{size}")
+    for reason, count in summary.skipped.items():
+        _say(f"left out {count} prompts: {reason}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

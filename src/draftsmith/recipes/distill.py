@@ -1,0 +1,255 @@
+"""`draftsmith distill`: a draft model learns to say what a target says.
+
+OUT/work/       checkpoints/: what an interrupted run continues from
+OUT/            the draft model with the best held-out acceptance; run.json is written last
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from draftsmith.config import as_dict
+from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
+from draftsmith.distill.collect import TransformersBackend
+from draftsmith.distill.distillation import Acceptance, Distillation
+from draftsmith.distill.evaluation import Evaluation
+from draftsmith.distill.settings import TrainerConfig, make_accelerator
+from draftsmith.distill.trainer import Trainer, TrainReport
+from draftsmith.drafters._vocabulary import Subset, same_tokens
+from draftsmith.drafters.independent import Independent
+from draftsmith.errors import InputError
+from draftsmith.options import DistillOptions
+from draftsmith.provenance import Run, start_run
+from draftsmith.recipes import _lessons, _tokens
+from draftsmith.recipes._drafting import quieten
+from draftsmith.recipes._finish import write_model
+from draftsmith.recipes._training import precision, trackers, trainer_config
+from draftsmith.targets.hf import HFTarget, load_model, load_target
+from draftsmith.units import Duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillResult:
+    """What a run made."""
+
+    out: str
+    steps: int
+    tokens: int
+    best_step: int | None
+    acceptance_before: float | None
+    """Expected acceptance at temperature 1 on held-out prompts; None without any."""
+    acceptance: float | None
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: DistillOptions) -> DistillResult:
+    """Train, or continue training, and write the draft model to `options.out`."""
+    out = options.out
+    if (out / "run.json").exists():
+        raise InputError(f"--out {out} already holds a finished model; choose another folder")
+    record = start_run("distill", options, seed=options.seed)
+    quieten()
+    work = out / "work"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to --out {out}: {error}") from error
+    tokenizer = _tokens.load_tokenizer(options.target)
+    model = open_student(options.drafter, tokenizer)
+    lesson = make_lesson(options, tokenizer, model)
+    names = trackers(options.report_to)
+    accelerator = make_accelerator(precision(options.dtype), names, out if names else None)
+    trainer = make_trainer(options, model, lesson, accelerator)
+    before = trainer.evaluate().get("acceptance")
+    if before is not None:
+        _say(f"held-out acceptance before: {before:.4f}")
+    _say(f"{trainer.config.steps} steps of {options.training.batch_tokens} tokens")
+    report = trainer.train()
+    after = report.evaluation.get("acceptance")
+    if report.best_step is not None:
+        trainer.load_best()
+        after = report.best_value
+    results = _results(options, lesson, report, before, after)
+    if accelerator.is_main_process:
+        _finish(options, model, tokenizer, record, results)
+    accelerator.wait_for_everyone()
+    said = "" if after is None or before is None else f": acceptance {before:.4f} -> {after:.4f}"
+    _say(f"wrote {out}{said}")
+    return DistillResult(
+        out=str(out),
+        steps=report.steps,
+        tokens=report.tokens,
+        best_step=report.best_step,
+        acceptance_before=before,
+        acceptance=after,
+    )
+
+
+def open_student(source: str, tokenizer: Any) -> PreTrainedModel:
+    """The draft model in float32, ready to learn.
+
+    Raises:
+        InputError: it has other tokens than the target.
+    """
+    if Subset.beside(source) is not None:
+        raise InputError(
+            f"{source} knows only a subset of the target's tokens; laws are over all of them: "
+            "distil a draft model with the whole vocabulary"
+        )
+    if not same_tokens(_tokens.load_tokenizer(source), tokenizer):
+        raise InputError(
+            f"{source} has another tokenizer than the target: its tokens cannot imitate the "
+            "target's laws; pretrain one with --tokenizer TARGET"
+        )
+    model: PreTrainedModel = load_model(source, dtype="float32")
+    return model.train().requires_grad_(True)
+
+
+def make_lesson(options: DistillOptions, tokenizer: Any, model: PreTrainedModel) -> _lessons.Lesson:
+    """What is learnt from; the target is loaded only when its laws are wanted now."""
+    in_memory = options.online or options.laws == "teacher"
+    teacher = load_target(options.target) if in_memory else None
+    if not options.online:
+        return _lessons.from_store(options, tokenizer, teacher)
+    assert teacher is not None
+    student: TransformersBackend | None = None
+    refresh = None
+    if options.on_policy:
+        twin = HFTarget(copy.deepcopy(model), tokenizer, name="the draft model")
+        student = TransformersBackend(twin)
+
+        def refresh() -> None:
+            twin.model.load_state_dict(model.state_dict())
+
+    return _lessons.online(options, tokenizer, teacher, student, refresh)
+
+
+def make_trainer(
+    options: DistillOptions,
+    model: PreTrainedModel,
+    lesson: _lessons.Lesson,
+    accelerator: Accelerator,
+) -> Trainer:
+    """The one training loop, set up for these options."""
+    training, chosen = options.training, options.objective
+    steps = Duration.parse(training.duration).steps(
+        tokens_per_step=training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
+    )
+    config: TrainerConfig = trainer_config(options, training, steps)
+    evaluations = []
+    if lesson.held_out is not None:
+        evaluations.append(
+            Evaluation(
+                batches=lesson.held_out,
+                objective=Acceptance(),
+                name="acceptance",
+                better="larger",
+                chooses=True,
+                weight_name="tokens",
+            )
+        )
+    callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
+    if trackers(options.report_to):
+        accelerator.init_trackers("distill")
+        callbacks.append(Trackers(accelerator))
+    identity = {
+        "data": lesson.facts["data"],
+        "drafter": options.drafter,
+        "objective": as_dict(chosen),
+        "multi": [
+            options.aggregate,
+            options.beam_weights,
+            options.score_temperature,
+            options.beams,
+        ],
+        "laws": [options.laws, options.online, options.on_policy, options.prompts_per_step],
+        "text": [list(options.text), options.text_share],
+        "batch": [training.batch_tokens, training.block_length, training.gradient_accumulation],
+        "rate": [training.learning_rate, training.min_learning_rate, training.warmup],
+        "schedule": [training.schedule, training.decay_share],
+        "optimizer": [*training.betas, training.weight_decay, training.clip_norm],
+        "hold_out": options.hold_out,
+        "precision": precision(options.dtype),
+        "seed": options.seed,
+    }
+    return Trainer(
+        drafter=Independent.learner(model),
+        objective=Distillation(
+            divergence=chosen.objective,
+            temperature=chosen.teacher_temperature,
+            tail=chosen.tail,
+            beta=chosen.beta,
+            reading=chosen.reading,
+        ),
+        source=lesson.source,
+        config=config,
+        folder=options.out / "work",
+        identity=identity,
+        evaluations=evaluations,
+        callbacks=callbacks,
+        accelerator=accelerator,
+    )
+
+
+def _results(
+    options: DistillOptions,
+    lesson: _lessons.Lesson,
+    report: TrainReport,
+    before: float | None,
+    after: float | None,
+) -> dict[str, Any]:
+    chosen = options.objective
+    return {
+        "objective": chosen.objective,
+        "teacher_temperature": chosen.teacher_temperature,
+        "tail": chosen.tail,
+        "seed": options.seed,
+        "steps": report.steps,
+        "skipped_steps": report.skipped,
+        "tokens": report.tokens,
+        "alpha": after,
+        "alpha_before": before,
+        "best_step": report.best_step,
+        "held_out_tokens": report.evaluation.get("tokens"),
+        "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
+        **lesson.facts,
+    }
+
+
+def _finish(
+    options: DistillOptions,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    record: Run,
+    results: dict[str, Any],
+) -> None:
+    lines = [
+        "# A draft model distilled by `draftsmith distill`",
+        "",
+        f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
+        "made.",
+        "",
+    ]
+    if results["alpha"] is not None:
+        lines += [
+            "Expected acceptance on held-out prompts at temperature 1: "
+            f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after.",
+            "",
+        ]
+    dtype = getattr(torch, options.save_dtype)
+    write_model(options.out, model, tokenizer, None, dtype, record, results, "\n".join(lines))
+    shutil.rmtree(options.out / "work", ignore_errors=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""The closed formulas of speculative decoding: how many tokens a step gives, and their worth.
+
+alpha    probability that a drafted token is accepted, given that its predecessors were; i.i.d.
+gamma    drafted tokens per step (a chain)
+tau      tokens per step, the target's own correction or bonus token included: 1 .. gamma + 1
+c        cost of one draft forward / cost of one target forward
+
+Numbers or arrays that broadcast go in, float64 arrays come out (of no dimension for numbers).
+A value outside its domain is an InputError (a ValueError) that names it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftsmith.errors import InputError
+
+Floats = NDArray[np.float64]
+
+_HALVINGS = 64
+"""Of [0, 1] in the inversion: below the spacing of float64 numbers."""
+
+
+def tokens_per_step(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
+    """tau = (1 - alpha^(gamma+1)) / (1 - alpha): gamma + 1 at alpha = 1, and 1 at alpha = 0.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), eq. 1; DistillBeam, eq. 11; the first factor of the
+    throughput of the scaling laws, eq. 3. gamma need not be whole.
+    """
+    alpha, gamma = _share(alpha, "alpha"), _not_negative(gamma, "gamma")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # expm1 of a logarithm: near alpha = 1 both differences would lose all their digits
+        missed = -np.expm1((gamma + 1.0) * np.log(alpha))
+        return np.where(alpha == 1.0, gamma + 1.0, missed / (1.0 - alpha))
+
+
+def acceptance_of(tau: ArrayLike, gamma: ArrayLike) -> Floats:
+    """The alpha whose `tokens_per_step` is tau; tau must lie in [1, gamma + 1] and gamma be > 0.
+
+    A measured tau gives the i.i.d. rate of equal yield, not the mean acceptance: where acceptance
+    varies it comes out larger.
+    """
+    tau, gamma = np.asarray(tau, np.float64), _not_negative(gamma, "gamma")
+    _require(gamma > 0, gamma, "gamma", "positive (without a draft every alpha gives tau = 1)")
+    _require((tau >= 1) & (tau <= gamma + 1), tau, "tau", "between 1 and gamma + 1")
+    low = np.zeros(np.broadcast_shapes(tau.shape, gamma.shape))
+    high = np.ones_like(low)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        short = tokens_per_step(middle, gamma) < tau
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return np.where(tau == 1, 0.0, high)
+
+
+def predicted_speedup(tau: ArrayLike, gamma: ArrayLike, cost_ratio: ArrayLike) -> Floats:
+    """tau / (c gamma + 1), over plain decoding.
+
+    Leviathan et al. 2023, theorem 3.8; DistillBeam, eq. 12. Assumes that gamma + 1 tokens cost the
+    target as much as one. tau may be measured or from `tokens_per_step`.
+    """
+    tau, gamma = np.asarray(tau, np.float64), _not_negative(gamma, "gamma")
+    cost_ratio = _not_negative(cost_ratio, "cost_ratio")
+    # 1e-9: a mean of measurements may pass its bound by rounding
+    _require((tau >= 1 - 1e-9) & (tau <= gamma + 1 + 1e-9), tau, "tau", "between 1 and gamma + 1")
+    return np.asarray(tau / (cost_ratio * gamma + 1.0))
+
+
+def memory_bound_speedup(
+    tau: ArrayLike, gamma: ArrayLike, draft_parameters: ArrayLike, target_parameters: ArrayLike
+) -> Floats:
+    """MBSU = tau / (c gamma + 1) with c = draft parameters / target parameters.
+
+    Direct Alignment (arXiv 2403.00858). The paper prints c tau / (c tau + 1), which is below 1 for
+    every c and tau; this is what its numbers can mean.
+    """
+    draft = _not_negative(draft_parameters, "draft_parameters")
+    target = np.asarray(target_parameters, np.float64)
+    _require((target > 0) & np.isfinite(target), target, "target_parameters", "positive")
+    return predicted_speedup(tau, gamma, draft / target)
+
+
+def acceptance_from_counts(tried: ArrayLike, accepted: ArrayLike) -> Floats:
+    """alpha from counts by position [..., D]: all accepted / all tried, nan where none was.
+
+    `tried` counts offers at a depth whose predecessors were all accepted, so every offer is one
+    trial: this is the maximum likelihood estimate, accepted / (accepted + steps that ended in a
+    rejection), and less noisy than a fit of tau (scaling laws, appendix B).
+    """
+    tried_D, accepted_D = _counts(tried, accepted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(accepted_D.sum(-1) / tried_D.sum(-1))
+
+
+def acceptance_error(tried: ArrayLike, accepted: ArrayLike) -> Floats:
+    """Standard error of `acceptance_from_counts`: sqrt(alpha (1 - alpha) / tried)."""
+    tried_D, _ = _counts(tried, accepted)
+    alpha = acceptance_from_counts(tried, accepted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.sqrt(alpha * (1.0 - alpha) / tried_D.sum(-1)))
+
+
+# --------------------------------------------------------------------------- domains
+
+
+def _share(value: ArrayLike, name: str) -> Floats:
+    array = np.asarray(value, np.float64)
+    _require((array >= 0) & (array <= 1), array, name, "between 0 and 1")
+    return array
+
+
+def _not_negative(value: ArrayLike, name: str) -> Floats:
+    array = np.asarray(value, np.float64)
+    _require((array >= 0) & np.isfinite(array), array, name, "0 or more and finite")
+    return array
+
+
+def _counts(tried: ArrayLike, accepted: ArrayLike) -> tuple[Floats, Floats]:
+    tried_D, accepted_D = np.atleast_1d(_not_negative(tried, "tried")), np.atleast_1d(accepted)
+    if tried_D.shape != accepted_D.shape:
+        raise InputError(
+            f"tried and accepted count the same places, but are {tried_D.shape} and "
+            f"{accepted_D.shape}"
+        )
+    fits = (accepted_D >= 0) & (accepted_D <= tried_D)
+    _require(fits, accepted_D, "accepted", "between 0 and the number tried")
+    return tried_D, np.asarray(accepted_D, np.float64)
+
+
+def _require(ok: NDArray[np.bool_], value: NDArray[np.float64], name: str, want: str) -> None:
+    """`ok` is False for nan: every domain is stated as what must hold."""
+    if not np.all(ok):
+        wrong = np.broadcast_to(value, np.shape(ok))[~np.asarray(ok)]
+        raise InputError(f"{name} must be {want}, got {float(wrong.flat[0]):g}")

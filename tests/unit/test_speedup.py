@@ -1,0 +1,131 @@
+"""The closed formulas against sums, simulations and the papers' own numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftsmith.errors import InputError
+from draftsmith.speedup import (
+    acceptance_error,
+    acceptance_from_counts,
+    acceptance_of,
+    memory_bound_speedup,
+    predicted_speedup,
+    tokens_per_step,
+)
+
+ALPHAS = [0.0, 1e-12, 0.1, 0.5, 0.778, 0.99, 1 - 1e-9, 1 - 1e-15, 1.0]
+GAMMAS = [0, 1, 2, 3, 5, 8, 40]
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_tokens_per_step_is_the_geometric_sum(alpha: float, gamma: int) -> None:
+    exact = float(sum(Fraction(alpha) ** j for j in range(gamma + 1)))
+    assert float(tokens_per_step(alpha, gamma)) == pytest.approx(exact, rel=1e-14)
+
+
+def test_tokens_per_step_counts_the_targets_own_token() -> None:
+    assert tokens_per_step(0.0, 5) == 1.0
+    assert tokens_per_step(1.0, 5) == 6.0
+    assert tokens_per_step(0.7, 0) == pytest.approx(1.0, rel=1e-15)
+
+
+def test_tokens_per_step_is_what_a_simulated_chain_emits() -> None:
+    rng = np.random.default_rng(0)
+    alpha, gamma, steps = 0.7, 4, 200_000
+    accepted = (rng.random((steps, gamma)) < alpha).cumprod(1).sum(1)
+    spread = accepted.std() / np.sqrt(steps)
+    assert abs(accepted.mean() + 1 - float(tokens_per_step(alpha, gamma))) < 5 * spread
+
+
+def test_arrays_broadcast_and_equal_their_elements() -> None:
+    found = tokens_per_step(np.array(ALPHAS)[:, None], np.array(GAMMAS))
+    assert found.shape == (len(ALPHAS), len(GAMMAS))
+    for i, alpha in enumerate(ALPHAS):
+        for j, gamma in enumerate(GAMMAS):
+            assert found[i, j] == tokens_per_step(alpha, gamma)
+    assert found.dtype == np.float64
+    assert (np.diff(found, axis=0) >= 0).all()
+    assert (np.diff(found, axis=1) >= 0).all()
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8, 2.5])
+def test_acceptance_of_inverts_tokens_per_step(gamma: float) -> None:
+    alphas = np.array([0.0, 1e-6, 0.3, 0.65, 0.9, 0.999, 1.0])
+    found = acceptance_of(tokens_per_step(alphas, gamma), gamma)
+    np.testing.assert_allclose(found, alphas, atol=1e-12)
+    assert found[0] == 0.0 and found[-1] == 1.0
+
+
+def test_acceptance_of_overstates_acceptance_that_varies() -> None:
+    mixed = 0.5 * (tokens_per_step(0.5, 5) + tokens_per_step(0.9, 5))
+    assert float(acceptance_of(mixed, 5)) > 0.7
+
+
+def test_memory_bound_speedup_has_the_values_of_the_corrected_formula() -> None:
+    # Llama 2 Chat drafter: 115M of 7B; the printed formula would give 0.036
+    found = memory_bound_speedup(2.3, np.array([3, 5]), 115e6, 7e9)
+    np.testing.assert_allclose(found, [2.19, 2.13], atol=0.005)
+
+
+def test_speedup_never_exceeds_tokens_per_step_and_a_free_draft_reaches_it() -> None:
+    taus = np.linspace(1, 4, 7)
+    assert (predicted_speedup(taus, 3, 0.0) == taus).all()
+    assert (predicted_speedup(taus, 3, 0.2) < taus).all()
+    assert predicted_speedup(2.0, 3, 1.0) == 0.5
+    # Leviathan et al.: with alpha > c one drafted token already helps by (1 + alpha) / (1 + c)
+    assert predicted_speedup(tokens_per_step(0.6, 1), 1, 0.25) == pytest.approx(1.6 / 1.25)
+
+
+def test_counts_by_position_give_the_maximum_likelihood_rate() -> None:
+    rng = np.random.default_rng(1)
+    alpha, gamma, steps = 0.65, 5, 20_000
+    went_D = (rng.random((steps, gamma)) < alpha).cumprod(1)
+    accepted_D = went_D.sum(0)
+    tried_D = np.concatenate([[steps], accepted_D[:-1]])
+    rejections = int((~went_D[:, -1].astype(bool)).sum())
+    found = float(acceptance_from_counts(tried_D, accepted_D))
+    assert found == pytest.approx(accepted_D.sum() / (accepted_D.sum() + rejections), rel=1e-15)
+    error = float(acceptance_error(tried_D, accepted_D))
+    assert abs(found - alpha) < 5 * error
+    # a mean of the rates by position would weigh the rare deep places as much as the first
+    assert error == pytest.approx(np.sqrt(found * (1 - found) / tried_D.sum()))
+
+
+def test_counts_of_several_drafters_go_in_rows_and_no_trial_is_no_rate() -> None:
+    tried, accepted = np.array([[10, 5], [0, 0]]), np.array([[5, 1], [0, 0]])
+    found: NDArray[np.float64] = acceptance_from_counts(tried, accepted)
+    assert found[0] == 6 / 15
+    assert np.isnan(found[1])
+    assert np.isnan(acceptance_error(tried, accepted)[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: tokens_per_step(1.1, 3), "alpha must be between 0 and 1, got 1.1"),
+        (lambda: tokens_per_step([0.5, -0.2], 3), "alpha must be between 0 and 1, got -0.2"),
+        (lambda: tokens_per_step(float("nan"), 3), "alpha"),
+        (lambda: tokens_per_step(0.5, -1), "gamma"),
+        (lambda: tokens_per_step(0.5, float("inf")), "gamma"),
+        (lambda: acceptance_of(4.5, 3), "tau must be between 1 and gamma"),
+        (lambda: acceptance_of([2.0, 0.9], [3, 3]), "tau"),
+        (lambda: acceptance_of(1.0, 0), "gamma must be positive"),
+        (lambda: predicted_speedup(2.0, 3, -0.1), "cost_ratio"),
+        (lambda: predicted_speedup(9.0, 3, 0.1), "tau"),
+        (lambda: predicted_speedup(float("nan"), 3, 0.1), "tau"),
+        (lambda: memory_bound_speedup(2.0, 3, 1e6, 0), "target_parameters"),
+        (lambda: memory_bound_speedup(2.0, 3, -1, 1e9), "draft_parameters"),
+        (lambda: acceptance_from_counts([3, 2], [2]), "same places"),
+        (lambda: acceptance_from_counts([3, 2], [2, 3]), "accepted"),
+    ],
+)
+def test_a_value_outside_its_domain_is_named(call: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named) as caught:
+        call()  # type: ignore[operator]
+    assert isinstance(caught.value, InputError)

@@ -1,0 +1,275 @@
+"""What a run may be told about memory and machines: recomputed layers, devices, DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from tests.small_trainer import (
+    CONFIG,
+    Bigram,
+    build,
+    check_close,
+    llama,
+    make_trainer,
+    named,
+    same,
+    weights,
+)
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from draftsmith.distill import settings
+from draftsmith.distill.settings import make_accelerator, read_deepspeed, recompute_layers
+from draftsmith.distill.sharding import Engine, to_device
+from draftsmith.distill.trainer import Trainer
+from draftsmith.errors import BackendError, InputError
+from draftsmith.types import FullLaws, TopLaws, TrajectoryBatch
+
+# --------------------------------------------------------------------------- recomputed layers
+
+
+def forwards(trainer: Trainer) -> int:
+    """How often a layer's part runs in one step."""
+    calls: list[int] = []
+    for module in trainer.drafter.modules():
+        if isinstance(module, LlamaMLP):
+            module.register_forward_pre_hook(lambda *_: calls.append(1))
+    trainer.one_step()
+    return len(calls)
+
+
+def test_recomputed_layers_run_twice_and_change_nothing(tmp_path: Path) -> None:
+    plain = build(tmp_path / "a", {"drafter": "llama", "accumulation": 2})
+    again = build(
+        tmp_path / "b", {"drafter": "llama", "accumulation": 2, "gradient_checkpointing": True}
+    )
+    assert forwards(plain) == 2 * 2 and forwards(again) == 2 * 2 * 2
+    gradients = [
+        {name: p.grad for name, p in named(trainer).items() if p.grad is not None}
+        for trainer in (plain, again)
+    ]
+    assert same(gradients[0], gradients[1]) and same(weights(plain), weights(again))
+
+
+def test_a_drafter_may_bring_its_own_way_to_recompute() -> None:
+    class Own(Bigram):
+        asked: dict[str, Any] | None = None
+
+        def gradient_checkpointing_enable(
+            self, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+        ) -> None:
+            self.asked = gradient_checkpointing_kwargs
+
+    drafter = Own()
+    recompute_layers(drafter)
+    assert drafter.asked == {"use_reentrant": False}
+
+
+def test_a_drafter_without_layers_to_recompute_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Bigram has no layers that can be computed again"):
+        make_trainer(tmp_path, config=replace(CONFIG, gradient_checkpointing=True))
+
+
+# --------------------------------------------------------------------------- devices
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    names = getattr(type(value), "__dataclass_fields__", {})
+    return [tensor for name in names for tensor in tensors_in(getattr(value, name))]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_everything_in_a_batch_moves_to_the_device(full: bool) -> None:
+    grid = torch.zeros(2, 4, dtype=torch.long)
+    top = TopLaws(ids_NK=torch.zeros(3, 2), log_p_NK=torch.zeros(3, 2))
+    whole = FullLaws(hidden_NH=torch.zeros(3, 8), head=nn.Identity())
+    batch = TrajectoryBatch(
+        tokens_BT=grid,
+        loss_mask_BT=grid,
+        documents_BT=grid,
+        laws=whole if full else top,
+        law_row_BT=grid,
+        weights_BT=grid.float(),
+    )
+    moved = to_device(batch, torch.device("meta"))
+    assert [tensor.device.type for tensor in tensors_in(moved)] == ["meta"] * (6 if full else 7)
+    assert type(moved.laws) is type(batch.laws)
+    assert not full or moved.laws.head is whole.head
+    bare = to_device(TrajectoryBatch(tokens_BT=grid, loss_mask_BT=grid), torch.device("meta"))
+    assert bare.laws is None and bare.weights_BT is None and len(tensors_in(bare)) == 2
+
+
+# --------------------------------------------------------------------------- DeepSpeed's file
+
+
+def config_of(folder: Path, content: Any, **changes: Any) -> settings.TrainerConfig:
+    path = folder / "ds.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return replace(CONFIG, deepspeed=path, **changes)
+
+
+ZERO = {"zero_optimization": {"stage": 2}}
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "expected"),
+    [
+        ({}, 1, (2, 1, 2)),
+        ({"train_batch_size": 24}, 3, (24, 4, 2)),
+        ({"train_micro_batch_size_per_gpu": 4}, 3, (24, 4, 2)),
+        ({"train_batch_size": 8, "gradient_accumulation_steps": 2}, 1, (8, 4, 2)),
+        (dict.fromkeys(SIZES, "auto"), 2, (4, 1, 2)),
+    ],
+)
+def test_missing_batch_sizes_follow_from_the_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    processes: int,
+    expected: tuple[int, int, int],
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    found = read_deepspeed(config_of(tmp_path, ZERO | given, accumulation=2, clip_norm=0.5))
+    assert found is not None
+    assert tuple(found[key] for key in SIZES) == expected
+    assert found["zero_optimization"] == {"stage": 2} and found["gradient_clipping"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{half", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        ([], "must hold one JSON object"),
+        (3, "must hold one JSON object"),
+        ({}, "needs an object 'zero_optimization'"),
+        ({"zero_optimization": 2}, "needs an object 'zero_optimization'"),
+        (ZERO | {"optimizer": {"type": "AdamW"}}, "remove 'optimizer'"),
+        (ZERO | {"scheduler": {"type": "WarmupLR"}}, "remove 'scheduler'"),
+        (ZERO | {"gradient_clipping": 0.3}, "gradient_clipping is 0.3, the trainer's .* is 1.0"),
+        (ZERO | {"train_batch_size": 0}, "train_batch_size must be a positive whole number"),
+        (ZERO | {"train_batch_size": "8"}, "train_batch_size must be a positive whole number"),
+        (ZERO | {"train_batch_size": True}, "train_batch_size must be a positive whole number"),
+        (ZERO | {"gradient_accumulation_steps": 4}, "steps is 4, the trainer accumulates 2"),
+        (
+            ZERO | {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4},
+            "is 30, but 4 per process x 2 accumulated x 1 processes are 8",
+        ),
+        (ZERO | {"train_batch_size": 7}, "is 7, but 3 per process"),
+    ],
+)
+def test_a_file_that_contradicts_itself_or_the_settings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, message: str
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InputError, match=message) as caught:
+        read_deepspeed(config_of(tmp_path, content, accumulation=2))
+    assert "ds.json" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read the DeepSpeed file .*none\.json: No such"):
+        read_deepspeed(replace(CONFIG, deepspeed=tmp_path / "none.json"))
+    with pytest.raises(InputError, match="DeepSpeed spreads the weights itself"):
+        replace(CONFIG, deepspeed=tmp_path / "none.json", parallel="sharded")
+    assert read_deepspeed(CONFIG) is None
+
+
+def test_without_the_package_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: False)
+    with pytest.raises(BackendError, match="'deepspeed' is not installed: pip install deepspeed"):
+        make_trainer(tmp_path, config=config_of(tmp_path, ZERO))
+
+
+def test_the_configuration_reaches_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(settings, "Accelerator", lambda **options: given.update(options))
+    content = {"zero_optimization": {"stage": 3, "overlap_comm": True}, "train_batch_size": 6}
+    make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
+    plugin = given["deepspeed_plugin"]
+    assert isinstance(plugin, settings.DeepSpeedPlugin)
+    assert plugin.zero_stage == 3 and plugin.gradient_clipping == CONFIG.clip_norm
+    handed = plugin.hf_ds_config.config
+    assert handed["zero_optimization"]["overlap_comm"] is True
+    assert tuple(handed[key] for key in SIZES) == (6, 6, 1)
+
+
+# --------------------------------------------------------------------------- DeepSpeed's engine
+
+
+class FakeDeepSpeed:
+    """What the trainer uses of an Accelerator, with an engine that does what DeepSpeed's is
+    documented to do: backward divides by the accumulation, clips, steps and forgets gradients."""
+
+    distributed_type = DistributedType.DEEPSPEED
+    device = torch.device("cpu")
+    num_processes, process_index, is_main_process = 1, 0, True
+    gradient_accumulation_steps = 2
+
+    def prepare(self, learner: nn.Module, optimizer: Any) -> Any:
+        self.learner, self.optimizer, self.steps = learner, optimizer, 0
+        return learner, SimpleNamespace(step=lambda: None)
+
+    def backward(self, loss: Tensor) -> None:
+        (loss / self.gradient_accumulation_steps).backward()
+        self.norm = nn.utils.clip_grad_norm_(self.learner.parameters(), CONFIG.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+
+    def clip_grad_norm_(self, parameters: Any, clip_norm: float) -> float:
+        return float(self.norm)
+
+    def get_state_dict(self, learner: nn.Module) -> dict[str, Tensor]:
+        return learner.state_dict()
+
+
+@pytest.mark.parametrize("backward", ["sum", "each"])
+def test_an_engine_that_steps_by_itself_makes_the_same_steps(tmp_path: Path, backward: str) -> None:
+    config = replace(CONFIG, accumulation=2)
+    runs = []
+    for name, fake in (("usual", None), ("engine", FakeDeepSpeed())):
+        drafter = Bigram(dropout=0, num_steps=2, backward=backward)
+        trainer = make_trainer(tmp_path / name, drafter=drafter, config=config, accelerator=fake)
+        runs.append((trainer, trainer.train()))
+    (usual, first), (engine, second) = runs
+    assert isinstance(engine.layout, Engine) and engine.accelerator.steps == CONFIG.steps
+    check_close(weights(engine), weights(usual), rtol=1e-3, atol=1e-4)
+    assert second.losses[-1][1] == pytest.approx(first.losses[-1][1], rel=1e-4)
+    again = make_trainer(tmp_path / "engine", config=config, accelerator=FakeDeepSpeed())
+    with pytest.raises(BackendError, match="cannot take weights from a checkpoint"):
+        again.train()
+
+
+def test_an_engine_is_not_fed_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    class Poison:
+        def loss(self, prediction: Any, batch: Any, head: Any) -> Any:
+            total = prediction.hidden_BTH.sum() * float("nan")
+            return SimpleNamespace(total=total, weight=torch.ones(()))
+
+    fake: Any = FakeDeepSpeed()
+    trainer = make_trainer(tmp_path, objective=Poison(), accelerator=fake)
+    before = weights(trainer)
+    assert trainer.one_step().skipped and fake.steps == 0
+    assert same(before, weights(trainer))
+
+
+def test_the_tiny_llama_of_these_tests_has_a_frozen_parameter_and_tied_ones() -> None:
+    parameters = dict(llama().named_parameters())
+    assert sum(not value.requires_grad for value in parameters.values()) == 1
+    assert not any("lm_head" in name for name in parameters)
