@@ -389,3 +389,19 @@ class DistillOptions(VerbOptions):
             self.training.long_block_length is None,
             "--long-block-length is for `pretrain`: trajectories are not cut",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(VerbOptions):
+    """Compare finished runs of `distill` and `bench`: ranked table, figures, one page."""
+
+    runs: tuple[Path, ...]
+    """Folders of runs; seeds of one setting are pooled."""
+    base: str | None = None
+    """Label of the undistilled draft; left out: runs whose objective is none."""
+    out: Path = Path("runs/report")
+    """Folder for comparison.html, .csv, .json and figures."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.runs), "--runs must name at least one folder")

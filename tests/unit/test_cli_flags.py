@@ -55,6 +55,9 @@ EXPECTED = {
         --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
         --target --teacher-temperature --text --text-share --warmup --weight-decay
     """,
+    "report": """
+        --base --debug --json --out --runs
+    """,
 }
 
 

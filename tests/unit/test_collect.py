@@ -40,7 +40,7 @@ REFERENCES = ((9, 9, 1), (5,), (1, 2, 3), tuple(range(6, 18)))
 WAYS = {
     "greedy": CollectSettings(forcing="greedy"),
     "sample": CollectSettings(
-        forcing="sample", temperatures=(0.7, 1.3), samples=2, top_p=0.95, seed=4
+        forcing="sample", temperatures=(1.3, 0.7), samples=2, top_p=0.95, seed=4
     ),
     "beam": CollectSettings(forcing="beam", beams=3),
     "auto": CollectSettings(forcing="beam", beams="auto", max_beams=8, mass_gain=0.3),

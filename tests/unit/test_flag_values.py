@@ -17,6 +17,7 @@ BASE = {
     "pretrain": ["--text", "a", "--out", "o"],
     "collect": ["--target", "T", "--prompts", "p", "--out", "o"],
     "distill": ["--target", "T", "--drafter", "d", "--store", "s", "--out", "o"],
+    "report": ["--runs", "r"],
     "doctor": [],
     "quickstart": [],
 }

@@ -27,7 +27,7 @@ from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
-from draftsmith.provenance import Run, start_run
+from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._finish import write_model
@@ -214,6 +214,8 @@ def _results(
         "teacher_temperature": chosen.teacher_temperature,
         "tail": chosen.tail,
         "seed": options.seed,
+        "target": portable_text(options.target),
+        "decoding_temperature": 1.0,
         "steps": report.steps,
         "skipped_steps": report.skipped,
         "tokens": report.tokens,
