@@ -108,6 +108,21 @@ def test_each_process_holds_half_of_every_sharded_parameter(
     assert sum(member["moments"] for member in both) == trained
 
 
+def test_half_precision_is_the_same_arithmetic_in_both_layouts(
+    groups: Groups, tmp_path: Path
+) -> None:
+    argument = {"drafter": "llama", "precision": "bfloat16", "clip_norm": 1e9}
+    data, sharded = (
+        groups.run(one_step, tmp_path / kind, size=2, argument=argument | {"parallel": kind})
+        for kind in LAYOUTS
+    )
+    wide = one_step(tmp_path / "wide", {"drafter": "llama"})
+    for left, right in zip(data, sharded, strict=True):
+        assert left["loss"] == right["loss"] != wide["loss"]
+        check_close(left["gradients"], right["gradients"], rtol=1e-4, atol=1e-6)
+        assert {value.dtype for value in right["weights"].values()} == {torch.float32}
+
+
 def test_one_process_shards_nothing(tmp_path: Path) -> None:
     trainer = build(tmp_path, {"drafter": "llama", "parallel": "sharded"})
     assert not any(isinstance(value, DTensor) for value in named(trainer).values())

@@ -19,6 +19,7 @@ from draftsmith.distill.scale_out import (
     RayPool,
     ShardDone,
     ShardPlan,
+    Worker,
     collect_local,
     collect_ray,
     split,
@@ -307,17 +308,29 @@ def test_what_fails_again_is_said(tmp_path: Path) -> None:
             file.unlink()
 
 
-def test_a_disk_that_fails_is_not_taken_for_a_broken_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [BackendError("disk full"), InputError("store full")])
+def test_a_sink_that_fails_is_not_taken_for_a_broken_engine(
+    error: Exception, tmp_path: Path
+) -> None:
     class Full(Folder):
         def write(
             self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped]
         ) -> None:
-            raise BackendError("disk full")
+            raise error
 
     (tmp_path / "sink").mkdir()
-    with pytest.raises(BackendError, match="disk full"):
-        collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, Full(tmp_path / "sink"))
+    sink = Full(tmp_path / "sink")
+    with pytest.raises(type(error), match=str(error)):
+        collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink)
     assert lines(tmp_path / "n") == ["loaded", "collected"]
+
+
+def test_a_worker_that_gets_a_finished_shard_computes_nothing(tmp_path: Path) -> None:
+    sink = folder(tmp_path / "sink")
+    worker = Worker(partial(Teacher, tmp_path / "n"), SETTINGS, sink)
+    assert worker.run(PLANS[0]) == (6, 30)
+    assert worker.run(PLANS[0]) == (0, 0)
+    assert lines(tmp_path / "n") == ["loaded", "collected"] and sink.writes() == {0: 1}
 
 
 def test_a_shard_that_another_worker_wrote_meanwhile_is_left_alone(tmp_path: Path) -> None:

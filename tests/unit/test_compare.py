@@ -267,6 +267,14 @@ def test_a_base_can_be_named() -> None:
         compare(runs, base="plane")
 
 
+def test_an_undistilled_draft_that_ranks_first_is_no_winner_and_two_of_them_are_no_base() -> None:
+    better = a_run("base", objective="none", tau=5.0)
+    scope = only_scope([a_run("a"), better])
+    assert scope.entries[0] is scope.base
+    assert scope.top is scope.entries[1]
+    assert only_scope([a_run("a"), better, replace(better, label="other")]).base is None
+
+
 def test_the_first_is_praised_with_its_gain_and_doubted_within_the_noise() -> None:
     runs = [a_run(f"k{s}", seed=s, tau=3.0 + 0.1 * s) for s in range(3)]
     runs += [a_run(f"r{s}", objective="rkl", seed=s, tau=3.05 + 0.1 * s) for s in range(3)]
@@ -308,6 +316,13 @@ def drawn() -> tuple[Picture, ...]:
     pictures_, missing = pictures(compare(a_study()).main)
     assert missing == ()
     return pictures_
+
+
+def test_a_line_is_not_named_by_the_factor_that_it_shows() -> None:
+    runs = [a_run(f"k{b}", beams=b, tau=3.0 + b) for b in (1, 8)]
+    runs += [a_run(f"r{b}", objective="rkl", beams=b, tau=3.0 - b / 9) for b in (1, 8)]
+    lines = controlled(only_scope(runs), "beams")
+    assert [line.name for line in lines] == ["forward KL", "reverse KL"]
 
 
 def test_a_study_has_all_figures(drawn: tuple[Picture, ...]) -> None:
@@ -606,7 +621,8 @@ def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(
     bench = benched(tmp_path / "bench", "independent:models/base/draft", "independent:.../draft")
     whole = {run.label: run for run in read_runs([a, bench]) if run.language is None}
     assert whole["independent:base/draft"].objective is None
-    assert whole["draft"].objective == "rkl"  # outside of the bench's folder only the name is kept
+    # outside of the bench's folder only the name is kept
+    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(80 / 36))
 
 
 def test_labels_are_as_short_as_they_can_be(tmp_path: Path) -> None:

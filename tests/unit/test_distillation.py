@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftsmith.distill.distillation import Acceptance, Distillation, dense_distillation
 from draftsmith.distill.divergence import DIVERGENCES, Reading, Tail
-from draftsmith.distill.objective import CrossEntropy, LossTerms
+from draftsmith.distill.objective import CrossEntropy, LossTerms, Objective
 from draftsmith.errors import InputError
 from draftsmith.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
 
@@ -40,9 +41,8 @@ class Setup:
         self.log_p = torch.log_softmax(self.teacher_hidden @ self.teacher_weight.T, -1).detach()
         order = torch.randperm(B * T, generator=generator).view(B, T)
         chosen = torch.rand(B, T, generator=generator)
-        mask = torch.ones(B, T, dtype=torch.bool)
-        mask[1, :2] = False
-        self.mask = mask
+        self.mask = torch.ones(B, T, dtype=torch.bool)
+        self.mask[1, :2] = False
         self.batch = TrajectoryBatch(
             tokens_BT=torch.randint(0, vocab, (B, T), generator=generator),
             loss_mask_BT=torch.rand(B, T, generator=generator) > 0.2,
@@ -78,7 +78,7 @@ class Setup:
 
 
 def dense(objective: Distillation) -> Compute:
-    return lambda prediction, batch, head: dense_distillation(objective, prediction, batch, head)
+    return partial(dense_distillation, objective)
 
 
 def assert_same(got: list[Tensor], expected: list[Tensor], tolerance: float = 1e-9) -> None:
@@ -204,13 +204,13 @@ def test_weights_scale_places_and_are_summed() -> None:
     assert setup.batch.weights_BT is not None
     setup.batch = replace(setup.batch, weights_BT=2 * setup.batch.weights_BT)
     assert_same(setup.run(objective.loss, setup.top())[:3], [2 * total, 2 * weight, 2 * hidden])
+    row, position = counted.nonzero()[0].tolist()
     alone = torch.zeros(B, T)
-    where = counted.nonzero()[0]
-    alone[where[0], where[1] + 1] = 3.0
+    alone[row, position + 1] = 3.0
     setup.batch = replace(setup.batch, weights_BT=alone)
     _, weight, hidden, _ = setup.run(objective.loss, setup.top())
     assert weight == 3.0
-    assert hidden.abs().sum(-1).nonzero().tolist() == [where.tolist()]
+    assert hidden.abs().sum(-1).nonzero().tolist() == [[row, position]]
 
 
 @pytest.mark.parametrize("name", sorted(DIVERGENCES))
@@ -300,10 +300,9 @@ def test_no_tensor_is_larger_than_the_budget(name: str, reading: Reading, tail: 
             terms.total.backward()
         assert backward.calls > 10, "the backward pass was not watched"
         seen.append((forward.numel, backward.numel))
-    places = int((setup.mask & batch.mask_ahead(1)).sum())
-    (forward_numel, backward_numel), twin = seen
-    assert max(forward_numel, backward_numel) <= budget < places * vocab
-    assert min(twin) >= places * vocab, "and the dense twin would have been caught"
+    all_logits = int((setup.mask & batch.mask_ahead(1)).sum()) * vocab
+    assert max(seen[0]) <= budget < all_logits
+    assert min(seen[1]) >= all_logits, "the dense twin would have been caught"
 
 
 # --------------------------------------------------------------------------- acceptance
@@ -322,14 +321,12 @@ def test_acceptance_is_the_overlap_of_both_laws_at_the_temperature(temperature: 
     counted = setup.mask & setup.batch.mask_ahead(1) & (setup.batch.law_ahead(1) >= 0)
     expected, weight = 0.0, 0.0
     for b, t in counted.nonzero().tolist():
-        logits_q = (setup.hidden[b, t] @ setup.weight.T).detach()
-        logits_p = setup.log_p[setup.batch.law_ahead(1)[b, t]]
+        scores = setup.log_p[setup.batch.law_ahead(1)[b, t]], setup.head(setup.hidden[b, t])
         if temperature:
-            overlap = torch.minimum(
-                torch.softmax(logits_p / temperature, -1), torch.softmax(logits_q / temperature, -1)
-            ).sum()
+            p, q = (torch.softmax(score / temperature, -1) for score in scores)
+            overlap = torch.minimum(p, q).sum()
         else:
-            overlap = (logits_p.argmax() == logits_q.argmax()).double()
+            overlap = (scores[0].argmax() == scores[1].argmax()).double()
         expected += (overlap * setup.batch.weights_ahead(1)[b, t]).item()
         weight += setup.batch.weights_ahead(1)[b, t].item()
     assert terms.total.item() == pytest.approx(expected, rel=1e-12)
@@ -355,8 +352,6 @@ def test_acceptance_of_truncated_laws_is_a_lower_bound_that_closes(temperature: 
     bounds = [accept(setup, setup.top(k), temperature=temperature).total for k in (2, 5, 12, V - 1)]
     assert all(low <= high for low, high in zip(bounds, [*bounds[1:], true], strict=True))
     assert bounds[0] < 0.999 * true and bounds[-1] > 0.95 * true
-    if temperature == 0.3:
-        assert bounds[1] > 0.95 * true  # sharper laws lie inside
 
 
 def test_acceptance_and_total_variation_sum_to_the_weight() -> None:
@@ -392,9 +387,7 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], messa
 
 
 @pytest.mark.parametrize("objective", [Distillation(divergence="kl"), Acceptance()])
-def test_laws_that_cannot_be_the_students_are_refused(
-    objective: Distillation | Acceptance,
-) -> None:
+def test_laws_that_cannot_be_the_students_are_refused(objective: Objective) -> None:
     setup = Setup()
     foreign = replace(setup.top(), ids_NK=setup.top().ids_NK + V - 3)
     empty = replace(setup.top(), log_p_NK=torch.full((B * T, K), -math.inf))

@@ -59,7 +59,7 @@ LIGHT = [
     "options",
     "provenance",
 ]
-HEAVY = {"torch", "transformers", "accelerate", "numpy", "scipy", "matplotlib", "safetensors"}
+HEAVY = {"torch", "transformers", "accelerate", "numpy", "scipy", "matplotlib", "pyarrow", "safetensors"}
 
 
 def modules() -> dict[str, Path]:

@@ -188,16 +188,17 @@ def make_long(ids: str, count: int = 24, places: int = 96) -> list[Trajectory]:
     return out
 
 
-@pytest.mark.parametrize("ids", ["zipf", "random"])
+# 182.75 for the laws, uncompressed: below that for text only when their parts are compressed
+@pytest.mark.parametrize(("ids", "most"), [("zipf", 180), ("random", 200)])
 def test_top_50_laws_of_a_large_vocabulary_take_at_most_200_bytes_per_token(
-    tmp_path: Path, ids: str
+    tmp_path: Path, ids: str, most: int
 ) -> None:
     store = TrajectoryStore.create(tmp_path, header(vocab_size=LLAMA, top_k=50))
     trajectories = make_long(ids)
     store.write(0, trajectories)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())  # all that is on the disk
     tokens = sum(len(trajectory.tokens) for trajectory in trajectories)
-    assert size / tokens <= 200
+    assert size / tokens <= most
     assert store.summary().bytes_per_token == size / tokens
     check_same(store.read(0), trajectories)
 

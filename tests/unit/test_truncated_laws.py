@@ -290,6 +290,11 @@ def test_forward_kl_is_infinite_where_the_student_cannot_follow() -> None:
     values = nats("kl", div.whole_cells(law(0), student))
     assert values[0] == math.inf and torch.isfinite(values[1:]).all()
     assert nats("rkl", div.whole_cells(torch.log_softmax(student, -1), logits(2)))[0] == math.inf
+    laws = top(law(0), 4)
+    kept = torch.zeros(PLACES, VOCAB).scatter(-1, laws.ids_NK, 1).bool()
+    nothing_outside = logits(1).where(kept, -math.inf)
+    assert (nats("kl", truncated("kl", laws, nothing_outside, "bucket")) == math.inf).all()
+    assert (nats("kl", truncated("kl", laws, nothing_outside, "renormalise")) < math.inf).all()
 
 
 def test_floors_that_outweigh_the_law_are_refused() -> None:

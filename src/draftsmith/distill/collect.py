@@ -317,7 +317,7 @@ class TransformersBackend:
     def _searched(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
         prompts = [job.request.prompt for job in batch]
         # whole laws of all beams, those that die too, would fill the memory: they are read after
-        noted = settings.top_k or 0 if settings.signals == Signals() else 0
+        noted = (settings.top_k or 0) if settings.signals == Signals() else 0
         if settings.beams == "auto":
             found = auto_search(
                 self.target,
