@@ -178,7 +178,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(part, path)
-        _sync(path.parent)
+        _flush(path.parent)  # the name alone: other processes may be writing other files there
     except Exception as error:
         if isinstance(error, DraftsmithError) or not is_write_failure(error):
             raise
@@ -294,11 +294,16 @@ def _whole_lines(size: int, file: Any) -> int:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or everything in a folder, to the disk."""
+    """Flush a file, or a folder and the files in it, to the disk."""
     if path.is_dir():
         for child in path.iterdir():
             if child.is_file():
-                _sync(child)
+                _flush(child)
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
+    """Flush a file's content, or a folder's names."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open folders, and needs no such flush
     descriptor = os.open(path, os.O_RDONLY)
