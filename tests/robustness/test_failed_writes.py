@@ -81,7 +81,7 @@ def write_model(out: Path) -> None:
     tokenizer = train_bpe(["a b c"], 300, 64)
     record = start_run("pretrain", {})
     model = LlamaForCausalLM(config)
-    _finish.write_model(out, model, tokenizer, None, torch.float32, record, RESULTS)
+    _finish.write_model(out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model")
 
 
 @pytest.mark.parametrize("error", WRAPPED, ids=str)

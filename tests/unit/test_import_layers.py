@@ -59,7 +59,16 @@ LIGHT = [
     "options",
     "provenance",
 ]
-HEAVY = {"torch", "transformers", "accelerate", "numpy", "scipy", "matplotlib", "pyarrow", "safetensors"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "pyarrow",
+    "safetensors",
+}
 
 
 def modules() -> dict[str, Path]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from accelerate import Accelerator
 
-from draftsmith.distill.settings import TrainerConfig
+from draftsmith.distill.settings import TrainerConfig, make_accelerator, read_deepspeed
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions, PretrainOptions
 
@@ -24,6 +25,19 @@ def trackers(report_to: str) -> list[str]:
     """The trackers that --report-to names."""
     names = [name.strip() for name in report_to.split(",")]
     return [name for name in names if name not in ("", "none")]
+
+
+def start_accelerator(
+    options: PretrainOptions | DistillOptions, training: ScheduleOptions
+) -> Accelerator:
+    """Devices, processes, mixed precision, trackers and DeepSpeed for this run."""
+    names = trackers(options.report_to)
+    return make_accelerator(
+        precision(options.dtype),
+        names,
+        options.out if names else None,
+        deepspeed=read_deepspeed(trainer_config(options, training, steps=1)),  # of any length
+    )
 
 
 def trainer_config(

@@ -21,7 +21,6 @@ from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Tra
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.distillation import Acceptance, Distillation
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.settings import TrainerConfig, make_accelerator
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
@@ -31,7 +30,12 @@ from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._finish import write_model
-from draftsmith.recipes._training import precision, trackers, trainer_config
+from draftsmith.recipes._training import (
+    precision,
+    start_accelerator,
+    trackers,
+    trainer_config,
+)
 from draftsmith.targets.hf import HFTarget, load_model, load_target
 from draftsmith.units import Duration
 
@@ -66,10 +70,15 @@ def run(options: DistillOptions) -> DistillResult:
         raise InputError(f"cannot write to --out {out}: {error}") from error
     tokenizer = _tokens.load_tokenizer(options.target)
     model = open_student(options.drafter, tokenizer)
-    lesson = make_lesson(options, tokenizer, model)
-    names = trackers(options.report_to)
-    accelerator = make_accelerator(precision(options.dtype), names, out if names else None)
-    trainer = make_trainer(options, model, lesson, accelerator)
+    twin = Twin(model, tokenizer) if options.on_policy else None
+    lesson = make_lesson(options, tokenizer, twin)
+    steps = Duration.parse(options.training.duration).steps(
+        tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
+    )
+    accelerator = start_accelerator(options, options.training)
+    trainer = make_trainer(options, model, lesson, steps, accelerator)
+    if twin is not None:
+        twin.trainer = trainer
     before = trainer.evaluate().get("acceptance")
     if before is not None:
         _say(f"held-out acceptance before: {before:.4f}")
@@ -80,8 +89,10 @@ def run(options: DistillOptions) -> DistillResult:
         trainer.load_best()
         after = report.best_value
     results = _results(options, lesson, report, before, after)
+    finished = open_student(options.drafter, tokenizer)  # the trained one may be in parts
+    trainer.copy_into(Independent.learner(finished))
     if accelerator.is_main_process:
-        _finish(options, model, tokenizer, record, results)
+        _finish(options, finished, tokenizer, record, results)
     accelerator.wait_for_everyone()
     said = "" if after is None or before is None else f": acceptance {before:.4f} -> {after:.4f}"
     _say(f"wrote {out}{said}")
@@ -115,22 +126,28 @@ def open_student(source: str, tokenizer: Any) -> PreTrainedModel:
     return model.train().requires_grad_(True)
 
 
-def make_lesson(options: DistillOptions, tokenizer: Any, model: PreTrainedModel) -> _lessons.Lesson:
+class Twin:
+    """A copy of the student that draws continuations while the student learns."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any) -> None:
+        self.target = HFTarget(copy.deepcopy(model), tokenizer, name="the draft model")
+        self.trainer: Trainer | None = None
+
+    def refresh(self) -> None:
+        """Take over the student's weights of this moment."""
+        if self.trainer is not None:
+            self.trainer.copy_into(Independent.learner(self.target.model))
+
+
+def make_lesson(options: DistillOptions, tokenizer: Any, twin: Twin | None) -> _lessons.Lesson:
     """What is learnt from; the target is loaded only when its laws are wanted now."""
     in_memory = options.online or options.laws == "teacher"
     teacher = load_target(options.target) if in_memory else None
     if not options.online:
         return _lessons.from_store(options, tokenizer, teacher)
     assert teacher is not None
-    student: TransformersBackend | None = None
-    refresh = None
-    if options.on_policy:
-        twin = HFTarget(copy.deepcopy(model), tokenizer, name="the draft model")
-        student = TransformersBackend(twin)
-
-        def refresh() -> None:
-            twin.model.load_state_dict(model.state_dict())
-
+    student = None if twin is None else TransformersBackend(twin.target)
+    refresh = None if twin is None else twin.refresh
     return _lessons.online(options, tokenizer, teacher, student, refresh)
 
 
@@ -138,14 +155,12 @@ def make_trainer(
     options: DistillOptions,
     model: PreTrainedModel,
     lesson: _lessons.Lesson,
+    steps: int,
     accelerator: Accelerator,
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    steps = Duration.parse(training.duration).steps(
-        tokens_per_step=training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
-    )
-    config: TrainerConfig = trainer_config(options, training, steps)
+    config = trainer_config(options, training, steps)
     evaluations = []
     if lesson.held_out is not None:
         evaluations.append(

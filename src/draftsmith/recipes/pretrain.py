@@ -6,6 +6,7 @@ OUT/            the finished model, loadable with transformers; run.json is writ
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -23,7 +24,6 @@ from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Tra
 from draftsmith.distill.evaluation import Evaluation, EvaluationSource
 from draftsmith.distill.objective import CrossEntropy
 from draftsmith.distill.packing import Weighted
-from draftsmith.distill.settings import make_accelerator
 from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters.independent import Independent
@@ -33,7 +33,12 @@ from draftsmith.provenance import start_run
 from draftsmith.recipes import _examples, _text, _tokens
 from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
-from draftsmith.recipes._training import precision, trackers, trainer_config
+from draftsmith.recipes._training import (
+    precision,
+    start_accelerator,
+    trackers,
+    trainer_config,
+)
 from draftsmith.units import Duration
 
 
@@ -89,8 +94,7 @@ def run(options: PretrainOptions) -> PretrainResult:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to --out {out}: {error}") from error
-    names = trackers(options.report_to)
-    accelerator = make_accelerator(precision(options.dtype), names, out if names else None)
+    accelerator = start_accelerator(options, options.training)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     training = options.training
@@ -108,7 +112,7 @@ def run(options: PretrainOptions) -> PretrainResult:
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
-    report = train(options, data, model, source, evaluations, steps, work, accelerator)
+    report, finished = train(options, data, model, source, evaluations, steps, work, accelerator)
     bits = bits_per_byte(report, data.held_bytes) if held and data.subset is None else None
     results = {
         "parameters": parameters,
@@ -125,7 +129,7 @@ def run(options: PretrainOptions) -> PretrainResult:
     if accelerator.is_main_process:
         write_model(
             out,
-            model,
+            finished,
             data.tokenizer,
             data.subset,
             getattr(torch, options.save_dtype),
@@ -333,8 +337,11 @@ def train(
     steps: int,
     work: Path,
     accelerator: Accelerator,
-) -> TrainReport:
-    """The training loop with its callbacks; resumes from `work` when it holds a checkpoint."""
+) -> tuple[TrainReport, PreTrainedModel]:
+    """The training loop with its callbacks; resumes from `work` when it holds a checkpoint.
+
+    Returns the trained model as one of its own, because `model` may be in parts by then.
+    """
     training = options.training
     config = trainer_config(options, training, steps)
     callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
@@ -367,7 +374,10 @@ def train(
         callbacks=callbacks,
         accelerator=accelerator,
     )
-    return trainer.train()
+    report = trainer.train()
+    finished = build_student(copy.deepcopy(model.config), options.seed)
+    trainer.copy_into(Independent.learner(finished))
+    return report, finished
 
 
 def _say(line: str) -> None:
