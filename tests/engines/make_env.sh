@@ -5,7 +5,7 @@
 #
 #   tests/engines/make_env.sh FOLDER
 #   DRAFTSMITH_VLLM_PYTHON=FOLDER/bin/python make test-full ARGS="tests/engines"
-#   FOLDER/bin/python -m pytest -m full tests/robustness/test_scale_out.py
+#   FOLDER/bin/python -m pytest -m full tests/robustness/test_scale_out_ray.py
 set -euo pipefail
 folder=${1:?"usage: make_env.sh FOLDER"}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -88,6 +89,8 @@ def run(options: CollectOptions) -> CollectResult:
             "0 keeps whole laws"
         )
     limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and options.backend == "vllm" and settings.forcing in ("beam", "gold"):
+        limit -= 1  # vLLM judges a text as part of a prompt, and wants room for one token more
     plans = split(
         requests, options.shard_size, why_not=partial(_why_not, settings=settings, limit=limit)
     )
@@ -103,7 +106,7 @@ def run(options: CollectOptions) -> CollectResult:
     make = make_backend(options)
     with ShardProgress(len(plans), sum(store.has(plan.number) for plan in plans)) as on_shard:
         if options.ray:
-            pool = RayPool(workers=options.workers)
+            pool = RayPool(workers=options.workers, gpus=float(torch.cuda.is_available()))
             done = collect_ray(plans, make, settings, store, pool=pool, on_shard=on_shard)
         else:
             done = collect_local(plans, make, settings, store, on_shard=on_shard)
