@@ -106,7 +106,9 @@ def test_a_measured_table_has_every_width_and_arm() -> None:
     assert [cost.width for cost in found.target] == [1, 3, 5]
     assert all(cost.seconds > 0 for cost in found.target)
     assert found.draft_seconds("none", 0.0, 1) == 0.0
-    assert found.draft_seconds("d", 0.8, 5) > 0.0
+    whole = found.draft_seconds("d", 0.8, 5)
+    assert whole > 0.0
+    assert found.draft_seconds("d", 0.8, 3) == pytest.approx(whole / 2)  # cut by the end of a text
     assert found.context == 4 + 8
 
 

@@ -284,6 +284,7 @@ def test_bad_options_of_distill(
     unknown = said("--store", str(store), "--objective", "rkll")
     assert "rkll" in unknown
     assert "rkl" in unknown.replace("rkll", "")
+    assert "give --tail renormalise" in said("--store", str(store), "--teacher-temperature", "0.7")
     assert "must be a multiple of --block-length" in said(
         "--store", str(store), "--batch-tokens", "33"
     )

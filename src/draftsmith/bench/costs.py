@@ -181,8 +181,13 @@ class StepProbe:
     def step(self) -> Cost:
         """One whole step behind a prompt: its width, and the drafter's seconds.
 
-        Where texts are so short that no step is whole, any step has to do.
+        It follows a step of its own kind, as in a run: what others left in the processor's caches
+        is gone by then. Where texts are so short that no step is whole, any step has to do.
         """
+        self._step()
+        return self._step()
+
+    def _step(self) -> Cost:
         for attempt in itertools.count():
             before = self._recorder.seconds.get("draft", 0.0)
             if next(self._steps) or attempt >= _PATIENCE:
@@ -267,12 +272,11 @@ class CostMeter:
                 DraftCost(
                     drafter=name,
                     temperature=temperature,
-                    costs=_curve(
+                    costs=_draft_curve(
                         taken.draft[name, temperature]
                         for taken in rounds
                         if (name, temperature) in taken.draft
-                    )
-                    or _NOTHING,
+                    ),
                 )
                 for name, temperature in self._keys
             ),
@@ -295,9 +299,6 @@ class _Round:
     draft: dict[tuple[str, float], Cost]
 
 
-_NOTHING = (Cost(width=1, seconds=0.0),)
-
-
 def _curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
     seconds: dict[int, list[float]] = {}
     for cost in costs:
@@ -306,3 +307,12 @@ def _curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
         Cost(width=width, seconds=statistics.median(values))
         for width, values in sorted(seconds.items())
     )
+
+
+def _draft_curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
+    """Probes take whole drafts, runs end in shorter ones: down to none, which costs nothing, unless
+    looking in vain was measured."""
+    curve = _curve(costs)
+    if curve and curve[0].width == 1:
+        return curve
+    return (Cost(width=1, seconds=0.0), *curve)

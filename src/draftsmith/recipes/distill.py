@@ -72,6 +72,7 @@ def run(options: DistillOptions) -> DistillResult:
     model = open_student(options.drafter, tokenizer)
     twin = Twin(model, tokenizer) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, twin)
+    check_tail(options, lesson)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
@@ -124,6 +125,17 @@ def open_student(source: str, tokenizer: Any) -> PreTrainedModel:
         )
     model: PreTrainedModel = load_model(source, dtype="float32")
     return model.train().requires_grad_(True)
+
+
+def check_tail(options: DistillOptions, lesson: _lessons.Lesson) -> None:
+    """InputError for a treatment of cut laws that has no meaning at the teacher's temperature."""
+    chosen, top_k = options.objective, lesson.facts["top_k"]
+    if top_k is not None and chosen.tail == "bucket" and chosen.teacher_temperature != 1:
+        raise InputError(
+            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
+            f"--teacher-temperature {chosen.teacher_temperature:g}: give --tail renormalise or "
+            "floor, or --laws teacher"
+        )
 
 
 class Twin:
