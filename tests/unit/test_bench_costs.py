@@ -80,11 +80,13 @@ def test_probing_forwards_leaves_the_cache_as_it_was() -> None:
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
 
 
-def test_a_step_probe_tells_widths_of_whole_steps() -> None:
+def test_a_step_probe_tells_widths_of_drafts_whole_unless_the_text_ends() -> None:
     target = TabularTarget(8)
     options = DecodeOptions(max_new_tokens=40, sampler=Sampler(temperature=1.0))
     probe = StepProbe(target, arm(target), PROMPTS, options)
-    assert {probe.step().width for _ in range(30)} == {5}
+    widths = [probe.step().width for _ in range(30)]
+    assert set(widths) <= {2, 3, 4, 5}  # never a prompt's, never without a draft
+    assert widths.count(5) > 20
 
 
 def test_a_step_probe_ends_even_if_no_step_is_whole() -> None:
