@@ -36,7 +36,7 @@ from draftsmith.bench.compare_plots import pictures
 from draftsmith.bench.compare_pool import compare, pool
 from draftsmith.bench.compare_runs import read_runs
 from draftsmith.bench.languages import GROUPS, LANGUAGES, find
-from draftsmith.bench.plots import Picture
+from draftsmith.bench.pictures import Picture
 from draftsmith.bench.records import BASELINE, RunRecord, append
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_json_atomic

@@ -16,7 +16,7 @@ from draftsmith.bench.records import BASELINE, TRANSFORMERS
 from draftsmith.bench.report import Report, row_label
 from draftsmith.bench.statistics import DrafterFigures
 
-_GREY = "#8c8c8c"
+GREY = "#8c8c8c"
 # Okabe and Ito: told apart by colour-blind readers, and of middle lightness on both themes
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 _PHASES = (("target", "#0072B2"), ("draft", "#E69F00"), ("verify", "#009E73"), ("other", "#8c8c8c"))
@@ -24,7 +24,7 @@ FEW = 10
 """Positions that were offered less often than this are left out of a curve."""
 
 
-def _ink() -> str:
+def ink() -> str:
     """The ink of the drawing that is being made."""
     return str(matplotlib.rcParams["text.color"])
 
@@ -33,7 +33,7 @@ def _colours(report: Report) -> dict[str, str]:
     """A colour per drafter, the same in all figures."""
     names = [name for name in report.labels() if name not in (BASELINE, TRANSFORMERS)]
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-    return {**colours, BASELINE: _GREY, TRANSFORMERS: _GREY}
+    return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
 
 
 def _panels(report: Report, rows: int, *, height: float | None = None) -> tuple[Figure, list[Any]]:
@@ -80,7 +80,7 @@ def _bars(
             y = place[entry.name]
             axis.barh(y, length, color=colours[entry.name], height=0.62, alpha=faded)
             if error is not None:
-                axis.errorbar(length, y, xerr=error, color=_ink(), capsize=3, linewidth=1.2)
+                axis.errorbar(length, y, xerr=error, color=ink(), capsize=3, linewidth=1.2)
             axis.annotate(
                 form.format(length),
                 (max(high, 1.0), y),  # beyond the line, where it is readable
@@ -90,7 +90,7 @@ def _bars(
                 fontsize=9,
             )
             right = max(right, high)
-        axis.axvline(1.0, color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+        axis.axvline(1.0, color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
         axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
         axis.tick_params(axis="y", length=0)
         axis.set_xlabel(label)
@@ -143,9 +143,9 @@ def positions(report: Report) -> Figure | None:
         axis.set_ylim(0, 1.03)
         axis.set_xlabel("place in the draft")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axis.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.6)
+        axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axes[0].set_ylabel("accepted, given all before")
-    _legend(figure, axes)
+    legend_below(figure, axes)
     return figure
 
 
@@ -177,7 +177,7 @@ def breakdown(report: Report) -> Figure | None:
             y, left = place[entry.name], 0.0
             if entry.phases_per_token is None:
                 whole = 1e3 * (entry.seconds_per_token or 0.0)
-                axis.barh(y, whole, color=_GREY, height=0.62, alpha=0.55)
+                axis.barh(y, whole, color=GREY, height=0.62, alpha=0.55)
                 continue
             for phase, colour in _PHASES:
                 part = 1e3 * getattr(entry.phases_per_token, phase)
@@ -189,7 +189,7 @@ def breakdown(report: Report) -> Figure | None:
         axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
         axis.tick_params(axis="y", length=0)
         axis.set_xlabel("milliseconds per token")
-    _legend(figure, axes)
+    legend_below(figure, axes)
     return figure
 
 
@@ -206,8 +206,8 @@ def predicted(report: Report) -> Figure | None:
     axis = figure.subplots()
     highs = [e.speedup_ci95.high if e.speedup_ci95 else e.speedup or 0.0 for e in points]
     top = 1.08 * max(1.0, *highs, *(e.predicted_speedup or 0.0 for e in points))
-    axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=_GREY, alpha=0.18, lw=0)
-    axis.plot([0, top], [0, top], color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+    axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.18, lw=0)
+    axis.plot([0, top], [0, top], color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
     shapes = dict(zip(report.temperatures, "os^Dv<>*", strict=False))
     for entry in points:
         speedup, spread = entry.speedup or 0.0, entry.speedup_ci95
@@ -225,12 +225,12 @@ def predicted(report: Report) -> Figure | None:
         axis.plot([], [], marker="s", linestyle="none", color=colours[name], label=labels[name])
     for temperature, shape in shapes.items():
         label = f"temperature {temperature:g}"
-        axis.plot([], [], marker=shape, linestyle="none", color=_GREY, label=label)
+        axis.plot([], [], marker=shape, linestyle="none", color=GREY, label=label)
     axis.set_xlim(0, top)
     axis.set_ylim(0, top)
     axis.set_xlabel("predicted speed-up")
     axis.set_ylabel("measured speed-up")
-    _legend(figure, [axis], columns=2)
+    legend_below(figure, [axis], columns=2)
     return figure
 
 
@@ -258,16 +258,16 @@ def gaps(report: Report) -> Figure | None:
         color=[colours[name] for name in found],
         label=[row_label(name, labels) for name in found],
     )
-    axis.axvline(bound, color=_ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+    axis.axvline(bound, color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
     axis.annotate("bound", (bound, 0.95), xycoords=("data", "axes fraction"), ha="right", va="top")
     axis.set_xlabel("target's top-2 logit gap at the first divergence")
     axis.set_ylabel("texts")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure, [axis])
+    legend_below(figure, [axis])
     return figure
 
 
-def _legend(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
+def legend_below(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
     """One legend below all panels."""
     found: dict[str, Any] = {}
     for axis in axes:

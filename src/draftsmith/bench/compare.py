@@ -31,7 +31,7 @@ from draftsmith.bench.compare_figures import (
 from draftsmith.bench.compare_plots import Missing, pictures
 from draftsmith.bench.compare_pool import compare
 from draftsmith.bench.compare_runs import read_runs
-from draftsmith.bench.plots import Picture
+from draftsmith.bench.pictures import Picture
 from draftsmith.config import as_dict
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 

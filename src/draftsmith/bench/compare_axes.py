@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from draftsmith.bench.charts import _GREY, _ink, _legend
+from draftsmith.bench.charts import GREY, ink, legend_below
 from draftsmith.bench.compare_figures import (
     FACTORS,
     UNDISTILLED,
@@ -82,7 +82,7 @@ def objectives(scope: Scope) -> list[str]:
 def colour_of(scope: Scope, entry: Entry) -> str:
     names = objectives(scope)
     objective = entry.setting.objective
-    return _COLOURS[names.index(objective) % len(_COLOURS)] if objective in names else _GREY
+    return _COLOURS[names.index(objective) % len(_COLOURS)] if objective in names else GREY
 
 
 def marker_of(scope: Scope, entry: Entry) -> str:
@@ -105,7 +105,7 @@ def best_of(scope: Scope, entries: Sequence[Entry]) -> Entry:
 def legend(figure: Figure, axis: Any) -> None:
     """Below the axes, in as many columns as its names leave room for."""
     longest = max((len(name) for name in axis.get_legend_handles_labels()[1]), default=0)
-    _legend(figure, [axis], columns=max(1, min(5, 95 // (longest + 8))))
+    legend_below(figure, [axis], columns=max(1, min(5, 95 // (longest + 8))))
 
 
 def _floor(scope: Scope) -> float:
@@ -118,7 +118,7 @@ def base_line(axis: Any, scope: Scope) -> None:
     if scope.base is not None and scope.base.rank is not None:
         axis.axhline(
             ranking_figure(scope, scope.base).mean,
-            color=_ink(),
+            color=ink(),
             linewidth=0.9,
             linestyle=(0, (4, 3)),
             label=objective_name(UNDISTILLED),
@@ -183,7 +183,7 @@ def grouped_bars(scope: Scope, lines: Sequence[Line], values: Sequence[Level]) -
                 label=line.name if entries[value] is first else None,
             )
             if pooled.half is not None:
-                axis.errorbar(x, pooled.mean, yerr=pooled.half, color=_ink(), capsize=2, lw=1)
+                axis.errorbar(x, pooled.mean, yerr=pooled.half, color=ink(), capsize=2, lw=1)
             axis.annotate(
                 f"{pooled.mean:.2f}",
                 (x, pooled.mean + (pooled.half or 0.0)),
@@ -241,7 +241,7 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlabel(label)
     axis.set_ylabel(LABELS[scope.ranked_by])
-    axis.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.6)
+    axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     legend(figure, axis)
     return figure
 
@@ -261,7 +261,7 @@ def radar(
     known = [value for _, _, values in series for value in values if value is not None]
     span = max(max(known) - min(known), 0.02 * max(known))
     for name, colour, values in series:
-        dashed = colour == _GREY
+        dashed = colour == GREY
         axis.plot(
             [*angles, angles[0]],
             [math.nan if v is None else v for v in (*values, values[0])],
@@ -279,7 +279,7 @@ def radar(
         text.set_ha("center" if abs(across) < 0.05 else "left" if across > 0 else "right")
     axis.set_rlabel_position(180.0 / len(names))  # between two rays
     axis.tick_params(axis="y", labelsize=8)
-    axis.grid(color=_GREY, alpha=0.35, linewidth=0.6)
-    axis.spines["polar"].set_color(_GREY)
+    axis.grid(color=GREY, alpha=0.35, linewidth=0.6)
+    axis.spines["polar"].set_color(GREY)
     legend(figure, axis)
     return figure

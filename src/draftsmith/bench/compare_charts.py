@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from draftsmith.bench.charts import _GREY, _ink
+from draftsmith.bench.charts import GREY, ink
 from draftsmith.bench.compare_axes import (
     LABELS,
     MAX_LINES,
@@ -66,7 +66,7 @@ def radar_objectives(scope: Scope) -> Drawn:
             series.append((label, colour, values))
     if scope.base is not None and scope.base.rank is not None:
         mean = ranking_figure(scope, scope.base).mean
-        series.append((objective_name(UNDISTILLED), _GREY, [mean] * len(names)))
+        series.append((objective_name(UNDISTILLED), GREY, [mean] * len(names)))
     return radar([objective_name(name) for name in names], series, around=0.4)
 
 
@@ -83,7 +83,7 @@ def radar_languages(scope: Scope) -> Drawn:
         (entry.name, colour_of(scope, entry), _by_name(entry, names)) for entry in shown
     ]
     if scope.base is not None and scope.base.by_language:
-        series.append((scope.base.name, _GREY, _by_name(scope.base, names)))
+        series.append((scope.base.name, GREY, _by_name(scope.base, names)))
     return radar(names, series, around=0.15)
 
 
@@ -152,7 +152,7 @@ def bubbles(scope: Scope) -> Drawn:
             marker=marker_of(scope, entry) if entry.setting.objective == UNDISTILLED else "o",
             alpha=0.6,
             linewidths=0.8,
-            edgecolors=_ink(),
+            edgecolors=ink(),
         )
     for entry in {e.setting.objective: e for e in points}.values():
         name = objective_name(entry.setting.objective) or "other"
@@ -162,13 +162,11 @@ def bubbles(scope: Scope) -> Drawn:
     for beams in sorted({e.setting.beams for e in points if e.setting.beams}):
         size = math.sqrt(area(beams))
         label = f"{beams} beam{'s' if beams != 1 else ''}"
-        axis.plot(
-            [], [], marker="o", linestyle="none", color=_GREY, alpha=0.6, ms=size, label=label
-        )
+        axis.plot([], [], marker="o", linestyle="none", color=GREY, alpha=0.6, ms=size, label=label)
     axis.margins(0.12)
     axis.set_xlabel(LABELS[axes[0]])
     axis.set_ylabel(LABELS[axes[1]])
-    axis.grid(color=_GREY, alpha=0.25, linewidth=0.6)
+    axis.grid(color=GREY, alpha=0.25, linewidth=0.6)
     legend(figure, axis)
     return figure
 
@@ -234,7 +232,7 @@ def quality(scope: Scope) -> Drawn:
         mean, half = entry.quality.mean, entry.quality.half
         axis.barh(place, mean, color=colour_of(scope, entry), height=0.62)
         if half is not None:
-            axis.errorbar(mean, place, xerr=half, color=_ink(), capsize=3, linewidth=1.2)
+            axis.errorbar(mean, place, xerr=half, color=ink(), capsize=3, linewidth=1.2)
         _beside(axis, f"{mean:.3g}", mean + (half or 0.0), place)
     axis.set_yticks(range(len(shown)), [entry.name for entry in reversed(shown)])
     axis.tick_params(axis="y", length=0)
@@ -255,7 +253,7 @@ def gains(scope: Scope) -> Drawn:
         "marker": "|",
         "markersize": 13,
         "markeredgewidth": 2,
-        "color": _ink(),
+        "color": ink(),
         "linestyle": "none",
     }
     for place, gain in enumerate(reversed(gains)):
@@ -266,7 +264,7 @@ def gains(scope: Scope) -> Drawn:
         _beside(axis, text, 100 * max(gain.best_gain, gain.top_gain or 0.0, 0.0), place)
     axis.plot([], [], marker="s", linestyle="none", color=colour_of(scope, top), label=top.name)
     axis.plot([], [], **mark, label="best setting of the language")
-    axis.axvline(0, color=_ink(), linewidth=0.9)
+    axis.axvline(0, color=ink(), linewidth=0.9)
     axis.set_yticks(range(len(gains)), [gain.name for gain in reversed(gains)])
     axis.tick_params(axis="y", length=0)
     axis.set_xlabel(f"gain in {LABELS[scope.ranked_by]} over the undistilled draft, percent")
@@ -302,7 +300,7 @@ def gain_groups(scope: Scope) -> Drawn:
         axis.set_yticks(range(len(means)), [name for _, _, name in means])
         axis.tick_params(axis="y", length=0)
         axis.tick_params(axis="both", labelsize=9)
-        axis.axvline(0, color=_ink(), linewidth=0.9)
+        axis.axvline(0, color=ink(), linewidth=0.9)
         axis.margins(x=0.3)
         axis.set_title(group)
     return figure

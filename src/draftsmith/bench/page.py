@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftsmith.bench.plots import Picture, pictures
+from draftsmith.bench.pictures import Picture
+from draftsmith.bench.plots import pictures
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.report import (
     Report,
