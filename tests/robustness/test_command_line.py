@@ -284,6 +284,7 @@ def test_an_interruption_keeps_whole_records_and_ends_with_130(
 # ---------------------------------------------------------------------------- quickstart
 
 
+@pytest.mark.full
 def test_quickstart_runs_from_prompts_to_next_steps(tmp_path: Path, command: Command) -> None:
     save_pair(tmp_path / "small", context=2048)
     out = tmp_path / "out"

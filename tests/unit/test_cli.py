@@ -173,7 +173,9 @@ cli.main(["doctor"])
 
 
 def test_ctrl_c_ends_with_130_in_one_line() -> None:
-    code = STUB.format(body="os.kill(os.getpid(), signal.SIGINT); signal.pause()")
+    # a shell that runs its jobs in the background makes them ignore this signal
+    heed = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = STUB.format(body=f"{heed}; os.kill(os.getpid(), signal.SIGINT); signal.pause()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stderr == "draftsmith: interrupted\n"

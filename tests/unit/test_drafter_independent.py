@@ -194,6 +194,7 @@ def test_a_draft_model_with_another_tokenizer_drafts_through_text(
         assert sum(len(one.token_ids) for one in made) > 1.3 * steps
 
 
+@pytest.mark.full
 def test_long_texts_are_cut_anew_only_at_their_end() -> None:
     """What the draft model reads stays one text: decoding its reading gives the text back."""
     stories = load_target(str(weights_folder() / "hf" / "stories260K"), dtype="float32")
