@@ -193,6 +193,11 @@ def require(good: bool, sentence: str) -> None:
         raise InputError(sentence)
 
 
+def unused(flag: str, value: object, default: object, needs: str) -> None:
+    """Raise `InputError` for an option that was given and would do nothing."""
+    require(value == default, f"{flag} does nothing without {needs}")
+
+
 def at_least(least: int, flag: str, value: int | None) -> None:
     good = value is None or value >= least
     require(good, f"{flag} must be at least {least}, got {value}")
@@ -284,6 +289,18 @@ class ScheduleOptions(OptionGroup):
     """Recompute activations in the backward pass: less memory, more time."""
     deepspeed: Path | None = None
     """A DeepSpeed configuration file (JSON), passed on as it is."""
+
+    def validate(self) -> None:
+        for name in ("block_length", "long_block_length"):
+            at_least(2, f"--{name.replace('_', '-')}", getattr(self, name))
+        require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
+        rates = (self.min_learning_rate, self.learning_rate, self.weight_decay)
+        require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
+        good = all(0 <= beta < 1 for beta in self.betas)
+        require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
+        for name in ("gradient_accumulation", "batch_tokens"):
+            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        at_least(0, "--warmup", self.warmup)
 
 
 @dataclass(frozen=True, kw_only=True)

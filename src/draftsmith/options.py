@@ -26,6 +26,7 @@ from draftsmith.option_groups import (
     at_least,
     check_temperature,
     require,
+    unused,
 )
 from draftsmith.units import parse_bytes
 
@@ -194,17 +195,8 @@ class PretrainOptions(VerbOptions):
             subset is None or self.model.tokenizer is not None, "--vocab-subset needs --tokenizer"
         )
         at_least(300, "--vocab-size", self.model.vocab_size)
-        training = self.training
-        for name in ("block_length", "long_block_length"):
-            at_least(2, f"--{name.replace('_', '-')}", getattr(training, name))
-        require(0 < training.long_share <= 1, "--long-share must be above 0 and at most 1")
-        rates = (training.min_learning_rate, training.learning_rate, training.weight_decay)
-        require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
-        for name in ("save_every", "gradient_accumulation", "batch_tokens"):
-            value = getattr(self, name, None) or getattr(training, name, None)
-            at_least(1, f"--{name.replace('_', '-')}", value)
+        at_least(1, "--save-every", self.save_every)
         at_least(0, "--eval-every", self.eval_every)
-        at_least(0, "--warmup", training.warmup)
         at_least(0, "--seed", self.seed)
 
 
@@ -264,8 +256,21 @@ class CollectOptions(VerbOptions):
         super().validate()
         ways = [self.samples is not None, self.beams is not None, self.gold]
         require(sum(ways) <= 1, "give one of --samples, --beams and --gold (none: greedy)")
-        for value in self.sample_temperatures():
+        given = self.sample_temperatures()
+        for value in given:
             check_temperature(value)
+        twice = len(set(given)) < len(given)
+        require(not twice, f"--temperatures names one twice: {self.temperatures}")
+        if self.samples is None:
+            unused("--temperatures", self.temperatures, "1", "--samples")
+            unused("--top-p", self.top_p, 1.0, "--samples")
+        if self.beams is None:
+            unused("--length-penalty", self.length_penalty, 0.0, "--beams")
+        if self.beams != "auto":
+            unused("--max-beams", self.max_beams, 16, "--beams auto")
+            unused("--mass-gain", self.mass_gain, 0.05, "--beams auto")
+        if not self.ray:
+            unused("--workers", self.workers, 2, "--ray")
         require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
         names = "limit samples max_beams max_new_tokens batch_size shard_size workers".split()
         for name in names:
@@ -335,8 +340,6 @@ class DistillOptions(VerbOptions):
     """With --text: its share of each batch."""
     hold_out: float = 0.05
     """Share of prompts, by a hash of their ids, on which acceptance is measured."""
-    attend_across_documents: bool = False
-    """Tokens may look at the documents before their own in a block."""
     training: ScheduleOptions = field(
         default_factory=lambda: ScheduleOptions(
             duration="3epochs",
@@ -371,7 +374,13 @@ class DistillOptions(VerbOptions):
             require(self.prompts is not None, "--online needs --prompts FILE")
         else:
             require(self.prompts is None, "--prompts is for --online; a store has its own")
-            require(not self.on_policy, "--on-policy is for --online")
+            unused("--on-policy", self.on_policy, 0.0, "--online")
+            unused("--prompts-per-step", self.prompts_per_step, 8, "--online")
+            unused("--max-new-tokens", self.max_new_tokens, 128, "--online")
+        if not self.text:
+            unused("--text-share", self.text_share, 0.1, "--text")
+        if self.beam_weights == "uniform":
+            unused("--score-temperature", self.score_temperature, 1.0, "--beam-weights score")
         require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
         require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
         require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")

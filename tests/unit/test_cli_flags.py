@@ -47,13 +47,13 @@ EXPECTED = {
         --target --temperatures --top-k --top-p --trust-remote-code --workers
     """,
     "distill": """
-        --aggregate --attend-across-documents --batch-tokens --beam-weights --beams --beta --betas
-        --block-length --clip-norm --debug --decay-share --deepspeed --drafter --dtype --duration
-        --eval-every --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
-        --learning-rate --long-block-length --long-share --max-new-tokens --min-learning-rate
-        --objective --on-policy --online --out --parallel --prompts --prompts-per-step --reading
-        --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
-        --target --teacher-temperature --text --text-share --warmup --weight-decay
+        --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
+        --debug --decay-share --deepspeed --drafter --dtype --duration --eval-every
+        --gradient-accumulation --gradient-checkpointing --hold-out --json --laws --learning-rate
+        --long-block-length --long-share --max-new-tokens --min-learning-rate --objective
+        --on-policy --online --out --parallel --prompts --prompts-per-step --reading --report-to
+        --save-dtype --save-every --schedule --score-temperature --seed --store --tail --target
+        --teacher-temperature --text --text-share --warmup --weight-decay
     """,
     "report": """
         --base --debug --json --out --runs

@@ -258,8 +258,9 @@ def test_online_and_on_policy_with_text_beside_it(
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat. " * 40)
     words = ["--online", "--prompts", str(folder / "prompts.jsonl"), "--on-policy", "0.5"]
-    fixed = distill_words(folder, tmp_path / "out", *words, "--text", str(text))
-    # both unusable prompts are ids that fall among those kept
+    fixed = distill_words(
+        folder, tmp_path / "out", *words, "--text", str(text), "--text-share", "0.4"
+    )
     small = ["--prompts-per-step", "2", "--max-new-tokens", "5", "--hold-out", "0.4"]
     usable = folder / "usable.jsonl"
     usable.write_text(
@@ -332,3 +333,83 @@ def test_pairs_are_joined_into_examples_each_once_per_pass(tmp_path: Path) -> No
 
 def test_translations_of_one_sentence_stay_on_one_side_of_a_split() -> None:
     assert Pair(source="Hi.", target="Hallo.").key == Pair(source="Hi.", target="Servus.").key
+
+
+# --------------------------------------------------------------------------- what may go wrong
+
+
+def test_stores_whose_prompts_share_their_names_are_kept_apart(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    for name, text in (("a", "the cat\nthe dog\n"), ("b", "return left\ndef add\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+        words = ["--prompts", str(tmp_path / f"{name}.txt"), "--max-new-tokens", "4"]
+        command("collect", *words, "--out", str(tmp_path / name))
+    out = tmp_path / "out"
+    stores = ["--store", str(tmp_path / "a"), str(tmp_path / "b")]
+    command("distill", *distill_words(folder, out, *stores, "--duration", "2steps"))
+    results = json.loads((out / "run.json").read_text())["results"]
+    assert results["prompts"] + results["held_out_prompts"] == 4
+    assert results["held_out_prompts"] == 1  # a small store holds out one at least
+    assert results["beams"] == 1
+    twice = ["--store", str(tmp_path / "a"), str(tmp_path / "a")]
+    said = command("distill", *distill_words(folder, tmp_path / "no", *twice), code=2)
+    assert "--store names one store twice" in said
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_run_is_not_continued_with_another_text(
+    folder: Path, tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftsmith.distill import trainer as module
+
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 40)
+    share = ["--text", str(text), "--text-share", "0.4"]
+    words = distill_words(folder, tmp_path / "out", "--store", str(store), *share)
+    step = module.Trainer.one_step
+
+    def stop_at_five(self: module.Trainer) -> Any:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(module.Trainer, "one_step", stop_at_five)
+    command("distill", *words, code=130)
+    text.write_text("the dog sat on the log. " * 40)
+    assert "was made with text" in command("distill", *words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "said"),
+    [
+        ("collect", "--temperatures 0.7", "--temperatures does nothing without --samples"),
+        ("collect", "--beams 2 --max-beams 4", "--max-beams does nothing without --beams auto"),
+        ("collect", "--workers 4", "--workers does nothing without --ray"),
+        ("collect", "--samples 2 --temperatures 0.5,0.5", "--temperatures names one twice"),
+        ("distill", "--score-temperature 2", "without --beam-weights score"),
+        ("distill", "--prompts-per-step 4", "--prompts-per-step does nothing without --online"),
+        ("distill", "--weight-decay nan", "rates must be 0 or more"),
+        ("distill", "--betas 2 3", "--betas must be at least 0 and below 1"),
+        ("distill", "--block-length 0", "--block-length must be at least 2"),
+    ],
+)
+def test_options_that_would_do_nothing_or_harm(
+    tmp_path: Path, command: Command, verb: str, words: str, said: str
+) -> None:
+    fixed = {"collect": ["--prompts", "p"], "distill": ["--drafter", "d", "--store", "s"]}
+    out = ["--out", str(tmp_path / "out")]
+    assert said in command(verb, *fixed[verb], *out, *words.split(), code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_laws_of_all_tokens_can_be_tempered_and_are_no_bound(
+    folder: Path, tmp_path: Path, command: Command, collect: Command
+) -> None:
+    collect(tmp_path / "whole", "--top-k", "0")
+    words = ["--store", str(tmp_path / "whole"), "--teacher-temperature", "2"]
+    out = tmp_path / "out"
+    command("distill", *distill_words(folder, out, *words, "--duration", "2steps"))
+    results = json.loads((out / "run.json").read_text())["results"]
+    assert results["top_k"] is None
+    assert results["alpha_is_lower_bound"] is False

@@ -147,6 +147,29 @@ def test_the_student_continues_its_share_and_draws_single_samples() -> None:
         online(teacher, None, 0.5)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.75])
+def test_the_students_share_holds_over_steps_and_does_not_depend_on_the_parts(share: float) -> None:
+    alone, parted = online(Scripted(), Scripted(), share), online(Scripted(), Scripted(), share)
+    whole = [len(alone._own(step)) for step in range(20)]
+    assert sum(whole) == 4 * 20 * share
+    drawn = 0
+    for step in range(20):
+        for part in range(4):
+            before = len(parted.student.asked)  # type: ignore[union-attr]
+            parted.batch(step, part, 4)
+            drawn += len(parted.student.asked) - before  # type: ignore[union-attr]
+    assert drawn == sum(whole)
+
+
+def test_every_part_of_a_step_brings_the_student_up_to_date() -> None:
+    calls = []
+    source = online(Scripted(), Scripted(), 0.25)  # one of four prompts
+    source.refresh = lambda: calls.append(1)
+    for part in range(4):
+        source.batch(0, part, 4)
+    assert len(calls) == 4
+
+
 def test_a_teacher_in_the_loop_says_its_own_law_of_every_counted_token() -> None:
     target = HFTarget(tiny_model().double(), end_ids=frozenset({0}))
     source = InLoop(

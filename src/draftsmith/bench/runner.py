@@ -76,7 +76,7 @@ class BenchPlan:
     warmup: int = 1
     """Unmeasured rounds per temperature, on the first group of prompts."""
     cost_rounds: int = 24
-    """Of the cost table; spread over the measurement, at least one before each round."""
+    """Of the cost table, spread over the measurement."""
     seed: int = 0
     with_transformers: bool = True
 
@@ -187,9 +187,11 @@ class Bench:
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
         try:
             rounds = list(self.rounds())
-            for entry in rounds:
+            for number, entry in enumerate(rounds):
                 if self._meter is not None:
-                    self._meter.measure(-(-self.plan.cost_rounds // len(rounds)))
+                    wanted = self.plan.cost_rounds
+                    due = (number + 1) * wanted // len(rounds) - number * wanted // len(rounds)
+                    self._meter.measure(due)
                 yield self._round(entry)
         finally:
             gc.unfreeze()

@@ -281,7 +281,8 @@ def truncated_cells(
     `floor` need nothing more. The mass outside is known at temperature 1 only: InputError for a
     `bucket` at another one. Where nothing lies outside (K = V) all three are the whole law.
     """
-    if tail == "bucket" and temperature != 1:
+    whole = laws.ids_NK.shape[1] >= logits_NV.shape[1]
+    if tail == "bucket" and temperature != 1 and not whole:
         raise InputError(
             f"tail 'bucket' needs temperature 1, not {temperature:g}: a truncated teacher's mass "
             "outside its kept tokens is known at temperature 1 only; use tail 'renormalise' or "
@@ -297,7 +298,9 @@ def truncated_cells(
         used_NK=used_NK,
         all_N=used_NK.sum(-1) >= logits_NV.shape[1],
     )
-    return TAILS[tail](kept, logits_NV, divergence, floor)
+    # of a whole law nothing is outside; a tempered one is only to be normalised again
+    treatment = "renormalise" if whole and temperature != 1 else tail
+    return TAILS[treatment](kept, logits_NV, divergence, floor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

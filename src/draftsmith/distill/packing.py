@@ -1,14 +1,14 @@
 """Trajectories -> blocks to learn from. A document is never cut: its laws hold only behind its own
 prompt.
 
-    documents     p p y y #      p y y y #      p p p y y    (the last one was cut short: no end)
-    block of 12   p p y y # p y y y # . .       p p p y y # . . . . . .
-    counts        0 0 1 1 1 0 1 1 1 1 0 0       0 0 0 1 1 0 0 ...        answers only
-    law row       - - 0 1 2 - 3 4 5 6 - -       - - - 7 8 - - ...        of the token there
-    document      0 0 0 0 0 1 1 1 1 1 2 2       0 0 0 0 0 0 1 ...
+    documents     p p y y #      p y y y #       p p p y y    (the last one was cut short: no end)
+    block of 12   p p y y # # p y y y # #        p p p y y # . . . . . .
+    counts        0 0 1 1 1 0 0 1 1 1 1 0        0 0 0 1 1 0 0 ...        answers only
+    law row       - - 0 1 2 - - 3 4 5 6 -        - - - 7 8 - - ...        of the token there
+    document      0 0 0 0 0 0 1 1 1 1 1 1        0 0 0 0 0 0 1 ...
 
-Behind a text that did not end by itself an end token separates, which does not count. What a block
-has left over is padding.
+Behind every document stands an end token that does not count. What a block has left over is
+padding.
 """
 
 from __future__ import annotations

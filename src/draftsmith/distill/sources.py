@@ -114,7 +114,10 @@ class TextRows:
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
         """Part `part` of both together."""
         ours, theirs = self.first.batch(step, 0, 1), self.text.batch(step, 0, 1)
-        rows = torch.arange(len(ours.tokens_BT) + len(theirs.tokens_BT))[part::parts]
+        count = len(ours.tokens_BT) + len(theirs.tokens_BT)
+        rows = torch.arange(count)[part::parts]
+        if not len(rows):
+            raise InputError(f"{count} blocks per batch do not fill {parts} parts")
         return _rows(_below(ours, theirs), rows)
 
 
@@ -153,22 +156,30 @@ class Online:
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
         """Continue this part's prompts of the step; InputError if there are none."""
-        mine = self._numbers(step)[part::parts]
+        mine = list(enumerate(self._numbers(step)))[part::parts]
         if not mine:
             raise InputError(f"{self.prompts_per_step} prompts per step do not fill {parts} parts")
         seeded = replace(self.settings, seed=int(_rng(self.seed, step, part).integers(2**62)))
-        own = round(self.on_policy * len(mine))
-        chosen = [self.requests[i] for i in mine]
-        made = self.teacher.collect(chosen[own:], seeded) if own < len(mine) else []
-        if own and self.student is not None:
-            if self.refresh is not None:
-                self.refresh()
+        own = self._own(step)
+        if own and self.refresh is not None:
+            self.refresh()  # by every part: weights in parts are gathered together
+        theirs = [self.requests[i] for place, i in mine if place not in own]
+        made = self.teacher.collect(theirs, seeded) if theirs else []
+        ours = [self.requests[i] for place, i in mine if place in own]
+        if ours and self.student is not None:
             plain = replace(
                 seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
             )
-            made = [*self.student.collect(chosen[:own], plain), *made]
+            made = [*self.student.collect(ours, plain), *made]
         bare = [replace(trajectory, top=None) for trajectory in made]
         return assemble(pack(self.multi.apply(bare), self.length), self.length, self.end_id)
+
+    def _own(self, step: int) -> set[int]:
+        """Places of the step's prompts that the student continues; over many steps their share is
+        `on_policy` exactly, however few prompts a step has."""
+        per_step, share = self.prompts_per_step, self.on_policy
+        many = int((step + 1) * per_step * share) - int(step * per_step * share)
+        return set(_rng(self.seed, step, 1 << 40).permutation(per_step)[:many].tolist())
 
     def _numbers(self, step: int) -> list[int]:
         """The step's prompts: a walk through one permutation after the other."""

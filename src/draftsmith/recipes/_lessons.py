@@ -22,6 +22,7 @@ from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
+from draftsmith.provenance import portable_text
 from draftsmith.recipes import _text, _tokens
 from draftsmith.targets.hf import HFTarget
 
@@ -38,22 +39,31 @@ class Lesson:
     steps_per_epoch: float
     facts: dict[str, Any]
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
+    teacher: str | None = None
+    """Digest of the weights of a target in memory."""
 
 
-def from_store(options: DistillOptions, tokenizer: Any, teacher: HFTarget | None) -> Lesson:
-    """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs."""
+def from_store(
+    options: DistillOptions, tokenizer: Any, vocab_size: int, teacher: HFTarget | None
+) -> Lesson:
+    """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
+
+    `vocab_size`: the target's.
+    """
+    if len({folder.resolve() for folder in options.store}) < len(options.store):
+        raise InputError("--store names one store twice")
     stores = [TrajectoryStore.open(folder) for folder in options.store]
     digest = _tokens.sha256(tokenizer, Path(options.target))
     for store in stores:
-        store.check_teacher(digest, store.header.vocab_size)
-        if store.header.vocab_size != stores[0].header.vocab_size:
-            raise InputError(f"{store.folder} and {stores[0].folder} are of other vocabularies")
+        store.check_teacher(digest, vocab_size)
     every = [trajectory for store in stores for trajectory in store.trajectories()]
-    known = [trajectory for trajectory in every if trajectory.tokens]
+    # ids are names within one prompt file; two stores may use one name for different prompts
+    known = [replace(one, prompt_id=prompt_key(one.prompt)) for one in every if one.tokens]
     if not known:
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
-    kept = [t for t in known if not is_held_out(t.prompt_id, options.hold_out)]
-    held = [t for t in known if is_held_out(t.prompt_id, options.hold_out)]
+    chosen = held_out([one.prompt_id for one in known], options.hold_out)
+    kept = [one for one in known if one.prompt_id not in chosen]
+    held = [one for one in known if one.prompt_id in chosen]
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
     training = options.training
@@ -67,17 +77,18 @@ def from_store(options: DistillOptions, tokenizer: Any, teacher: HFTarget | None
     )
     source: BatchSource = blocks if teacher is None else InLoop(source=blocks, teacher=teacher)
     summaries = [store.summary() for store in stores]
-    first = kept[0]
+    kept_ids = {store.header.top_k for store in stores}
+    top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
     return Lesson(
         source=with_text(options, tokenizer, source),
         held_out=_held_out(options, tokenizer, held, teacher),
         steps_per_epoch=blocks.steps_per_epoch,
         facts={
             "data": [_shards(store) for store in stores],
-            "stores": [str(folder) for folder in options.store],
+            "stores": [portable_text(str(folder)) for folder in options.store],
             "forcing": "+".join(sorted({t.forcing for t in kept})),
             "beams": _most_per_prompt(kept, options.beams),
-            "top_k": None if teacher is not None else _top_k(first),
+            "top_k": None if teacher is not None else top_k,
             "trajectories": len(kept),
             "prompts": len({t.prompt_id for t in kept}),
             "held_out_prompts": len({t.prompt_id for t in held}),
@@ -98,13 +109,17 @@ def online(
     """Prompts that the teacher (partly the student) continues step by step."""
     assert options.prompts is not None
     prompts = load_prompts(options.prompts)
+    encoded = [prompt.token_ids(tokenizer) for prompt in prompts]
+    # named by what they are, so that a prompt that comes twice is not learnt and held out
     requests = [
-        CollectRequest(prompt_id=p.id, prompt=p.token_ids(tokenizer), tag=p.tag) for p in prompts
+        CollectRequest(prompt_id=key, prompt=ids)
+        for key, ids in {prompt_key(ids): ids for ids in encoded}.items()
     ]
     room = teacher.max_length or 1 << 40
     fitting = [r for r in requests if 0 < len(r.prompt) < min(room, options.training.block_length)]
-    kept = [r for r in fitting if not is_held_out(r.prompt_id, options.hold_out)]
-    held = [r for r in fitting if is_held_out(r.prompt_id, options.hold_out)]
+    chosen = held_out([r.prompt_id for r in fitting], options.hold_out)
+    kept = [r for r in fitting if r.prompt_id not in chosen]
+    held = [r for r in fitting if r.prompt_id in chosen]
     if not kept:
         raise InputError(f"no prompt of {options.prompts} can be continued and learnt from")
     settings = CollectSettings(
@@ -146,10 +161,22 @@ def online(
     )
 
 
-def is_held_out(prompt_id: str, share: float) -> bool:
-    """By a hash of the id, so that the choice never depends on other prompts."""
-    number = int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big")
-    return number < share * 2**64
+def prompt_key(tokens: Sequence[int]) -> str:
+    """Names a prompt by its tokens."""
+    return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()
+
+
+def held_out(keys: Iterable[str], share: float) -> set[str]:
+    """The prompts to hold out: by their key alone, so that the choice never depends on the others;
+    but one at least, of two or more."""
+    known = sorted(set(keys))
+    chosen = {key for key in known if int(key[:16], 16) < share * 2**64}
+    return chosen or set(known[:1] if share and len(known) > 1 else [])
+
+
+def text_digest(options: DistillOptions) -> str | None:
+    """Of the content of --text; None without any."""
+    return _text.digest(_text.find_files(options.text)) if options.text else None
 
 
 def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
@@ -159,7 +186,13 @@ def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> B
     files = _text.find_files(options.text)
     documents, _ = _tokens.encode(tokenizer, _text.documents(files))
     share = options.text_share
-    rows = max(1, round(_batch_blocks(options) * share / (1 - share)))
+    blocks = _batch_blocks(options)
+    rows = round(blocks * share / (1 - share))
+    if not rows:
+        raise InputError(
+            f"--text-share {share:g} of {blocks} blocks per batch is less than one block: give "
+            "more --batch-tokens, a smaller --block-length or a larger share"
+        )
     length = options.training.block_length
     text = PackedBlocks(
         documents,
@@ -167,7 +200,7 @@ def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> B
         length=length,
         batch_tokens=rows * length,
         seed=options.seed,
-        attend_across=options.attend_across_documents,
+        attend_across=False,
     )
     return TextRows(first=source, text=text)
 
@@ -212,10 +245,6 @@ def _batch_blocks(options: DistillOptions) -> int:
 def _most_per_prompt(trajectories: Iterable[Trajectory], most: int | None) -> int:
     counts = np.unique([t.prompt_id for t in trajectories], return_counts=True)[1]
     return int(min(counts.max(), most or counts.max()))
-
-
-def _top_k(trajectory: Trajectory) -> int | None:
-    return None if trajectory.top is None else int(trajectory.top.ids_NK.shape[1])
 
 
 def _shards(store: TrajectoryStore) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
+from transformers import AutoConfig
 
 from draftsmith.distill.settings import TrainerConfig, make_accelerator, read_deepspeed
+from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions, PretrainOptions
+from draftsmith.targets.hf import loading
 
 Precision = Literal["bfloat16", "float32"]
 
@@ -38,6 +45,35 @@ def start_accelerator(
         options.out if names else None,
         deepspeed=read_deepspeed(trainer_config(options, training, steps=1)),  # of any length
     )
+
+
+@contextmanager
+def work_folder(out: Path) -> Iterator[None]:
+    """`out/work` exists inside; a run that ends before it has written anything leaves nothing.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    work = out / "work"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to --out {out}: {error}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty: there is something to go on with
+            work.rmdir()
+            out.rmdir()
+
+
+def text_config(source: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The text part of a target's configuration, without its weights. Raises BackendError."""
+    with loading(f"the configuration of {source!r}"):
+        config = AutoConfig.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+    return config.get_text_config(decoder=True)
 
 
 def trainer_config(

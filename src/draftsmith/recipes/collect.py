@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from transformers import AutoConfig
 
 from draftsmith.bench.suites import Message, Prompt, load_prompts
 from draftsmith.config import as_dict
+from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.scale_out import (
     MakeBackend,
     RayPool,
@@ -42,6 +42,7 @@ from draftsmith.options import CollectOptions
 from draftsmith.provenance import portable_text, start_run
 from draftsmith.recipes import _tokens
 from draftsmith.recipes._drafting import open_target
+from draftsmith.recipes._training import text_config
 from draftsmith.types import Signals
 
 SAID_EVERY = 30.0
@@ -70,17 +71,20 @@ def run(options: CollectOptions) -> CollectResult:
     record = start_run("collect", options, seed=options.seed)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
     tokenizer = _tokens.load_tokenizer(options.model.target)
-    config = read_config(options.model)
+    model = options.model
+    config = text_config(model.target, model.revision, model.trust_remote_code)
     settings = make_settings(options)
     requests = make_requests(options, prompts, tokenizer)
     header = StoreHeader(
         target=portable_text(options.model.target),
-        revision=options.model.revision,
+        revision=revision_of(options.model),
         tokenizer_sha256=_tokens.sha256(tokenizer, Path(options.model.target)),
         vocab_size=config.vocab_size,
         top_k=settings.top_k,
         signals=settings.signals,
-        settings=as_dict(settings) | {"backend": options.backend, "shard_size": options.shard_size},
+        settings=as_dict(settings)
+        | {"backend": options.backend, "shard_size": options.shard_size}
+        | {"dtype": model.dtype, "attn_implementation": model.attn_implementation},
         prompts_sha256=_digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
     if settings.top_k is not None and settings.top_k > config.vocab_size:
@@ -102,6 +106,12 @@ def run(options: CollectOptions) -> CollectResult:
         )
     if len(bad) == len(requests):
         raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
+    layers = [n for n in settings.signals.layers if n >= config.num_hidden_layers]
+    if layers:
+        raise InputError(
+            f"--features names layer {layers[0]}, and the target has {config.num_hidden_layers} "
+            "(they count from 0)"
+        )
     store = TrajectoryStore.create(options.out, header, max_bytes=options.most_bytes())
     make = make_backend(options)
     with ShardProgress(len(plans), sum(store.has(plan.number) for plan in plans)) as on_shard:
@@ -229,17 +239,15 @@ def _vllm(model: ModelOptions) -> Backend:
     )
 
 
-def read_config(model: ModelOptions) -> Any:
-    """The text part of the target's configuration, without its weights. Raises BackendError."""
-    from draftsmith.targets.hf import loading
+def revision_of(model: ModelOptions) -> str | None:
+    """Of a hub model the one that is asked for; of a folder a digest of its weights."""
+    weights = sorted(Path(model.target).glob("*.safetensors"))
+    return sha256_of(weights) if weights else model.revision
 
-    with loading(f"the configuration of {model.target!r}"):
-        config = AutoConfig.from_pretrained(
-            model.target,
-            revision=model.revision or "main",
-            trust_remote_code=model.trust_remote_code,
-        )
-    return config.get_text_config(decoder=True)
+
+def sha256_of(files: Sequence[Path]) -> str:
+    """One digest of several files."""
+    return _digest([sha256(path) for path in files])
 
 
 class ShardProgress:

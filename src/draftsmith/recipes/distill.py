@@ -7,9 +7,10 @@ OUT/            the draft model with the best held-out acceptance; run.json is w
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -33,8 +34,10 @@ from draftsmith.recipes._finish import write_model
 from draftsmith.recipes._training import (
     precision,
     start_accelerator,
+    text_config,
     trackers,
     trainer_config,
+    work_folder,
 )
 from draftsmith.targets.hf import HFTarget, load_model, load_target
 from draftsmith.units import Duration
@@ -63,21 +66,24 @@ def run(options: DistillOptions) -> DistillResult:
         raise InputError(f"--out {out} already holds a finished model; choose another folder")
     record = start_run("distill", options, seed=options.seed)
     quieten()
-    work = out / "work"
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to --out {out}: {error}") from error
+    with work_folder(out):
+        return train(options, record)
+
+
+def train(options: DistillOptions, record: Run) -> DistillResult:
+    """Everything behind the first checks."""
+    out = options.out
     tokenizer = _tokens.load_tokenizer(options.target)
     model = open_student(options.drafter, tokenizer)
     twin = Twin(model, tokenizer) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, twin)
+    drafter = weights_digest(model)
     check_tail(options, lesson)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
     accelerator = start_accelerator(options, options.training)
-    trainer = make_trainer(options, model, lesson, steps, accelerator)
+    trainer = make_trainer(options, model, lesson, drafter, steps, accelerator)
     if twin is not None:
         twin.trainer = trainer
     before = trainer.evaluate().get("acceptance")
@@ -155,22 +161,36 @@ def make_lesson(options: DistillOptions, tokenizer: Any, twin: Twin | None) -> _
     """What is learnt from; the target is loaded only when its laws are wanted now."""
     in_memory = options.online or options.laws == "teacher"
     teacher = load_target(options.target) if in_memory else None
+    digest = None if teacher is None else weights_digest(teacher.model)
     if not options.online:
-        return _lessons.from_store(options, tokenizer, teacher)
+        vocab_size = text_config(options.target).vocab_size
+        lesson = _lessons.from_store(options, tokenizer, vocab_size, teacher)
+        return replace(lesson, teacher=digest)
     assert teacher is not None
     student = None if twin is None else TransformersBackend(twin.target)
     refresh = None if twin is None else twin.refresh
-    return _lessons.online(options, tokenizer, teacher, student, refresh)
+    lesson = _lessons.online(options, tokenizer, teacher, student, refresh)
+    return replace(lesson, teacher=digest)
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """Of all weights, by name."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
 
 
 def make_trainer(
     options: DistillOptions,
     model: PreTrainedModel,
     lesson: _lessons.Lesson,
+    drafter: str,
     steps: int,
     accelerator: Accelerator,
 ) -> Trainer:
-    """The one training loop, set up for these options."""
+    """The one training loop, set up for these options. `drafter`: digest of the first weights."""
     training, chosen = options.training, options.objective
     config = trainer_config(options, training, steps)
     evaluations = []
@@ -191,7 +211,8 @@ def make_trainer(
         callbacks.append(Trackers(accelerator))
     identity = {
         "data": lesson.facts["data"],
-        "drafter": options.drafter,
+        "drafter": drafter,
+        "teacher": lesson.teacher,
         "objective": as_dict(chosen),
         "multi": [
             options.aggregate,
@@ -199,8 +220,9 @@ def make_trainer(
             options.score_temperature,
             options.beams,
         ],
-        "laws": [options.laws, options.online, options.on_policy, options.prompts_per_step],
-        "text": [list(options.text), options.text_share],
+        "laws": [options.laws, options.online],
+        "online": [options.on_policy, options.prompts_per_step, options.max_new_tokens],
+        "text": [_lessons.text_digest(options), options.text_share],
         "batch": [training.batch_tokens, training.block_length, training.gradient_accumulation],
         "rate": [training.learning_rate, training.min_learning_rate, training.warmup],
         "schedule": [training.schedule, training.decay_share],
@@ -248,6 +270,7 @@ def _results(
         "tokens": report.tokens,
         "alpha": after,
         "alpha_before": before,
+        "alpha_is_lower_bound": lesson.facts["top_k"] is not None,
         "best_step": report.best_step,
         "held_out_tokens": report.evaluation.get("tokens"),
         "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
@@ -262,6 +285,7 @@ def _finish(
     record: Run,
     results: dict[str, Any],
 ) -> None:
+    bound = results["top_k"]
     lines = [
         "# A draft model distilled by `draftsmith distill`",
         "",
@@ -272,7 +296,8 @@ def _finish(
     if results["alpha"] is not None:
         lines += [
             "Expected acceptance on held-out prompts at temperature 1: "
-            f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after.",
+            f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
+            + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens)."),
             "",
         ]
     dtype = getattr(torch, options.save_dtype)

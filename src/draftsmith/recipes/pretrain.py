@@ -29,7 +29,7 @@ from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.options import PretrainOptions
-from draftsmith.provenance import start_run
+from draftsmith.provenance import Run, start_run
 from draftsmith.recipes import _examples, _text, _tokens
 from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
@@ -38,6 +38,7 @@ from draftsmith.recipes._training import (
     start_accelerator,
     trackers,
     trainer_config,
+    work_folder,
 )
 from draftsmith.units import Duration
 
@@ -89,16 +90,20 @@ def run(options: PretrainOptions) -> PretrainResult:
     if (out / "run.json").exists():
         raise InputError(f"--out {out} already holds a finished model; choose another folder")
     record = start_run("pretrain", options, seed=options.seed)
-    work = out / "work"
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to --out {out}: {error}") from error
+    with work_folder(out):
+        return make(options, record)
+
+
+def make(options: PretrainOptions, record: Run) -> PretrainResult:
+    """Everything behind the first checks."""
+    out, work = options.out, options.out / "work"
     accelerator = start_accelerator(options, options.training)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     training = options.training
-    steps_per_epoch = max(1, data.facts["train_tokens"] // training.batch_tokens)
+    steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
+    if data.examples:
+        steps_per_epoch = example_blocks(options, data, training.block_length, 0).steps_per_epoch
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
@@ -113,7 +118,9 @@ def run(options: PretrainOptions) -> PretrainResult:
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
     report, finished = train(options, data, model, source, evaluations, steps, work, accelerator)
-    bits = bits_per_byte(report, data.held_bytes) if held and data.subset is None else None
+    bits = None
+    if held and data.subset is None and counted_all(report, data):
+        bits = bits_per_byte(report, data.held_bytes)
     results = {
         "parameters": parameters,
         "steps": report.steps,
@@ -124,7 +131,7 @@ def run(options: PretrainOptions) -> PretrainResult:
         "held_out_loss": report.evaluation.get("loss"),
         "held_out_tokens": report.evaluation.get("tokens"),
         "bits_per_byte": bits,
-        "attend_across_documents": options.data.attend_across_documents,
+        "attend_across_documents": options.data.attend_across_documents and not data.examples,
     }
     if accelerator.is_main_process:
         write_model(
@@ -263,13 +270,7 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
 
     def packed(length: int, seed: int) -> BatchSource:
         if data.examples:
-            return TrajectoryBlocks(
-                data.examples,
-                end_id=data.end_id,
-                length=length,
-                batch_blocks=training.batch_tokens // length,
-                seed=seed,
-            )
+            return example_blocks(options, data, length, seed)
         return PackedBlocks(
             data.train,
             end_id=data.end_id,
@@ -285,6 +286,27 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
         return first
     second = packed(training.long_block_length, options.seed + 2**32)
     return Phases(first=first, second=second, second_from=round(steps * (1 - training.long_share)))
+
+
+def example_blocks(
+    options: PretrainOptions, data: Data, length: int, seed: int
+) -> TrajectoryBlocks:
+    """Prompts with completions in blocks. Raises InputError where blocks do not fill a batch."""
+    blocks, rest = divmod(options.training.batch_tokens, length)
+    if rest or not blocks:
+        raise InputError(
+            f"--batch-tokens {options.training.batch_tokens} must be a multiple of the block "
+            f"length {length}"
+        )
+    return TrajectoryBlocks(
+        data.examples, end_id=data.end_id, length=length, batch_blocks=blocks, seed=seed
+    )
+
+
+def counted_all(report: TrainReport, data: Data) -> bool:
+    """Whether all held-out tokens were predicted: a completion that a block cuts is not."""
+    wanted = sum(len(item.trajectory.tokens) for item in data.held_examples)
+    return not data.held_examples or report.evaluation.get("tokens") == wanted
 
 
 def make_held_out(data: Data, length: int) -> EvaluationSource | None:
