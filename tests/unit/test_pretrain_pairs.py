@@ -13,7 +13,7 @@ from tests.unit.test_pretrain import options as pretrain_options
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ArchitectureOptions, TextOptions
 from draftsmith.options import PretrainOptions
-from draftsmith.recipes import _text, pretrain
+from draftsmith.recipes import _text, _tokens, pretrain
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -42,7 +42,7 @@ def test_only_completions_count_and_the_model_learns_them(pairs: Path, tmp_path:
     out = tmp_path / "out"
     pretrain.run(options(pairs, out, held, duration="120steps", batch_tokens=512))
     record = json.loads((out / "run.json").read_text())["results"]
-    tokenizer = pretrain._tokens.load_tokenizer(str(out))
+    tokenizer = _tokens.load_tokenizer(str(out))
     wanted = tokenizer("cat sea", add_special_tokens=False)["input_ids"]
     assert record["held_out_tokens"] == len(wanted) + 1  # its end token, and nothing of the prompt
     assert record["training_loss"][0][1] > 4

@@ -17,7 +17,7 @@ from draftsmith.distill.callbacks import Callback
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.options import PretrainOptions
-from draftsmith.recipes import pretrain
+from draftsmith.recipes import _tokens, pretrain
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_the_same_tokenizer_is_not_trained_twice(
 ) -> None:
     chosen = options(corpus, tmp_path / "out", duration="2steps")
     interrupt(chosen, 0, monkeypatch)
-    monkeypatch.setattr(pretrain._tokens, "train_bpe", None)  # calling it would fail
+    monkeypatch.setattr(_tokens, "train_bpe", None)  # calling it would fail
     pretrain.run(chosen)
     assert not (tmp_path / "out" / "made_from.json").exists()
 
