@@ -140,7 +140,7 @@ def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
         DecodeOptions(max_new_tokens=16),
         [1, 4],
     )
-    pace = iter([1.0] * 2 * 3 + [7.0] * 2 * 3)
+    pace = iter([9.0, 1.0] * 2 * 3 + [9.0, 7.0] * 2 * 3)  # the first of a width is not counted
     monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: width * next(pace))
     meter.measure(3)
     assert meter.table(latest=3).target_seconds(4) == 4.0

@@ -284,11 +284,14 @@ class CostMeter:
 
     def _round(self) -> _Round:
         return _Round(
-            target=tuple(
-                Cost(width=width, seconds=self._forward.seconds(width)) for width in self._widths
-            ),
+            target=tuple(self._forward_cost(width) for width in self._widths),
             draft={key: probe.step() for key, probe in self._steps.items()},
         )
+
+    def _forward_cost(self, width: int) -> Cost:
+        """Behind a forward of its own width, as in a run: see `StepProbe.step`."""
+        self._forward.seconds(width)
+        return Cost(width=width, seconds=self._forward.seconds(width))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
