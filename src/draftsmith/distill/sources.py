@@ -193,36 +193,48 @@ class Online:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InLoop:
-    """Batches of another source with a teacher's whole laws, by one forward of the teacher over
-    the same blocks."""
+    """Batches of another source with a teacher's whole laws."""
 
     source: BatchSource
     teacher: HFTarget
 
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """The source's batch; every counted token has a law."""
+        return taught(self.source.batch(step, part, parts), self.teacher)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutInLoop:
+    """Held-out batches with a teacher's whole laws."""
+
+    source: HeldOutBlocks
+    teacher: HFTarget
+
     @property
     def num_batches(self) -> int:
-        """Of a source that has an end (for evaluation)."""
-        found: int = self.source.num_batches  # type: ignore[attr-defined]
-        return found
+        return self.source.num_batches
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
-        batch = self.source.batch(step, part, parts)
-        device = self.teacher.device
-        with torch.no_grad(), self.teacher.native() as model:
-            fed = replace(
-                batch,
-                tokens_BT=batch.tokens_BT.to(device),
-                documents_BT=None if batch.documents_BT is None else batch.documents_BT.to(device),
-            )
-            hidden_BTH = causal_forward(model, fed).hidden_BTH
-        wanted_BT = batch.mask_ahead(1)
-        row_BT = torch.full_like(batch.tokens_BT, -1)
-        # the law of place t + 1 is said at place t
-        row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
-        head = causal_head(self.teacher.model)
-        laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=head)
-        return replace(batch, laws=laws, law_row_BT=row_BT)
+        return taught(self.source.batch(step, part, parts), self.teacher)
+
+
+def taught(batch: TrajectoryBatch, teacher: HFTarget) -> TrajectoryBatch:
+    """The batch with whole laws, by one forward of the teacher over the same blocks."""
+    device = teacher.device
+    with torch.no_grad(), teacher.native() as model:
+        fed = replace(
+            batch,
+            tokens_BT=batch.tokens_BT.to(device),
+            documents_BT=None if batch.documents_BT is None else batch.documents_BT.to(device),
+        )
+        hidden_BTH = causal_forward(model, fed).hidden_BTH
+    wanted_BT = batch.mask_ahead(1)
+    row_BT = torch.full_like(batch.tokens_BT, -1)
+    # the law of place t + 1 is said at place t
+    row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
+    laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
+    return replace(batch, laws=laws, law_row_BT=row_BT)
 
 
 def _below(ours: TrajectoryBatch, text: TrajectoryBatch) -> TrajectoryBatch:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.blocks import BatchSource, PackedBlocks
@@ -17,7 +16,14 @@ from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.multi import Multi
 from draftsmith.distill.packing import Weighted
-from draftsmith.distill.sources import HeldOutBlocks, InLoop, Online, TextRows, TrajectoryBlocks
+from draftsmith.distill.sources import (
+    HeldOutBlocks,
+    HeldOutInLoop,
+    InLoop,
+    Online,
+    TextRows,
+    TrajectoryBlocks,
+)
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
 from draftsmith.errors import InputError
@@ -67,8 +73,10 @@ def from_store(
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
     training = options.training
+    documents = _multi(options, options.beams).apply(kept)
+    learnt = [item.trajectory for item in documents]
     blocks = TrajectoryBlocks(
-        _multi(options, options.beams).apply(kept),
+        documents,
         end_id=tokenizer.eos_token_id,
         length=training.block_length,
         batch_blocks=_batch_blocks(options),
@@ -86,13 +94,13 @@ def from_store(
         facts={
             "data": [_shards(store) for store in stores],
             "stores": [portable_text(str(folder)) for folder in options.store],
-            "forcing": "+".join(sorted({t.forcing for t in kept})),
-            "beams": _most_per_prompt(kept, options.beams),
+            "forcing": "+".join(sorted({t.forcing for t in learnt})),
+            "beams": _most_per_prompt(learnt),
             "top_k": None if teacher is not None else top_k,
-            "trajectories": len(kept),
-            "prompts": len({t.prompt_id for t in kept}),
+            "trajectories": len(learnt),
+            "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len({t.prompt_id for t in held}),
-            "answer_tokens": sum(len(t.tokens) for t in kept),
+            "answer_tokens": sum(len(t.tokens) for t in learnt),
             "store_bytes": sum(summary.bytes for summary in summaries),
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
         },
@@ -219,7 +227,7 @@ def _held_out(
         length=options.training.block_length,
         batch_blocks=EVALUATION_BLOCKS,
     )
-    return blocks if teacher is None else InLoop(source=blocks, teacher=teacher)
+    return blocks if teacher is None else HeldOutInLoop(source=blocks, teacher=teacher)
 
 
 def _multi(options: DistillOptions, most: int | None) -> Multi:
@@ -242,9 +250,8 @@ def _batch_blocks(options: DistillOptions) -> int:
     return blocks
 
 
-def _most_per_prompt(trajectories: Iterable[Trajectory], most: int | None) -> int:
-    counts = np.unique([t.prompt_id for t in trajectories], return_counts=True)[1]
-    return int(min(counts.max(), most or counts.max()))
+def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
+    return max(Counter(t.prompt_id for t in trajectories).values())
 
 
 def _shards(store: TrajectoryStore) -> str:

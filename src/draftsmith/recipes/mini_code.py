@@ -8,6 +8,7 @@ The text is on every machine that runs Python; another version of Python gives o
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
@@ -89,8 +90,13 @@ def draft(folder: Path) -> PretrainOptions:
 
 def main(folder: Path) -> list[PretrainResult]:
     """Train both; what is finished already is left alone, what was interrupted continues."""
+    return train_missing((target(folder), draft(folder)))
+
+
+def train_missing(wanted: Iterable[PretrainOptions]) -> list[PretrainResult]:
+    """Train, one after the other, what is not finished yet."""
     results = []
-    for options in (target(folder), draft(folder)):
+    for options in wanted:
         if not (options.out / "run.json").exists():
             options.validate()
             results.append(run(options))

@@ -16,7 +16,8 @@ from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextO
 from draftsmith.options import PretrainOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._pairs import Pair, examples, read_pairs
-from draftsmith.recipes.pretrain import PretrainResult, run
+from draftsmith.recipes.mini_code import train_missing
+from draftsmith.recipes.pretrain import PretrainResult
 
 CORPORA = ("tatoeba", "gnome")
 """CC BY 2.0 (Tatoeba) and CC BY 3.0 (GNOME documentation)."""
@@ -98,12 +99,7 @@ def main(pairs_file: Path, folder: Path) -> list[PretrainResult]:
     """Train both; what is finished already is left alone, what was interrupted continues."""
     train, held_out = write_examples(pairs_file, folder / "work")
     data = TextOptions(text=(str(train),), eval_text=(str(held_out),))
-    results = []
-    for options in (target(folder, data), draft(folder, data)):
-        if not (options.out / "run.json").exists():
-            options.validate()
-            results.append(run(options))
-    return results
+    return train_missing((target(folder, data), draft(folder, data)))
 
 
 if __name__ == "__main__":
