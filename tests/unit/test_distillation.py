@@ -115,14 +115,11 @@ def test_chunks_give_the_value_and_gradient_of_the_dense_twin(
     if tail == "floor":
         options["floor"] = 1e-3
     laws = setup.full() if tail == "whole" else setup.top()
-    for temper_student in (False, True):
-        objective = chosen(
-            name, reading, temperature=temperature, temper_student=temper_student, **options
-        )
-        expected = setup.run(dense(objective), laws, ahead=2)
-        for cells in (1, 4 * V + 3, 10**6):  # one place at a time, four, all
-            got = setup.run(replace(objective, cells=cells).loss, laws, ahead=2)
-            assert_same(got, expected)
+    objective = chosen(name, reading, temperature=temperature, **options)
+    expected = setup.run(dense(objective), laws, ahead=2)
+    for cells in (1, 4 * V + 3, 10**6):  # one place at a time, four, all
+        got = setup.run(replace(objective, cells=cells).loss, laws, ahead=2)
+        assert_same(got, expected)
     assert expected[2].any()
 
 

@@ -45,9 +45,6 @@ class Distillation:
     """A name in `DIVERGENCES`."""
     temperature: float = 1.0
     """Of the teacher's law; laws come at 1. The student is left at 1, where it will draft."""
-    temper_student: bool = False
-    """Temper the student as well: distillation as in 1503.02531 (without its factor temperature^2)
-    and in TRL's GKDTrainer."""
     tail: Tail = "bucket"
     """What lies outside the tokens that a truncated teacher kept; a whole law has no tail."""
     floor: float = 1e-8
@@ -115,8 +112,6 @@ class Distillation:
 
     def _cells(self, head: Head, places: _Places) -> Cells:
         logits_NV = _wide(head(places.hidden_NH))
-        if self.temper_student:
-            logits_NV = logits_NV / self.temperature
         laws = places.laws()
         if isinstance(laws, FullLaws):
             return div.whole_cells(_teacher(laws, self.temperature, logits_NV), logits_NV)
@@ -336,8 +331,7 @@ def dense_distillation(
     if taught_BT.any():
         assert batch.laws is not None
         laws = batch.laws.take(batch.law_ahead(prediction.ahead)[taught_BT])
-        scale = objective.temperature if objective.temper_student else 1.0
-        cells = _dense_cells(objective, laws, logits_BTV[taught_BT] / scale)
+        cells = _dense_cells(objective, laws, logits_BTV[taught_BT])
         draws = objective.record.pools_cells and objective.reading == "sampled"
         knobs = Knobs(
             beta=objective.beta,

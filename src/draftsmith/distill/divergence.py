@@ -197,7 +197,7 @@ READINGS: dict[Reading, Callable[[Cells, Tensor, Tensor | None], Tensor]] = {
 
 # --------------------------------------------------------------------------- the table
 
-_LAW_OPTIONS = ("temperature", "temper_student", "tail", "floor")
+_LAW_OPTIONS = ("temperature", "tail", "floor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
