@@ -37,7 +37,7 @@ class Notes(Drafter):
         self.inner, self.top_k = inner, top_k
         self.laws: list[list[Laws]] = [[] for _ in range(num_rows)]
         # an instance's own: what this drafter reads is what the inner one reads
-        self.signals = inner.signals  # type: ignore[misc]
+        self.signals = inner.signals
         self.default_shape = inner.default_shape
 
     def max_nodes(self, shape: TreeShape) -> int:

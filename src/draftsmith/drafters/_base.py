@@ -80,7 +80,7 @@ class Drafter(nn.Module, abc.ABC):
     class Config:
         """Options of this drafter; subclasses declare their own, every field with a docstring."""
 
-    signals: ClassVar[Signals] = Signals()
+    signals: Signals = Signals()
     trains: ClassVar[bool] = False
     """Whether `forward` exists: training-free drafters do not."""
     num_steps: int = 1
