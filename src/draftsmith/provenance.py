@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import hashlib
 import json
 import math
 import os
@@ -212,6 +213,12 @@ def write_text_atomic(path: Path | str, text: str) -> None:
     """Write a UTF-8 file, whole or not at all."""
     with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def digest(value: object) -> str:
+    """SHA-256 of the JSON that `value` becomes, in hexadecimal."""
+    text = json.dumps(jsonable(value), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_json_atomic(path: Path | str, value: object) -> None:

@@ -33,7 +33,7 @@ from draftsmith.distill import shard_rows
 from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, jsonable, write_json_atomic
+from draftsmith.provenance import atomic_path, digest, jsonable, write_json_atomic
 from draftsmith.types import Signals
 
 FORMAT = 1
@@ -121,7 +121,7 @@ class TrajectoryStore:
         self.folder = folder
         self.header = header
         self.max_bytes = max_bytes
-        self._digest = _digest(header)
+        self._digest = digest(header)
 
     @classmethod
     def create(
@@ -349,16 +349,10 @@ def _stored(path: Path, checksum: str) -> StoredFile:
     return StoredFile(name=path.name, sha256=checksum, bytes=path.stat().st_size)
 
 
-def _digest(value: object) -> str:
-    """Of the JSON that `value` becomes."""
-    text = json.dumps(jsonable(value), sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _write_sealed(path: Path, value: object) -> None:
     """JSON with a checksum of its own content."""
     content = jsonable(value)
-    write_json_atomic(path, {"format": FORMAT, "sha256": _digest(content), **content})
+    write_json_atomic(path, {"format": FORMAT, "sha256": digest(content), **content})
 
 
 def _read_sealed(path: Path, remedy: str) -> dict[str, Any]:
@@ -374,7 +368,7 @@ def _read_sealed(path: Path, remedy: str) -> dict[str, Any]:
             f"{path} is of format {number!r} and this draftsmith reads {FORMAT}: it is damaged, or "
             f"of another version; {remedy}"
         )
-    if checksum != _digest(content):
+    if checksum != digest(content):
         raise BackendError(f"{path} is damaged: its content has not the sha256 it names; {remedy}")
     return content
 

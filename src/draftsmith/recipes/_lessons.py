@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
-from draftsmith.provenance import portable_text
+from draftsmith.provenance import digest, portable_text
 from draftsmith.recipes import _text, _tokens
 from draftsmith.targets.hf import HFTarget
 
@@ -59,9 +58,9 @@ def from_store(
     if len({folder.resolve() for folder in options.store}) < len(options.store):
         raise InputError("--store names one store twice")
     stores = [TrajectoryStore.open(folder) for folder in options.store]
-    digest = _tokens.sha256(tokenizer, Path(options.target))
+    tokenizer_sha256 = _tokens.sha256(tokenizer, Path(options.target))
     for store in stores:
-        store.check_teacher(digest, vocab_size)
+        store.check_teacher(tokenizer_sha256, vocab_size)
     every = [trajectory for store in stores for trajectory in store.trajectories()]
     # ids are names within one prompt file; two stores may use one name for different prompts
     known = [replace(one, prompt_id=prompt_key(one.prompt)) for one in every if one.tokens]
@@ -157,7 +156,7 @@ def online(
         held_out=_held_out(options, tokenizer, answers, teacher),
         steps_per_epoch=len(kept) / options.prompts_per_step,
         facts={
-            "data": [_digest([[r.prompt_id, r.prompt] for r in kept])],
+            "data": [digest([[r.prompt_id, r.prompt] for r in kept])],
             "forcing": settings.forcing,
             "beams": options.beams or 1,
             "on_policy": options.on_policy,
@@ -257,8 +256,4 @@ def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
 def _shards(store: TrajectoryStore) -> str:
     """A digest of everything in a store, by the checksums that its shards name."""
     files = [file for number in store.shards() for file in store.shard(number).files]
-    return _digest([[file.name, file.sha256] for file in files])
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    return digest([[file.name, file.sha256] for file in files])

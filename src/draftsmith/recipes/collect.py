@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +37,7 @@ from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettin
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ModelOptions
 from draftsmith.options import CollectOptions
-from draftsmith.provenance import portable_text, start_run
+from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _tokens
 from draftsmith.recipes._drafting import open_target
 from draftsmith.recipes._training import text_config
@@ -85,7 +83,7 @@ def run(options: CollectOptions) -> CollectResult:
         settings=as_dict(settings)
         | {"backend": options.backend, "shard_size": options.shard_size}
         | {"dtype": model.dtype, "attn_implementation": model.attn_implementation},
-        prompts_sha256=_digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
+        prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
     if settings.top_k is not None and settings.top_k > config.vocab_size:
         raise InputError(
@@ -242,12 +240,7 @@ def _vllm(model: ModelOptions) -> Backend:
 def revision_of(model: ModelOptions) -> str | None:
     """Of a hub model the one that is asked for; of a folder a digest of its weights."""
     weights = sorted(Path(model.target).glob("*.safetensors"))
-    return sha256_of(weights) if weights else model.revision
-
-
-def sha256_of(files: Sequence[Path]) -> str:
-    """One digest of several files."""
-    return _digest([sha256(path) for path in files])
+    return digest([sha256(path) for path in weights]) if weights else model.revision
 
 
 class ShardProgress:
@@ -299,7 +292,3 @@ def say(summary: StoreSummary, out: Path) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
