@@ -14,7 +14,7 @@ padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -45,8 +45,13 @@ def fit(document: Trajectory, length: int) -> int:
     return min(len(document.prompt) + len(document.tokens) + 1, length)
 
 
+OPEN = 32
+"""Blocks that are filled at the same time: the more, the less padding."""
+
+
 def pack(documents: Sequence[Weighted], length: int) -> list[Block]:
-    """Blocks of whole documents in the given order; one longer than a block loses its end.
+    """Blocks of whole documents, each in the fullest open block with room for it; one longer than a
+    block loses its end.
 
     Raises:
         InputError: no document's answer begins inside a block.
@@ -57,18 +62,34 @@ def pack(documents: Sequence[Weighted], length: int) -> list[Block]:
             f"none of {len(documents)} trajectories has an answer that begins within a block of "
             f"{length} tokens; give a larger --block-length or other prompts"
         )
-    blocks: list[Block] = []
-    group: list[Weighted] = []
-    room = length
+    full: list[_Open] = []
+    unfilled: list[_Open] = []
     for document in usable:
         size = fit(document.trajectory, length)
-        if size > room:
-            blocks.append(Block(documents=tuple(group)))
-            group, room = [], length
-        group.append(document)
-        room -= size
-    blocks.append(Block(documents=tuple(group)))
-    return blocks
+        fitting = [block for block in unfilled if block.room >= size]
+        if fitting:
+            block = min(fitting, key=_room)
+        else:
+            if len(unfilled) == OPEN:
+                full.append(min(unfilled, key=_room))
+                unfilled.remove(full[-1])
+            block = _Open(room=length)
+            unfilled.append(block)
+        block.documents.append(document)
+        block.room -= size
+    return [Block(documents=tuple(block.documents)) for block in (*full, *unfilled)]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Open:
+    """A block that may still take documents."""
+
+    room: int
+    documents: list[Weighted] = field(default_factory=list)
+
+
+def _room(block: _Open) -> int:
+    return block.room
 
 
 def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
