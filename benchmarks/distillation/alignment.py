@@ -1,0 +1,310 @@
+"""The study of Direct Alignment, on `models/mini-code`: a small target that continues Python code.
+
+    python benchmarks/distillation/alignment.py [--only losses,steps,...] [--workers 2]
+
+Three phases as in the paper: a pre-trained draft (the shipped one), answers of the target at
+temperatures 0, 0.3, 0.7 and 1 with top-p 0.95, fine-tuning on its laws beside pre-training text.
+
+| part       | what varies                                                              | seeds |
+|------------|--------------------------------------------------------------------------|-------|
+| `losses`   | KLD, TVD, TVD++ (`exact` and `uniform`) at the full number of steps      | 3     |
+| `steps`    | each of them after a quarter and a half of the steps                     | 1     |
+| `random`   | the same from random weights instead of a pre-trained draft              | 1     |
+| `unmixed`  | without the pre-training text in every batch (9:1 otherwise)             | 1     |
+| `outside`  | with answers to prose prompts among those to code                        | 1     |
+
+Tasks: library code and its tests, greedy; library code at temperature 0.6, top-p 0.9 (open-ended);
+English prose, greedy: out of the distribution of what drafts were tuned on. An interrupted study
+continues when repeated. Prose is read from ../shared/data; without it, prose is left out. Writes
+benchmarks/results/alignment.json and alignment/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from alignment_plots import Bar, save_pictures
+from exam import Exam
+from study import Examined, Run, collect, examine
+from writing import as_row, write_study
+
+from draftsmith.bench.compare_pool import pool
+from draftsmith.bench.suites import Prompt
+from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
+from draftsmith.options import CollectOptions, DistillOptions
+from draftsmith.provenance import write_text_atomic
+from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
+from draftsmith.recipes._text import STANDARD_LIBRARY
+from draftsmith.speedup import memory_bound_speedup
+from draftsmith.targets.hf import load_model, load_target
+from draftsmith.types import TreeShape
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BOOKS = ROOT.parent / "shared" / "data" / "text" / "gutenberg"
+GAMMAS = (3, 5)
+LOSSES = {
+    "kl": DivergenceOptions(objective="kl"),
+    "tvd": DivergenceOptions(objective="tvd"),
+    "tvdpp": DivergenceOptions(objective="tvdpp", reading="exact"),
+    "tvdpp-uniform": DivergenceOptions(objective="tvdpp", reading="uniform"),
+}
+SEEDS = 3
+PROSE_WORDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """Where the study works, and how much of everything."""
+
+    work: Path
+    models: Path
+    prompts: int
+    exam_prompts: int
+    tokens: int
+    steps: int
+
+    @property
+    def target(self) -> str:
+        return str(self.models / "target")
+
+    @property
+    def draft(self) -> str:
+        return str(self.models / "draft")
+
+    # ---------------------------------------------------------------- prompts
+
+    @property
+    def tasks(self) -> dict[str, Exam]:
+        """Exams by name; prose is missing where the books are."""
+        held = held_out_prompts(100 * self.exam_prompts)
+        library = [p for p in held if "test" not in p.id][: self.exam_prompts]
+        tests = [p for p in held if "test" in p.id][: self.exam_prompts]
+        code = self._write("library", library)
+        out = {
+            "library": self._exam(code, (0.0,)),
+            "library, open-ended": self._exam(code, (0.6,), top_p=0.9),
+            "tests": self._exam(self._write("tests", tests), (0.0,)),
+        }
+        prose = self.prose(held_out=True)
+        if prose:
+            out["prose"] = self._exam(self._write("prose", prose[: self.exam_prompts]), (0.0,))
+        return out
+
+    def _exam(self, prompts: Path, temperatures: tuple[float, ...], top_p: float = 1.0) -> Exam:
+        return Exam(
+            target=self.target,
+            prompts=prompts,
+            limit=self.exam_prompts,
+            max_new_tokens=self.tokens,
+            chains=GAMMAS,
+            tree=(),
+            temperatures=temperatures,
+            top_p=top_p,
+        )
+
+    def _write(self, name: str, prompts: Sequence[Prompt]) -> Path:
+        path = self.work / f"{name}.jsonl"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = (json.dumps({"id": p.id, "prompt": p.text}) + "\n" for p in prompts)
+            write_text_atomic(path, "".join(lines))
+        return path
+
+    def prose(self, *, held_out: bool) -> list[Prompt]:
+        """Beginnings of paragraphs; the exam's are from other books than those learnt from."""
+        found = []
+        for number, path in enumerate(sorted(BOOKS.glob("*.txt.xz"))):
+            if (number % 4 == 0) != held_out:
+                continue
+            text = lzma.decompress(path.read_bytes()).decode("utf-8", errors="ignore")
+            paragraphs = [" ".join(p.split()) for p in text.replace("\r", "").split("\n\n")]
+            long = [p for p in paragraphs if len(p.split()) > 2 * PROSE_WORDS]
+            found.append(
+                [
+                    Prompt(id=f"{path.name}:{at}", text=" ".join(p.split()[:PROSE_WORDS]))
+                    for at, p in enumerate(long[::3])
+                ]
+            )
+        return [book[at] for at in range(200) for book in found if at < len(book)]
+
+    # ---------------------------------------------------------------- runs
+
+    def store(self, name: str) -> CollectOptions:
+        """Answers to `code` or `prose` prompts, as the paper draws them."""
+        known = {"code": training_prompts, "prose": lambda n: self.prose(held_out=False)[:n]}
+        count = self.prompts if name == "code" else self.prompts // 4
+        return CollectOptions(
+            model=ModelOptions(target=self.target),
+            prompts=self._write(f"learn-{name}", known[name](count)),
+            out=self.work / "stores" / name,
+            samples=1,
+            temperatures="0,0.3,0.7,1",
+            top_p=0.95,
+            max_new_tokens=self.tokens,
+            batch_size=64,
+        )
+
+    def run(
+        self,
+        loss: str,
+        *,
+        seed: int = 0,
+        share: float = 1.0,
+        stores: tuple[str, ...] = ("code",),
+        mixed: bool = True,
+        drafter: str | None = None,
+        label: str = "",
+    ) -> Run:
+        steps = max(1, round(share * self.steps))
+        name = "-".join(filter(None, (loss, label, str(steps), f"s{seed}")))
+        return Run(
+            name=name,
+            options=DistillOptions(
+                target=self.target,
+                drafter=drafter or self.draft,
+                store=tuple(self.work / "stores" / store for store in stores),
+                objective=LOSSES[loss],
+                text=(STANDARD_LIBRARY,) if mixed else (),
+                training=ScheduleOptions(
+                    duration=f"{steps}steps",
+                    block_length=512,
+                    batch_tokens=9 * 512,  # 9:1 with one block of text
+                    learning_rate=1e-3,
+                    min_learning_rate=0.0,
+                    warmup=max(1, steps // 10),
+                    schedule="linear",
+                    betas=(0.9, 0.999),
+                    weight_decay=0.0,
+                ),
+                out=self.work / "runs" / name / "draft",
+                eval_every=max(1, steps // 2),
+                seed=seed,
+            ),
+            forcing="sample",
+            beams=1,
+            label=name.removesuffix(f"-s{seed}"),
+        )
+
+    @property
+    def base(self) -> Run:
+        return Run(name="undistilled", given=self.draft)
+
+    @property
+    def unlearnt(self) -> str:
+        """The draft's architecture with random weights."""
+        folder = self.work / "random-draft"
+        if not (folder / "config.json").is_file():
+            model = load_model(self.draft, dtype="float32")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                fresh = type(model)(model.config)
+            fresh.save_pretrained(folder)
+            load_target(self.draft).tokenizer.save_pretrained(folder)
+        return str(folder)
+
+
+def losses(lab: Lab) -> list[Run]:
+    return [lab.run(loss, seed=seed) for loss in LOSSES for seed in range(SEEDS)]
+
+
+def steps(lab: Lab) -> list[Run]:
+    return [lab.run(loss, share=share) for loss in LOSSES for share in (0.25, 0.5, 1.0)]
+
+
+def random(lab: Lab) -> list[Run]:
+    return [
+        lab.run("tvdpp", drafter=lab.unlearnt, label="random"),
+        lab.run("kl", drafter=lab.unlearnt, label="random"),
+    ]
+
+
+def unmixed(lab: Lab) -> list[Run]:
+    return [lab.run(loss, mixed=False, label="unmixed") for loss in LOSSES]
+
+
+def outside(lab: Lab) -> list[Run]:
+    if not lab.prose(held_out=False):
+        return []
+    return [lab.run(loss, stores=("code", "prose"), label="with-prose") for loss in LOSSES]
+
+
+PARTS: dict[str, Callable[[Lab], list[Run]]] = {
+    "losses": losses,
+    "steps": steps,
+    "random": random,
+    "unmixed": unmixed,
+    "outside": outside,
+}
+FULL = {"prompts": 400, "exam_prompts": 48, "tokens": 128, "steps": 400}
+QUICK = {"prompts": 8, "exam_prompts": 2, "tokens": 8, "steps": 4}
+
+
+def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
+    """Every setting on every task: tau and memory-bound speed-up, pooled over seeds."""
+    sizes = [_parameters(folder) for folder in (lab.draft, lab.target)]
+    out = []
+    for task, some in done.items():
+        groups: dict[str, list[Examined]] = {}
+        for one in some:
+            groups.setdefault(one.run.label or one.run.name, []).append(one)
+        for name, seeds in groups.items():
+            for gamma in GAMMAS:
+                shape = TreeShape.chain(gamma)
+                taus = [one.marks.tau(shape, one.marks.decoded[0].temperature) for one in seeds]
+                tau = pool(taus)
+                speedup = float(memory_bound_speedup(statistics.mean(taus), gamma, *sizes))
+                out.append(
+                    Bar(task=task, name=name, gamma=gamma, tau=tau, memory_bound_speedup=speedup)
+                )
+    return out
+
+
+def _parameters(folder: str) -> int:
+    return sum(p.numel() for p in load_model(folder, dtype="bfloat16").parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "alignment")
+    parser.add_argument("--models", type=Path, default=ROOT / "models" / "mini-code")
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    lab = Lab(work=given.work, models=given.models, **(QUICK if given.quick else FULL))
+    chosen = [run for part in given.only.split(",") for run in PARTS[part](lab)]
+    runs = list({run.name: run for run in [lab.base, *chosen]}.values())
+    stores = {folder.name for run in runs if run.options for folder in run.options.store}
+    collect([lab.store(name) for name in sorted(stores)], given.workers)
+    done = {task: examine(runs, exam, lab.work, given.workers) for task, exam in lab.tasks.items()}
+    made = bars(lab, done)
+    save_pictures(made, lab.steps, given.out / "alignment")
+    for bar in made:
+        print(
+            f"{bar.task}, {bar.name}, gamma {bar.gamma}: tau {bar.tau.mean:.3f}, "
+            f"memory-bound {bar.memory_bound_speedup:.3f}x",
+            file=sys.stderr,
+        )
+    facts: dict[str, Any] = {
+        "steps": lab.steps,
+        "prompts": lab.prompts,
+        "exam_prompts": lab.exam_prompts,
+        "bars": [bar.as_json() for bar in made],
+        "tasks": {task: [as_row(one) for one in some] for task, some in done.items()},
+    }
+    write_study(given.out, "alignment", done["library"], [], facts)
+
+
+if __name__ == "__main__":
+    main()

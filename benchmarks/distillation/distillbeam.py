@@ -1,0 +1,277 @@
+"""The study of DistillBeam, at the size of `models/mini-ende`, in the paper's order:
+
+    python benchmarks/distillation/distillbeam.py                        # all, hours on two cores
+    python benchmarks/distillation/distillbeam.py --only forcing,sft     # some parts
+
+| part          | what varies                                                     | seeds |
+|---------------|-----------------------------------------------------------------|-------|
+| `temperature` | gold texts: teacher at 0.7, 1, 2, and whole laws, per divergence | 1     |
+| `forcing`     | texts: gold, greedy, drawn, per divergence                       | 1     |
+| `sft`         | hard labels on each of them                                      | 1     |
+| `beams`       | 1, 2, 4, 8, 16 beams, per divergence                             | 1     |
+| `draws`       | as many draws instead of beams (beyond the paper)                | 1     |
+| `tails`       | what lies outside of the kept tokens; readings of TVD++          | 3     |
+| `aggregate`   | each beam its own laws, their mixture, weights by score          | 3     |
+| `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 3     |
+| `best`        | the best of several trajectories, of one, and of hard labels     | 5     |
+
+Every run has the same number of optimiser steps. An interrupted study continues when repeated.
+Writes benchmarks/results/distillbeam.json, .md and distillbeam/ (table and figures).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import ende
+from lab import Lab
+from study import Examined, Run, collect, examine, figures
+from writing import as_row, difference, plain, write_study
+
+from draftsmith.bench.suites import load_prompts
+from draftsmith.distill.collect import TransformersBackend
+from draftsmith.option_groups import DivergenceOptions
+from draftsmith.provenance import write_json_atomic
+from draftsmith.recipes.collect import make_requests, make_settings
+from draftsmith.targets.hf import load_target
+from draftsmith.types import TreeShape
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
+WIDTHS = (1, 2, 4, 8, 16)
+SEEDS = 5
+COSTED_PROMPTS = 200
+COST_RATIO = 0.15
+FULL = {"prompts": 3000, "exam_prompts": 256, "final_prompts": 512, "steps": 400}
+QUICK = {"prompts": 40, "exam_prompts": 8, "final_prompts": 8, "steps": 4}
+GOLD = DivergenceOptions(tail="renormalise")
+"""The paper's treatment of cut laws; the only one with a meaning at every temperature."""
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def temperature(lab: Lab) -> list[Run]:
+    cut = [
+        lab.run(
+            "gold", objective, change=replace(GOLD, teacher_temperature=heat), name=f"t{heat:g}"
+        )
+        for objective in SOFT
+        for heat in (0.7, 1.0, 2.0)
+    ]
+    whole = [_whole(lab.run("gold", objective, change=GOLD, name="whole")) for objective in SOFT]
+    return cut + whole
+
+
+def _whole(run: Run) -> Run:
+    assert run.options is not None
+    return replace(run, options=replace(run.options, laws="teacher"))
+
+
+def forcing(lab: Lab) -> list[Run]:
+    return [lab.run(s, objective) for objective in SOFT for s in ("gold", "greedy", "draws-1")]
+
+
+def sft(lab: Lab) -> list[Run]:
+    return [lab.run(store, "sft") for store in ("gold", "greedy", "draws-1")]
+
+
+def beams(lab: Lab) -> list[Run]:
+    return [lab.run(f"beams-{width}", objective) for objective in SOFT for width in WIDTHS]
+
+
+def draws(lab: Lab) -> list[Run]:
+    return [lab.run(f"draws-{n}", objective) for objective in SOFT for n in (1, 4, 16)]
+
+
+def tails(lab: Lab) -> list[Run]:
+    made = []
+    for seed in range(3):
+        for objective in ("kl", "rkl", "jsd", "tvd"):
+            for tail in ("bucket", "renormalise", "floor"):
+                change = DivergenceOptions(tail=tail)
+                label = f"{objective}, {tail}"
+                made.append(
+                    lab.run("draws-1", objective, change=change, seed=seed, name=tail, label=label)
+                )
+        for reading in ("exact", "sampled", "uniform"):
+            change = DivergenceOptions(reading=reading)
+            label = f"tvdpp, {reading}"
+            made.append(
+                lab.run("draws-1", "tvdpp", change=change, seed=seed, name=reading, label=label)
+            )
+    return made
+
+
+def aggregate(lab: Lab) -> list[Run]:
+    made = []
+    for seed in range(3):
+        for objective in ("kl", "rkl"):
+            plain = lab.run("beams-8", objective, seed=seed)
+            assert plain.options is not None
+            made.append(replace(plain, label=f"{objective}, per beam"))
+            for name, options in (
+                ("mixture", replace(plain.options, aggregate="mixture")),
+                ("score", replace(plain.options, beam_weights="score")),
+            ):
+                full = f"{plain.name}-{name}"
+                out = lab.work / "runs" / full / "draft"
+                made.append(
+                    replace(
+                        plain,
+                        name=full,
+                        options=replace(options, out=out),
+                        label=f"{objective}, {name}",
+                    )
+                )
+    return made
+
+
+def auto(lab: Lab) -> list[Run]:
+    """As many prompts for each way as the teacher reads the same number of tokens for."""
+    names = ("beams-auto", "beams-2", "beams-4", "beams-8", "draws-4")
+    costs = teacher_costs(lab, names)
+    budget = min(costs.values()) * lab.prompts
+    return [
+        lab.run(
+            f"{name}@{int(budget / costs[name])}",
+            objective,
+            seed=seed,
+            label=f"{objective}, {name}, equal cost",
+        )
+        for objective in ("kl", "rkl")
+        for name in names
+        for seed in range(3)
+    ]
+
+
+def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
+    """Tokens that the teacher reads per prompt, over the first prompts."""
+    path = lab.work / "teacher_costs.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    target = load_target(lab.target)
+    for name in names:
+        if name not in known:
+            options = lab.store(name)
+            prompts = load_prompts(options.prompts, limit=min(COSTED_PROMPTS, lab.prompts))
+            backend = TransformersBackend(target, batch_size=options.batch_size)
+            requests = make_requests(options, prompts, target.tokenizer)
+            backend.collect(requests, make_settings(options))
+            known[name] = backend.cost.tokens / len(prompts)
+            write_json_atomic(path, known)
+    return {name: known[name] for name in names}
+
+
+PARTS: dict[str, Callable[[Lab], list[Run]]] = {
+    "temperature": temperature,
+    "forcing": forcing,
+    "sft": sft,
+    "beams": beams,
+    "draws": draws,
+    "tails": tails,
+    "aggregate": aggregate,
+    "auto": auto,
+}
+
+
+def best(lab: Lab, done: Sequence[Examined]) -> dict[str, list[Run]]:
+    """Of the settings tried, the best of each kind, with more seeds: several trajectories per
+    prompt, one, hard labels."""
+    kinds: dict[str, list[Examined]] = {"several": [], "one": [], "sft": []}
+    for one in done:
+        if one.run.options is not None and one.run.seed == 0:
+            sft = one.run.options.objective.objective == "sft"
+            several = one.run.beams is not None and one.run.beams > 1
+            kinds["sft" if sft else "several" if several else "one"].append(one)
+    out = {}
+    for kind, some in kinds.items():
+        chosen = max(some, key=lambda one: one.marks.mean_tau).run
+        out[kind] = [again(lab, chosen, seed) for seed in range(SEEDS)]
+    return out
+
+
+def again(lab: Lab, run: Run, seed: int) -> Run:
+    """The same setting with another seed."""
+    assert run.options is not None and run.name.endswith("-s0")
+    name = f"{run.name.removesuffix('-s0')}-s{seed}"
+    options = replace(run.options, seed=seed, out=lab.work / "runs" / name / "draft")
+    return replace(run, name=name, options=options)
+
+
+# --------------------------------------------------------------------------- the whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
+    parser.add_argument("--work", type=Path, default=ende.ROOT / "runs" / "distillbeam")
+    parser.add_argument("--models", type=Path, default=ende.MODELS, help="target/ and draft/")
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    unknown = set(given.only.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
+    amount = QUICK if given.quick else FULL
+    lab = Lab(
+        models=given.models,
+        work=given.work,
+        learn=ende.training_prompts(given.work / "learn.jsonl", FULL["prompts"]),
+        ask=ende.exam_prompts(given.work / "ask.jsonl"),
+        **amount,
+    )
+    runs = [lab.base, *(run for part in given.only.split(",") for run in PARTS[part](lab))]
+    runs = list({run.name: run for run in runs}.values())
+    collect([lab.store(name) for name in stores_of(runs)], given.workers)
+    done = examine(runs, lab.exam, lab.work, given.workers)
+    chosen = best(lab, done)
+    finals = {
+        kind: examine(some, lab.final_exam, lab.work, given.workers)
+        for kind, some in ({"undistilled": [lab.base]} | chosen).items()
+    }
+    write(lab, done, finals, given.out)
+
+
+def stores_of(runs: Sequence[Run]) -> list[str]:
+    return sorted({folder.name for run in runs if run.options for folder in run.options.store})
+
+
+def write(
+    lab: Lab, done: Sequence[Examined], finals: Mapping[str, Sequence[Examined]], out: Path
+) -> None:
+    """Figures and the answers to the study's questions."""
+    marks = {kind: [one.marks for one in some] for kind, some in finals.items()}
+    pairs = [("several", other) for other in ("undistilled", "one", "sft")]
+    differences = [difference(a, marks[a], b, marks[b]) for a, b in pairs]
+    for one in differences:
+        print(
+            f"{one.better} / {one.worse}: {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})",
+            file=sys.stderr,
+        )
+    write_study(
+        out,
+        "distillbeam",
+        done,
+        [
+            figures(one, TreeShape.chain(8), 1.0, target="mini-ende", cost_ratio=COST_RATIO)
+            for one in done
+        ],
+        {
+            "steps": lab.steps,
+            "prompts": lab.prompts,
+            "exam_prompts": lab.exam_prompts,
+            "final_prompts": lab.final_prompts,
+            "best": {kind: [as_row(one) for one in some] for kind, some in finals.items()},
+            "differences": plain(differences),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

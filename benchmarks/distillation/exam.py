@@ -1,0 +1,245 @@
+"""What a draft model is worth, measured by decoding: the same exam for every run of a study.
+
+    tokens per step    chains and a tree, at each temperature, counted while really decoding
+    acceptance         sum of min(p, q) on the target's own texts, without draws
+    quality            chrF and BLEU of the draft model's own greedy texts
+
+No clock is read, so several exams may run side by side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from draftsmith.bench.suites import Prompt, load_prompts
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.distill.collect import TransformersBackend
+from draftsmith.distill.measure import MeasureOptions, measure_acceptance
+from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.law import Sampler
+from draftsmith.provenance import digest
+from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.types import TreeShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exam:
+    """What is asked of every draft model of a study."""
+
+    target: str
+    prompts: Path
+    """JSONL; `reference` makes the quality of the draft's own texts measurable."""
+    limit: int
+    """How many prompts."""
+    max_new_tokens: int
+    skip: int = 0
+    """So many prompts come before them (and are for another exam)."""
+    chains: tuple[int, ...] = (5, 8)
+    tree: tuple[int, ...] = (4, 2, 2, 1)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    top_p: float = 1.0
+    batch_size: int = 32
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """Changes when anything that the figures depend on does."""
+        prompts = [[prompt.id, prompt.text] for prompt in self.read()]
+        return digest(asdict(self) | {"target": "", "prompts": prompts})
+
+    def read(self) -> tuple[Prompt, ...]:
+        return load_prompts(self.prompts, limit=self.skip + self.limit)[self.skip :]
+
+    @property
+    def shapes(self) -> tuple[TreeShape, ...]:
+        chains = [TreeShape.chain(gamma) for gamma in self.chains]
+        return (*chains, TreeShape(widths=self.tree)) if self.tree else tuple(chains)
+
+    def sampler(self, temperature: float) -> Sampler:
+        return Sampler(temperature=temperature, top_p=self.top_p if temperature > 0 else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded:
+    """One shape of drafts at one temperature. Lists go over prompts."""
+
+    shape: tuple[int, ...]
+    temperature: float
+    tokens: tuple[int, ...]
+    steps: tuple[int, ...]
+    """Forwards of the target."""
+
+    @property
+    def tau(self) -> float:
+        return sum(self.tokens) / sum(self.steps)
+
+    @property
+    def name(self) -> str:
+        chain = all(width == 1 for width in self.shape)
+        drawn = f"chain {len(self.shape)}" if chain else "tree " + ",".join(map(str, self.shape))
+        return f"{drawn}, T = {self.temperature:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """The result of an exam."""
+
+    exam: str
+    """Its key."""
+    decoded: tuple[Decoded, ...]
+    alpha: dict[str, float]
+    """Expected acceptance per token, by temperature."""
+    chrf: float | None
+    bleu: float | None
+
+    def tau(self, shape: TreeShape, temperature: float) -> float:
+        return self.find(shape, temperature).tau
+
+    def find(self, shape: TreeShape, temperature: float) -> Decoded:
+        for one in self.decoded:
+            if one.shape == shape.widths and one.temperature == temperature:
+                return one
+        raise KeyError(f"no draft of {shape.widths} at temperature {temperature:g} was measured")
+
+    @property
+    def chains(self) -> tuple[Decoded, ...]:
+        return tuple(one for one in self.decoded if all(width == 1 for width in one.shape))
+
+    @property
+    def mean_tau(self) -> float:
+        """Over all chains and temperatures."""
+        return sum(one.tau for one in self.chains) / len(self.chains)
+
+    @classmethod
+    def read(cls, path: Path) -> Marks:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        decoded = tuple(
+            Decoded(
+                shape=tuple(one["shape"]),
+                temperature=one["temperature"],
+                tokens=tuple(one["tokens"]),
+                steps=tuple(one["steps"]),
+            )
+            for one in content["decoded"]
+        )
+        return cls(
+            exam=content["exam"],
+            decoded=decoded,
+            alpha=content["alpha"],
+            chrf=content["chrf"],
+            bleu=content["bleu"],
+        )
+
+
+def sit(exam: Exam, drafter: str) -> Marks:
+    """Examine the draft model in this folder."""
+    target, prompts = _target(exam.target), exam.read()
+    tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
+    decoded = [
+        count(exam, target, drafter, tokens, shape, temperature)
+        for temperature in exam.temperatures
+        for shape in exam.shapes
+    ]
+    draft = load_target(drafter)
+    alpha = {
+        f"{temperature:g}": measure_acceptance(
+            target,
+            draft,
+            _texts(exam, temperature),
+            MeasureOptions(sampler=exam.sampler(temperature), batch_size=exam.batch_size),
+        ).alpha
+        for temperature in exam.temperatures
+    }
+    chrf, bleu = quality(prompts, greedy_texts(exam, draft, tokens))
+    return Marks(exam=exam.key, decoded=tuple(decoded), alpha=alpha, chrf=chrf, bleu=bleu)
+
+
+def count(
+    exam: Exam,
+    target: HFTarget,
+    drafter: str,
+    prompts: Sequence[Sequence[int]],
+    shape: TreeShape,
+    temperature: float,
+) -> Decoded:
+    """Decode all prompts and count tokens and steps."""
+    proposal = "sampled" if shape.is_chain else "without_replacement" if temperature else "greedy"
+    model = Independent(Independent.Config(source=drafter, proposal=proposal))
+    model.bind(target)
+    options = DecodeOptions(
+        sampler=exam.sampler(temperature),
+        max_new_tokens=exam.max_new_tokens,
+        shape=shape,
+        seed=exam.seed,
+    )
+    tokens, steps = [0] * len(prompts), [0] * len(prompts)
+    for rows in batches(prompts, exam.batch_size):
+        chosen = [prompts[row] for row in rows]
+        for step in decode(target, model, chosen, options, request_ids=rows):
+            for row, new, active in zip(rows, step.emitted, step.active, strict=True):
+                tokens[row] += len(new)
+                steps[row] += active
+    return Decoded(
+        shape=shape.widths, temperature=temperature, tokens=tuple(tokens), steps=tuple(steps)
+    )
+
+
+def greedy_texts(exam: Exam, model: HFTarget, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """What a model says by itself."""
+    out: list[list[int]] = [[] for _ in prompts]
+    options = DecodeOptions(max_new_tokens=exam.max_new_tokens)
+    for rows in batches(prompts, exam.batch_size):
+        chosen = [prompts[row] for row in rows]
+        for step in decode(model, NoDrafter(), chosen, options):
+            for row, new in zip(rows, step.emitted, strict=True):
+                out[row].extend(new)
+    return [model.tokenizer.decode(text, skip_special_tokens=True) for text in out]
+
+
+def quality(prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | None, float | None]:
+    """(chrF, BLEU) against the references; None without any, or without sacrebleu."""
+    pairs = [(t, p.reference[0]) for p, t in zip(prompts, texts, strict=True) if p.reference]
+    try:
+        import sacrebleu
+    except ImportError:
+        return None, None
+    if not pairs:
+        return None, None
+    said, wanted = [text for text, _ in pairs], [[reference for _, reference in pairs]]
+    return sacrebleu.corpus_chrf(said, wanted).score, sacrebleu.corpus_bleu(said, wanted).score
+
+
+def batches(prompts: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Rows of like lengths side by side."""
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+@cache
+def _target(folder: str) -> HFTarget:
+    return load_target(folder)
+
+
+@cache
+def _texts(exam: Exam, temperature: float) -> list[Trajectory]:
+    """The target's own continuations; a worker draws them once."""
+    target = _target(exam.target)
+    requests = [
+        CollectRequest(prompt_id=prompt.id, prompt=prompt.token_ids(target.tokenizer))
+        for prompt in exam.read()
+    ]
+    settings = CollectSettings(
+        forcing="sample",
+        temperatures=(temperature,),
+        top_p=exam.sampler(temperature).top_p,
+        max_new_tokens=exam.max_new_tokens,
+        top_k=1,
+        seed=exam.seed + 1,
+    )
+    return TransformersBackend(target, batch_size=exam.batch_size).collect(requests, settings)

@@ -1,0 +1,120 @@
+"""Where a study works, how much of everything, and what its collections and runs are called.
+
+greedy, gold, draws-N, beams-N, beams-auto         collections
+beams-8-rkl-400-s0                                 a run: collection, objective, steps, seed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exam import Exam
+from study import Run
+
+from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
+from draftsmith.options import CollectOptions, DistillOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """Where a study works, and how much of everything."""
+
+    models: Path
+    """Folders `target` and `draft`."""
+    work: Path
+    learn: Path
+    """Prompts whose answers are learnt."""
+    ask: Path
+    """Prompts of the exams."""
+    prompts: int
+    exam_prompts: int
+    final_prompts: int
+    steps: int
+    learning_rate: float = 1e-3
+
+    @property
+    def target(self) -> str:
+        return str(self.models / "target")
+
+    @property
+    def draft(self) -> str:
+        return str(self.models / "draft")
+
+    @property
+    def exam(self) -> Exam:
+        """What settings are chosen by."""
+        return Exam(
+            target=self.target, prompts=self.ask, limit=self.exam_prompts, max_new_tokens=96
+        )
+
+    @property
+    def final_exam(self) -> Exam:
+        """On other prompts: what was chosen for its marks there would seem better than it is."""
+        return replace(self.exam, skip=self.exam_prompts, limit=self.final_prompts)
+
+    def store(self, name: str) -> CollectOptions:
+        """The collection of this name."""
+        way, _, limit = name.partition("@")
+        kind, _, number = way.partition("-")
+        bare = CollectOptions(
+            model=ModelOptions(target=self.target),
+            prompts=self.learn,
+            out=self.work / "stores" / name,
+            max_new_tokens=96,
+            batch_size=64,
+            limit=int(limit or self.prompts),
+        )
+        ways: dict[str, Callable[[], CollectOptions]] = {
+            "gold": lambda: replace(bare, gold=True),
+            "greedy": lambda: bare,
+            "draws": lambda: replace(bare, samples=int(number)),
+            "beams": lambda: replace(bare, beams="auto" if number == "auto" else int(number)),
+        }
+        return ways[kind]()
+
+    def run(
+        self,
+        store: str,
+        objective: str,
+        *,
+        change: DivergenceOptions | None = None,
+        seed: int = 0,
+        name: str = "",
+        label: str | None = None,
+    ) -> Run:
+        """A distillation from this collection. `change`: other than plain divergence options."""
+        steps = self.steps
+        kind, _, number = store.partition("@")[0].partition("-")
+        name = "-".join(filter(None, (store, objective, name, str(steps), f"s{seed}")))
+        return Run(
+            name=name,
+            options=DistillOptions(
+                target=self.target,
+                drafter=self.draft,
+                store=(self.work / "stores" / store,),
+                objective=replace(change or DivergenceOptions(), objective=objective),
+                training=ScheduleOptions(
+                    duration=f"{steps}steps",
+                    block_length=256,
+                    batch_tokens=2048,
+                    learning_rate=self.learning_rate,
+                    min_learning_rate=0.0,
+                    warmup=max(1, steps // 20),
+                    schedule="cosine",
+                    betas=(0.9, 0.999),
+                    weight_decay=0.0,
+                ),
+                out=self.work / "runs" / name / "draft",
+                eval_every=max(1, steps // 4),
+                seed=seed,
+            ),
+            forcing={"draws": "sample", "beams": "beam"}.get(kind, kind),
+            beams=int(number) if number.isdigit() else None if number else 1,
+            label=label,
+        )
+
+    @property
+    def base(self) -> Run:
+        return Run(name="undistilled", given=self.draft)

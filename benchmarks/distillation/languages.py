@@ -1,0 +1,197 @@
+"""The study of languages: one target English -> German, Chinese, Japanese, and drafts for it.
+
+    python benchmarks/distillation/languages.py [--workers 2]
+
+Trains the target and its draft first (an evening on two cores; neither is shipped, because most of
+the corpora may not be passed on), then distils the draft with each objective on one and on eight
+beams, and measures per language on FLORES-200 devtest: the best setting of each language and its
+gain over the undistilled draft (DistillBeam, table 3), gains by script, morphology, region and
+family. Continues when interrupted. Reads ../shared/data/parallel. Writes
+benchmarks/results/languages.json and languages/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ende
+import numpy as np
+from exam import Exam
+from lab import Lab
+from study import Run, collect, examine, figures
+from writing import write_study
+
+from draftsmith.bench.compare_figures import RunFigures
+from draftsmith.option_groups import TextOptions
+from draftsmith.provenance import write_text_atomic
+from draftsmith.recipes import mini_ende
+from draftsmith.recipes._pairs import Pair, examples, prompt, read_pairs
+from draftsmith.recipes.mini_code import train_missing
+from draftsmith.types import TreeShape
+
+SIDES = {
+    "German": ("de", "deu_Latn"),
+    "Chinese": ("zh", "zho_Hans"),
+    "Japanese": ("ja", "jpn_Jpan"),
+}
+"""Language: (of the training file, of the FLORES file)."""
+CORPORA = (
+    *("tatoeba", "gnome", "git_man", "multi30k", "opennmt10k", "alma_wmt17-20", "odashi_tanaka"),
+    *(f"wmt_newstest20{year:02}" for year in (*range(9, 14), 15, 16)),
+    *("wmt_news-test2008", "wmt_newssyscomb2009"),
+)
+OBJECTIVES = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
+FULL = {"prompts": 3000, "exam_prompts": 200, "final_prompts": 200, "steps": 600}
+QUICK = {"prompts": 30, "exam_prompts": 4, "final_prompts": 4, "steps": 4}
+PASSES = 2
+HELD_OUT = 0.002
+SMALL_STEPS = "4steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Pairs of one language, split by sentence."""
+
+    language: str
+    kept: list[Pair]
+    held: list[Pair]
+
+
+def corpora() -> list[Corpus]:
+    out = []
+    for language, (side, _) in SIDES.items():
+        pairs = read_pairs(ende.DATA / f"en-{side}.train.tsv.xz", CORPORA)
+        kept = [pair for pair in pairs if pair.key >= HELD_OUT]
+        held = [pair for pair in pairs if pair.key < HELD_OUT]
+        out.append(Corpus(language=language, kept=kept, held=held))
+    return out
+
+
+def train_models(work: Path, *, quick: bool) -> Path:
+    """The target and its draft; the folder that holds both."""
+    folder = work / "models"
+    paths = [work / "train.jsonl", work / "held_out.jsonl"]
+    if not all(path.exists() for path in paths):
+        work.mkdir(parents=True, exist_ok=True)
+        found = corpora()
+        write_text_atomic(paths[0], "".join(_lines(found, held=False)))
+        write_text_atomic(paths[1], "".join(_lines(found, held=True)))
+    data = TextOptions(text=(str(paths[0]),), eval_text=(str(paths[1]),))
+    target, draft = mini_ende.target(folder, data), mini_ende.draft(folder, data)
+    target = replace(
+        target,
+        model=replace(target.model, vocab_size=12_288),
+        training=replace(target.training, duration="12000steps"),
+    )
+    if quick:
+        target, draft = (
+            replace(one, training=replace(one.training, duration=SMALL_STEPS))
+            for one in (target, draft)
+        )
+    train_missing((target, draft))
+    return folder
+
+
+def _lines(found: Sequence[Corpus], *, held: bool) -> Iterator[str]:
+    """Examples of all languages, mixed."""
+    made = [
+        example
+        for corpus in found
+        for example in examples(
+            corpus.held if held else corpus.kept,
+            corpus.language,
+            passes=1 if held else PASSES,
+            most=mini_ende.MOST_JOINED,
+            seed=0,
+        )
+    ]
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(made))
+    return (json.dumps(made[i], ensure_ascii=False) + "\n" for i in order)
+
+
+def learning_prompts(path: Path, count: int) -> Path:
+    """Prompts of all languages, as many of each, with references."""
+    if not path.exists():
+        rng = np.random.Generator(np.random.PCG64(3))
+        lines = []
+        for corpus in corpora():
+            pairs = ende.one_per_source(corpus.kept)
+            for n in rng.permutation(len(pairs))[: count // len(SIDES)]:
+                lines.append(_prompt(f"{corpus.language}-{n}", corpus.language, pairs[n]))
+        order = rng.permutation(len(lines))
+        write_text_atomic(path, "".join(lines[i] for i in order))
+    return path
+
+
+def exam_of(lab: Lab, language: str) -> Exam:
+    """FLORES sentences into this language."""
+    path = lab.work / f"ask-{language}.jsonl"
+    if not path.exists():
+        sides = (
+            (ende.DATA / "flores200" / f"{name}.devtest").read_text(encoding="utf-8").splitlines()
+            for name in ("eng_Latn", SIDES[language][1])
+        )
+        pairs = [Pair(source=s, target=t) for s, t in zip(*sides, strict=True)]
+        lines = (_prompt(f"{n:04}", language, pair) for n, pair in enumerate(pairs))
+        write_text_atomic(path, "".join(lines))
+    return replace(lab.exam, prompts=path, chains=(8,), tree=(), max_new_tokens=128)
+
+
+def _prompt(name: str, language: str, pair: Pair) -> str:
+    line = {
+        "id": name,
+        "prompt": prompt(language, pair.source),
+        "reference": pair.target,
+        "language": language,
+    }
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, default=ende.ROOT / "runs" / "languages")
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
+    parser.add_argument("--out", type=Path, default=ende.ROOT / "benchmarks" / "results")
+    given = parser.parse_args()
+    models = train_models(given.work, quick=given.quick)
+    learn = learning_prompts(given.work / "learn.jsonl", FULL["prompts"])
+    amount = QUICK if given.quick else FULL
+    lab = Lab(models=models, work=given.work, learn=learn, ask=learn, **amount)
+    runs: list[Run] = [lab.base]
+    runs += [lab.run(store, one) for one in OBJECTIVES for store in ("greedy", "beams-8")]
+    collect([lab.store(name) for name in ("greedy", "beams-8")], given.workers)
+    done = {
+        language: examine(runs, exam_of(lab, language), lab.work, given.workers)
+        for language in SIDES
+    }
+    shape = TreeShape.chain(8)
+    rows: list[RunFigures] = [
+        replace(
+            figures(one, shape, temperature, target="mini-endezhja", cost_ratio=0.15),
+            language=language,
+        )
+        for temperature in (1.0, 0.0)
+        for language, some in done.items()
+        for one in some
+    ]
+    for language, some in done.items():
+        base, *others = some
+        top = max(others, key=lambda one: one.marks.mean_tau)
+        gain = top.marks.mean_tau / base.marks.mean_tau - 1
+        print(
+            f"{language}: tau {base.marks.mean_tau:.3f} -> {top.marks.mean_tau:.3f} "
+            f"({gain:+.1%}, {top.run.name})",
+            file=sys.stderr,
+        )
+    everything = [one for some in done.values() for one in some]
+    write_study(given.out, "languages", everything, rows, {"steps": lab.steps})
+
+
+if __name__ == "__main__":
+    main()

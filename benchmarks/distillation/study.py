@@ -1,0 +1,172 @@
+"""The runs of a study: collect once, distil and examine each, several at a time, resumably.
+
+    WORK/stores/NAME/     trajectories of the target
+    WORK/runs/NAME/       a distilled draft model, its marks and log.txt beside it
+
+Runs do not disturb each other (nothing is timed), so each gets one thread and they run side by
+side. A first interrupt lets every run save; the command continues them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from exam import Exam, Marks, sit
+
+from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
+from draftsmith.options import CollectOptions, DistillOptions
+from draftsmith.provenance import write_json_atomic
+from draftsmith.speedup import predicted_speedup
+from draftsmith.types import TreeShape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A draft model: distilled as `options` say, or as it stands in the folder `given`."""
+
+    name: str
+    options: DistillOptions | None = None
+    given: str = ""
+    forcing: str | None = None
+    beams: int | None = None
+    label: str | None = None
+    """What it is called where its setting says too little; None: by its setting."""
+
+    @property
+    def drafter(self) -> str:
+        return self.given if self.options is None else str(self.options.out)
+
+    @property
+    def seed(self) -> int | None:
+        return None if self.options is None else self.options.seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """A run with its marks."""
+
+    run: Run
+    marks: Marks
+
+
+def collect(stores: Iterable[CollectOptions], workers: int) -> None:
+    """Write the stores that are not there yet."""
+    missing = [store for store in stores if not (store.out / "run.json").is_file()]
+    _each("collecting", _collect, missing, [store.out.name for store in missing], workers)
+
+
+def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[Examined]:
+    """Train and examine what is not done yet; all runs with their marks, in order."""
+    missing = [run for run in runs if not _marks(run, exam, work).is_file()]
+    jobs = [(run, exam, work) for run in missing]
+    _each("training", _train_and_examine, jobs, [run.name for run in missing], workers)
+    return [
+        Examined(run=run, marks=Marks.read(work / "runs" / run.name / "marks.json")) for run in runs
+    ]
+
+
+def figures(
+    examined: Examined, shape: TreeShape, temperature: float, *, target: str, cost_ratio: float
+) -> RunFigures:
+    """One line of a comparison: a shape of drafts at a temperature of decoding."""
+    run, marks = examined.run, examined.marks
+    chosen = None if run.options is None else run.options.objective
+    tau = marks.tau(shape, temperature)
+    return RunFigures(
+        label=run.label or run.name,
+        objective=UNDISTILLED if chosen is None else chosen.objective,
+        forcing=run.forcing,
+        beams=run.beams,
+        teacher_temperature=None if chosen is None else chosen.teacher_temperature,
+        truncation=None if run.options is None else _truncation(run.options),
+        decoding_temperature=temperature,
+        target=target,
+        seed=run.seed,
+        alpha=marks.alpha[f"{temperature:g}"],
+        tau=tau,
+        speedup_predicted=float(predicted_speedup(tau, shape.depth, cost_ratio)),
+        quality=marks.chrf,
+        quality_metric=None if marks.chrf is None else "chrF",
+    )
+
+
+def _truncation(options: DistillOptions) -> str:
+    return "full" if options.laws == "teacher" or options.online else "top-50"
+
+
+# --------------------------------------------------------------------------- work
+
+
+def _collect(store: CollectOptions) -> None:
+    from draftsmith.recipes import collect as recipe
+
+    with _logged(store.out.with_suffix(".log")):
+        recipe.run(store)
+
+
+def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
+    run, exam, work = job
+    folder = work / "runs" / run.name
+    with _logged(folder / "log.txt"):
+        if run.options is not None and not (Path(run.drafter) / "run.json").is_file():
+            from draftsmith.recipes import distill as recipe
+
+            recipe.run(run.options)
+        marks = sit(exam, run.drafter)
+    write_json_atomic(_marks(run, exam, work), asdict(marks))
+
+
+def _marks(run: Run, exam: Exam, work: Path) -> Path:
+    """Every exam has marks of its own."""
+    return work / "runs" / run.name / f"marks-{exam.key[:12]}.json"
+
+
+def _each(
+    what: str, job: Callable[[T], None], items: Sequence[T], names: Sequence[str], workers: int
+) -> None:
+    """Do all, side by side, and say how it goes."""
+    if not items:
+        return
+    began = time.monotonic()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_alone) as pool:
+        futures = {pool.submit(job, item): name for item, name in zip(items, names, strict=True)}
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                future.result()
+                spent = time.monotonic() - began
+                left = spent / number * (len(items) - number)
+                print(
+                    f"{what} {number}/{len(items)}: {futures[future]}  ({left / 60:.0f} min left)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _alone() -> None:
+    """A worker has one thread: two that share a small model's work wait more than they work."""
+    torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What is said on stderr goes to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+        print(f"-- process {os.getpid()}", file=log, flush=True)
+        yield
