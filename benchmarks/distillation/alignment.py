@@ -35,7 +35,7 @@ import torch
 from alignment_plots import Bar, save_pictures
 from exam import Exam
 from study import Examined, Run, collect, examine
-from writing import as_row, write_study
+from writing import table, write_study
 
 from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
@@ -301,9 +301,9 @@ def main() -> None:
         "prompts": lab.prompts,
         "exam_prompts": lab.exam_prompts,
         "bars": [bar.as_json() for bar in made],
-        "tasks": {task: [as_row(one) for one in some] for task, some in done.items()},
+        "tasks": {task: table(some) for task, some in done.items()},
     }
-    write_study(given.out, "alignment", done["library"], [], facts)
+    write_study(given.out, "alignment", [], facts)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pathlib import Path
 import ende
 from lab import Lab
 from study import Examined, Run, collect, examine, figures
-from writing import as_row, difference, plain, write_study
+from writing import as_row, difference, plain, table, write_study
 
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
@@ -46,7 +46,6 @@ SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 WIDTHS = (1, 2, 4, 8, 16)
 SEEDS = 5
 COSTED_PROMPTS = 200
-COST_RATIO = 0.15
 FULL = {"prompts": 3000, "exam_prompts": 256, "final_prompts": 512, "steps": 400}
 QUICK = {"prompts": 40, "exam_prompts": 8, "final_prompts": 8, "steps": 4}
 GOLD = DivergenceOptions(tail="renormalise")
@@ -226,6 +225,7 @@ def main() -> None:
         ask=ende.exam_prompts(given.work / "ask.jsonl"),
         **amount,
     )
+    lab.cost_ratio()
     runs = [lab.base, *(run for part in given.only.split(",") for run in PARTS[part](lab))]
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
@@ -257,16 +257,17 @@ def write(
     write_study(
         out,
         "distillbeam",
-        done,
         [
-            figures(one, TreeShape.chain(8), 1.0, target="mini-ende", cost_ratio=COST_RATIO)
+            figures(one, TreeShape.chain(8), 1.0, target="mini-ende", cost_ratio=lab.cost_ratio())
             for one in done
         ],
         {
             "steps": lab.steps,
+            "cost_ratio": lab.cost_ratio(),
             "prompts": lab.prompts,
             "exam_prompts": lab.exam_prompts,
             "final_prompts": lab.final_prompts,
+            "runs": table(done),
             "best": {kind: [as_row(one) for one in some] for kind, some in finals.items()},
             "differences": plain(differences),
         },

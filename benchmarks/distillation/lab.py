@@ -6,6 +6,8 @@ beams-8-rkl-400-s0                                 a run: collection, objective,
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +15,11 @@ from pathlib import Path
 from exam import Exam
 from study import Run
 
+from draftsmith.bench.costs import ForwardProbe
 from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
 from draftsmith.options import CollectOptions, DistillOptions
+from draftsmith.provenance import write_json_atomic
+from draftsmith.targets.hf import load_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,19 @@ class Lab:
             beams=int(number) if number.isdigit() else None if number else 1,
             label=label,
         )
+
+    def cost_ratio(self) -> float:
+        """Seconds of a forward of the draft model / of the target, one token; measured once, before
+        runs side by side keep the machine busy."""
+        path = self.work / "cost_ratio.json"
+        if not path.exists():
+            context = tuple(range(1, 65))
+            probes = [ForwardProbe(load_target(m), context, 1) for m in (self.draft, self.target)]
+            rounds = [[probe.seconds(1) for probe in probes] for _ in range(100)]
+            own, other = (statistics.median(column) for column in zip(*rounds[20:], strict=True))
+            write_json_atomic(path, {"draft_ms": 1e3 * own, "target_ms": 1e3 * other})
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return float(known["draft_ms"] / known["target_ms"])
 
     @property
     def base(self) -> Run:

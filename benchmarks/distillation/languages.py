@@ -24,7 +24,7 @@ import numpy as np
 from exam import Exam
 from lab import Lab
 from study import Run, collect, examine, figures
-from writing import write_study
+from writing import table, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.option_groups import TextOptions
@@ -163,6 +163,7 @@ def main() -> None:
     learn = learning_prompts(given.work / "learn.jsonl", FULL["prompts"])
     amount = QUICK if given.quick else FULL
     lab = Lab(models=models, work=given.work, learn=learn, ask=learn, **amount)
+    lab.cost_ratio()
     runs: list[Run] = [lab.base]
     runs += [lab.run(store, one) for one in OBJECTIVES for store in ("greedy", "beams-8")]
     collect([lab.store(name) for name in ("greedy", "beams-8")], given.workers)
@@ -173,13 +174,17 @@ def main() -> None:
     shape = TreeShape.chain(8)
     rows: list[RunFigures] = [
         replace(
-            figures(one, shape, temperature, target="mini-endezhja", cost_ratio=0.15),
+            figures(one, shape, temperature, target="mini-endezhja", cost_ratio=lab.cost_ratio()),
             language=language,
         )
         for temperature in (1.0, 0.0)
         for language, some in done.items()
         for one in some
     ]
+    facts = {
+        "steps": lab.steps,
+        "languages": {language: table(some) for language, some in done.items()},
+    }
     for language, some in done.items():
         base, *others = some
         top = max(others, key=lambda one: one.marks.mean_tau)
@@ -189,8 +194,7 @@ def main() -> None:
             f"({gain:+.1%}, {top.run.name})",
             file=sys.stderr,
         )
-    everything = [one for some in done.values() for one in some]
-    write_study(given.out, "languages", everything, rows, {"steps": lab.steps})
+    write_study(given.out, "languages", rows, facts)
 
 
 if __name__ == "__main__":

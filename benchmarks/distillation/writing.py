@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,6 +88,11 @@ def as_row(examined: Examined) -> dict[str, Any]:
     }
 
 
+def table(examined: Sequence[Examined]) -> list[dict[str, Any]]:
+    """All runs, best first."""
+    return [as_row(one) for one in sorted(examined, key=lambda one: -one.marks.mean_tau)]
+
+
 def _setting(run: Run) -> dict[str, Any]:
     if run.options is None:
         return {"objective": "none"}
@@ -111,38 +115,15 @@ def _setting(run: Run) -> dict[str, Any]:
     }
 
 
-def pooled(examined: Sequence[Examined]) -> list[tuple[str, float, list[Examined]]]:
-    """(setting, mean tau over its seeds, its runs), best first."""
-    groups: dict[str, list[Examined]] = {}
-    for one in examined:
-        setting = {k: v for k, v in _setting(one.run).items() if k not in ("seed", "label")}
-        groups.setdefault(repr(setting), []).append(one)
-    return sorted(
-        (
-            (some[0].run.name, statistics.mean(one.marks.mean_tau for one in some), some)
-            for some in groups.values()
-        ),
-        key=lambda group: -group[1],
-    )
-
-
 def write_study(
     out: Path,
     name: str,
-    examined: Sequence[Examined],
     comparison: Sequence[RunFigures],
     facts: Mapping[str, Any],
 ) -> None:
     """OUT/NAME.json with everything, OUT/NAME/ with the ranked comparison and its pictures."""
-    write_json_atomic(
-        out / f"{name}.json",
-        {
-            **facts,
-            "versions": versions(),
-            "machine": machine_summary(),
-            "runs": [as_row(one) for one in sorted(examined, key=lambda e: -e.marks.mean_tau)],
-        },
-    )
+    record = {**facts, "versions": versions(), "machine": machine_summary()}
+    write_json_atomic(out / f"{name}.json", record)
     if comparison:
         write_comparison(comparison, out / name)
 
