@@ -7,14 +7,17 @@ BIN := $(VENV)/bin
 # Quiet: pip has nothing to say that a newcomer needs, unless it fails.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+# An environment with vLLM and Ray for the CPU, apart from ours (see tests/engines/make_env.sh)
+ENGINES ?= .venv/engines
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
 
-.PHONY: help install dev quickstart test test-full lint format types check clean
+.PHONY: help install dev quickstart test test-full engines test-engines lint format types check clean
 
 help:
 	@echo "make quickstart  install, then decode with the shipped models and write runs/quickstart"
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
+	@echo "make engines     an environment with vLLM and Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
 
 $(BIN)/python:
@@ -45,6 +48,15 @@ test: $(VENV)/.stamp-dev
 
 test-full: $(VENV)/.stamp-dev
 	$(PYTEST) -m full $(ARGS)
+
+engines:
+	@PYTHON="$(PYTHON)" tests/engines/make_env.sh "$(ENGINES)"
+
+# One after the other: each starts an engine that takes what memory there is.
+test-engines: $(VENV)/.stamp-dev
+	@test -x "$(ENGINES)/bin/python" || \
+	  { echo "there is no $(ENGINES)/bin/python: make engines first, or name one: ENGINES=FOLDER" >&2; exit 2; }
+	DRAFTSMITH_VLLM_PYTHON="$(abspath $(ENGINES))/bin/python" $(BIN)/python -m pytest -q tests/engines $(ARGS)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

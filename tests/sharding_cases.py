@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,11 @@ class Folder:
         return self.file(number).exists()
 
     def write(
-        self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped]
+        self,
+        number: int,
+        trajectories: Sequence[Trajectory],
+        skipped: Sequence[Skipped],
+        cut: Mapping[str, int],
     ) -> None:
         if self.has(number):
             raise InputError(f"shard {number} exists already")
@@ -159,9 +163,13 @@ class FatalFolder(Folder):
     once: Once
 
     def write(
-        self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped]
+        self,
+        number: int,
+        trajectories: Sequence[Trajectory],
+        skipped: Sequence[Skipped],
+        cut: Mapping[str, int],
     ) -> None:
-        super().write(number, trajectories, skipped)
+        super().write(number, trajectories, skipped, cut)
         if number == self.at and self.once():
             die()
 

@@ -224,6 +224,21 @@ _TIES = 64
 """How many scores beyond the k-th are looked at for ties before everything is sorted."""
 
 
+def highest(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row, downwards, and their columns; of equal ones (half precision
+    has many) the lowest columns first, whatever the sort of the device prefers.
+
+    As many more columns follow as hold all that tie with the k-th.
+    """
+    vocab = scores_RV.shape[1]
+    values_RK, ids_RK = scores_RV.topk(min(k + _TIES, vocab), dim=-1)
+    if values_RK.shape[1] < vocab and bool((values_RK[:, -1] == values_RK[:, k - 1]).any()):
+        return scores_RV.sort(dim=-1, descending=True, stable=True)
+    ids_RK, order_RK = ids_RK.sort(dim=-1)
+    values_RK, order_RK = values_RK.gather(1, order_RK).sort(dim=-1, descending=True, stable=True)
+    return values_RK, ids_RK.gather(1, order_RK)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
     """Logits -> Law. The order is transformers': bias, penalties, temperature, top-k, top-p, min-p.
@@ -380,19 +395,10 @@ class Sampler:
 
         Like transformers, all tokens that tie with the k-th stay (half precision ties often).
         """
-        vocab = scores_RV.shape[1]
-        k = min(self.top_k, vocab)
-        values_RK, ids_RK = scores_RV.topk(min(k + _TIES, vocab), dim=-1)
-        kth_R1 = values_RK[:, k - 1 : k]
-        if values_RK.shape[1] < vocab and bool((values_RK[:, -1:] == kth_R1).any()):
-            values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True, stable=True)
-        else:  # the same order of ties, or a nucleus would cut them otherwise than a neighbour's
-            ids_RK, order_RK = ids_RK.sort(dim=-1)
-            values_RK, order_RK = values_RK.gather(1, order_RK).sort(
-                dim=-1, descending=True, stable=True
-            )
-            ids_RK = ids_RK.gather(1, order_RK)
-        values_RK = values_RK.masked_fill(values_RK < kth_R1, -math.inf)
+        k = min(self.top_k, scores_RV.shape[1])
+        # in one order of ties, or a nucleus would cut them otherwise than a neighbour's
+        values_RK, ids_RK = highest(scores_RV, k)
+        values_RK = values_RK.masked_fill(values_RK < values_RK[:, k - 1 : k], -math.inf)
         return values_RK, ids_RK, values_RK.logsumexp(-1, keepdim=True)
 
     def _nucleus(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,8 +11,11 @@ from typing import Annotated, Literal
 import tyro
 
 from draftsmith.config import parse_list
+from draftsmith.drafter_names import drafter_parts
 from draftsmith.errors import InputError
 from draftsmith.flags import Repeated
+from draftsmith.tree_text import TreeText, parse_tree
+from draftsmith.units import parse_bytes
 
 Many = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, Repeated]
 """A flag that may be given several times, one value each."""
@@ -68,7 +71,8 @@ class DraftingOptions(OptionGroup):
     draft_length: int | Literal["adaptive"] | None = None
     """Tokens drafted per step, or 'adaptive': as many as the last steps make worth while."""
     draft_tree: str | None = None
-    """A tree instead of a chain: children per node at each depth, such as 4,2,2,1."""
+    """A tree instead of a chain: children per node at each depth, such as 4,2,2,1; or 10x6:59, ten
+    beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
     draft_proposal: Literal["sampled", "greedy", "without_replacement"] | None = None
     """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
     rule: Literal["auto", "match", "rejection"] = "auto"
@@ -76,11 +80,12 @@ class DraftingOptions(OptionGroup):
     drafter_option: Many = ()
     """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
 
-    def widths(self) -> tuple[int, ...] | None:
-        """Children per node at each depth, or None when neither a tree nor a length was asked."""
+    def tree(self) -> TreeText | None:
+        """The draft's shape, or None when neither a tree nor a length was asked."""
         if self.draft_tree is not None:
-            return parse_list(self.draft_tree, int, name="--draft-tree")
-        return (1,) * self.draft_length if isinstance(self.draft_length, int) else None
+            return parse_tree(self.draft_tree)
+        length = self.draft_length
+        return TreeText(widths=(1,) * length) if isinstance(length, int) else None
 
     def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
         """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
@@ -110,9 +115,7 @@ class DraftingOptions(OptionGroup):
             require(length >= 1, f"--draft-length must be at least 1, got {length}")
         if self.draft_tree is not None:
             require(length is None, "--draft-length and --draft-tree exclude each other: give one")
-            widths = self.widths() or ()
-            good = all(width >= 1 for width in widths)
-            require(good, f"--draft-tree: every width must be at least 1, got {self.draft_tree!r}")
+            self.tree()
         for text in self.drafter_option:
             key, equals, _ = text.partition("=")
             good = bool(equals and key.strip())
@@ -174,14 +177,6 @@ class SamplingOptions(OptionGroup):
         require(good, f"--seed must be a whole number of 0 or more, got {self.seed}")
 
 
-def drafter_parts(name: str) -> tuple[str, str | None]:
-    """(kind, source) of KIND, KIND:SOURCE or the folder of a draft model; source None: none."""
-    if (Path(name) / "config.json").is_file():
-        return "independent", name
-    kind, colon, source = name.partition(":")
-    return kind, source if colon else None
-
-
 def check_temperature(value: float) -> None:
     """Raise `InputError` unless `value` is a usable temperature."""
     good = math.isfinite(value) and value >= 0
@@ -221,6 +216,10 @@ class TextOptions(OptionGroup):
     attend_across_documents: bool = True
     """Tokens of a packed block may look at the documents before their own."""
 
+    def validate(self) -> None:
+        require(bool(self.text), "--text must name at least one file or folder")
+        require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureOptions(OptionGroup):
@@ -248,6 +247,19 @@ class ArchitectureOptions(OptionGroup):
     """Keep only this many tokens of the target's: the most frequent of the text, end tokens too."""
     init: str = "random"
     """random, or subclone:TARGET to cut the first weights from the target's."""
+
+    def validate(self) -> None:
+        names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
+        for name in names:
+            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        init = self.init
+        require(
+            init == "random" or (init.startswith("subclone:") and init != "subclone:"),
+            f"--init must be random or subclone:TARGET, got {init!r}",
+        )
+        whole = self.vocab_subset is None or self.tokenizer is not None
+        require(whole, "--vocab-subset needs --tokenizer")
+        at_least(300, "--vocab-size", self.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +313,55 @@ class ScheduleOptions(OptionGroup):
         for name in ("gradient_accumulation", "batch_tokens"):
             at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
         at_least(0, "--warmup", self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptOptions(OptionGroup):
+    """What is kept of every place of a trajectory, beside its token."""
+
+    top_k: int = 50
+    """Keep the teacher's k most probable tokens at each place; 0: its whole law."""
+    features: str = ""
+    """Keep hidden states too: layer numbers and `last` (after the final norm), by commas."""
+
+    def signals(self) -> tuple[bool, tuple[int, ...]]:
+        """(state after the final norm, layers) of `features`."""
+        words = parse_list(self.features, str, name="--features") if self.features else ()
+        layers = [word for word in words if word != "last"]
+        good = all(word.isdigit() for word in layers)
+        require(good, f"--features: layer numbers and 'last', by commas; got {self.features!r}")
+        return "last" in words, tuple(int(word) for word in layers)
+
+    def validate(self) -> None:
+        at_least(0, "--top-k", self.top_k)
+        self.signals()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(OptionGroup):
+    """How a collection is divided, who computes it, and how large it may become."""
+
+    shard_size: int = 256
+    """Prompts per shard: what an interruption can lose at most."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What runs the target."""
+    ray: bool = False
+    """Spread shards over a Ray cluster (or over this machine)."""
+    workers: int = 2
+    """With --ray: actors."""
+    max_bytes: str = ""
+    """Largest size of the store, such as 20GB; empty: no limit."""
+
+    def most_bytes(self) -> int | None:
+        """`max_bytes` as a number; None: no limit."""
+        return parse_bytes(self.max_bytes, "--max-bytes") if self.max_bytes else None
+
+    def validate(self) -> None:
+        if not self.ray:
+            unused("--workers", self.workers, 2, "--ray")
+        at_least(1, "--shard-size", self.shard_size)
+        at_least(1, "--workers", self.workers)
+        self.most_bytes()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,11 @@ from draftsmith.option_groups import (
     ArchitectureOptions,
     DivergenceOptions,
     DraftingOptions,
+    KeptOptions,
     Many,
     ModelOptions,
     SamplingOptions,
+    ScaleOptions,
     ScheduleOptions,
     TextOptions,
     VerbOptions,
@@ -28,7 +30,7 @@ from draftsmith.option_groups import (
     require,
     unused,
 )
-from draftsmith.units import parse_bytes
+from draftsmith.units import Duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,13 @@ class QuickstartOptions(VerbOptions):
     """Show the main job with the small models that ship with draftsmith."""
 
     out: Path = Path("runs/quickstart")
-    """Folder for report.html, summary.json, records.jsonl and run.json."""
+    """Folder for report.html, summary.json, records.jsonl, run.json and what is distilled."""
     temperature: str = "0,0.8"
-    """Temperatures to measure at, separated by commas."""
+    """Temperatures to learn for and to measure at, separated by commas."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
     limit: int | None = None
-    """How many of the prompts to use; left out: all."""
+    """How many of the held-out prompts to use; left out: all."""
     models: Path | None = None
     """Folder with `target` and `draft`; left out: models/mini-code of the repository."""
     seed: int = 0
@@ -180,21 +182,6 @@ class PretrainOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        require(bool(self.data.text), "--text must name at least one file or folder")
-        require(0 <= self.data.hold_out < 1, "--hold-out must be at least 0 and less than 1")
-        names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
-        for name in names:
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self.model, name))
-        init = self.model.init
-        require(
-            init == "random" or (init.startswith("subclone:") and init != "subclone:"),
-            f"--init must be random or subclone:TARGET, got {init!r}",
-        )
-        subset = self.model.vocab_subset
-        require(
-            subset is None or self.model.tokenizer is not None, "--vocab-subset needs --tokenizer"
-        )
-        at_least(300, "--vocab-size", self.model.vocab_size)
         at_least(1, "--save-every", self.save_every)
         at_least(0, "--eval-every", self.eval_every)
         at_least(0, "--seed", self.seed)
@@ -229,26 +216,14 @@ class CollectOptions(VerbOptions):
     """With --beams: compare by score / length ** this."""
     gold: bool = False
     """Take the field `reference` of the prompts as continuations."""
-    top_k: int = 50
-    """Keep the teacher's k most probable tokens at each place; 0: its whole law."""
-    features: str = ""
-    """Keep hidden states too: layer numbers and `last` (after the final norm), by commas."""
+    kept: KeptOptions = field(default_factory=KeptOptions)
     max_new_tokens: int = 256
-    """Longest continuation."""
+    """Longest continuation; a longer reference of --gold is cut there, and counted."""
     batch_size: int = 16
     """Texts that are continued together."""
-    shard_size: int = 256
-    """Prompts per shard: what an interruption can lose at most."""
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """What runs the target."""
-    ray: bool = False
-    """Spread shards over a Ray cluster (or over this machine)."""
-    workers: int = 2
-    """With --ray: actors."""
+    scale: ScaleOptions = field(default_factory=ScaleOptions)
     on_bad_prompt: Literal["skip", "error"] = "skip"
     """Empty or over-long prompts: count and leave out, or stop."""
-    max_bytes: str = ""
-    """Largest size of the store, such as 20GB; empty: no limit."""
     seed: int = 0
     """Seed of all draws."""
 
@@ -269,37 +244,19 @@ class CollectOptions(VerbOptions):
         if self.beams != "auto":
             unused("--max-beams", self.max_beams, 16, "--beams auto")
             unused("--mass-gain", self.mass_gain, 0.05, "--beams auto")
-        if not self.ray:
-            unused("--workers", self.workers, 2, "--ray")
         require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        names = "limit samples max_beams max_new_tokens batch_size shard_size workers".split()
-        for name in names:
+        for name in ("limit", "samples", "max_beams", "max_new_tokens", "batch_size"):
             at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
         if isinstance(self.beams, int):
             at_least(1, "--beams", self.beams)
         require(self.mass_gain > 0, f"--mass-gain must be above 0, got {self.mass_gain}")
         good = math.isfinite(self.length_penalty)
         require(good, f"--length-penalty must be a finite number, got {self.length_penalty}")
-        at_least(0, "--top-k", self.top_k)
         at_least(0, "--seed", self.seed)
         require(all(self.system), "--system must not be empty")
-        self.signals()
-        self.most_bytes()
 
     def sample_temperatures(self) -> tuple[float, ...]:
         return parse_list(self.temperatures, float, name="--temperatures")
-
-    def signals(self) -> tuple[bool, tuple[int, ...]]:
-        """(state after the final norm, layers) of --features."""
-        words = parse_list(self.features, str, name="--features") if self.features else ()
-        layers = [word for word in words if word != "last"]
-        good = all(word.isdigit() for word in layers)
-        require(good, f"--features: layer numbers and 'last', by commas; got {self.features!r}")
-        return "last" in words, tuple(int(word) for word in layers)
-
-    def most_bytes(self) -> int | None:
-        """`max_bytes` as a number; None: no limit."""
-        return parse_bytes(self.max_bytes, "--max-bytes") if self.max_bytes else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,8 +327,14 @@ class DistillOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         require(bool(self.store) != self.online, "give either --store FOLDER or --online")
+        duration = Duration.parse(self.training.duration)
         if self.online:
             require(self.prompts is not None, "--online needs --prompts FILE")
+            require(
+                duration.unit != "token",
+                f"--duration {self.training.duration} cannot be kept with --online: how many "
+                "tokens a step has depends on the answers; give steps or epochs",
+            )
         else:
             require(self.prompts is None, "--prompts is for --online; a store has its own")
             unused("--on-policy", self.on_policy, 0.0, "--online")

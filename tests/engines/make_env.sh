@@ -3,8 +3,8 @@
 # transformers, and brings torchvision, torchaudio and torchcodec for another torch, with which it
 # then cannot be imported.
 #
-#   tests/engines/make_env.sh FOLDER
-#   DRAFTSMITH_VLLM_PYTHON=FOLDER/bin/python make test-full ARGS="tests/engines"
+#   tests/engines/make_env.sh FOLDER        or: make engines ENGINES=FOLDER
+#   make test-engines ENGINES=FOLDER
 #   FOLDER/bin/python -m pytest -m full tests/robustness/test_scale_out_ray.py
 set -euo pipefail
 folder=${1:?"usage: make_env.sh FOLDER"}

@@ -20,7 +20,7 @@ from tests.tiny_models import save_pair
 
 from draftsmith import cli
 from draftsmith.errors import InputError
-from draftsmith.recipes import _stdlib_prompts, quickstart
+from draftsmith.recipes import _scene, quickstart
 
 
 @pytest.fixture(scope="session")
@@ -285,7 +285,12 @@ def test_an_interruption_keeps_whole_records_and_ends_with_130(
 
 
 @pytest.mark.full
-def test_quickstart_runs_from_prompts_to_next_steps(tmp_path: Path, command: Command) -> None:
+def test_quickstart_runs_from_prompts_to_next_steps(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in vars(quickstart):
+        if name.endswith("_SECONDS"):
+            monkeypatch.setattr(quickstart, name, 0.5)
     save_pair(tmp_path / "small", context=2048)
     out = tmp_path / "out"
     words = ["quickstart", "--models", tmp_path / "small", "--out", out, "--limit", "2"]
@@ -293,21 +298,77 @@ def test_quickstart_runs_from_prompts_to_next_steps(tmp_path: Path, command: Com
     code, printed, err = command(*words)
     assert code == 0, err
     files = {path.name for path in out.iterdir()}
-    assert files == {"records.jsonl", "summary.json", "report.html", "run.json", "figures"}
+    measured = {"records.jsonl", "summary.json", "report.html", "run.json", "figures"}
+    assert files == measured | {"distilled"}
+    files = {path.name for path in (out / "distilled").iterdir()}
+    assert files == {"prompts.jsonl", "store", "draft", "records.jsonl"}
     last = printed.strip().splitlines()
-    assert last[-1].strip().startswith("draftsmith bench --target Qwen/Qwen3-0.6B")
+    assert last[-1].strip().startswith("draftsmith bench --target Qwen/")
     for part in ("prompt_lookup: ", "lookahead: ", "independent:draft: ", "At temperature 0"):
         assert any(line.startswith(part) for line in last)
     found = json.loads((out / "summary.json").read_text())
     names = [entry["name"].split(":")[0] for entry in found["drafters"]][::2]
     assert names == ["none", "prompt_lookup", "lookahead", "independent"]
+    told = found["distillation"]
+    assert told["sentence"] in printed
+    assert told["sentence"] in (out / "report.html").read_text()
+    assert [entry["temperature"] for entry in told["temperatures"]] == [0.0, 0.8]
+    for entry in told["temperatures"]:
+        for side in ("before", "after"):
+            assert set(entry[side]) == {"alpha", "tokens_per_step", "speedup", "speedup_ci95"}
+            assert 0 < entry[side]["alpha"] <= 1
+    assert told["temperatures"][0]["identical_to_autoregressive"] is True
+    assert told["tokens_collected"] > 0
+    assert told["steps"] > 0
+    model = "model.safetensors"
+    shipped, learnt = (tmp_path / "small/draft" / model, out / "distilled/draft" / model)
+    assert shipped.read_bytes() != learnt.read_bytes()
     # a second run takes the place of the first, and another verb's results are safe
     before = (out / "records.jsonl").read_text()
-    assert command(*words)[0] == 0
+    code, printed, err = command(*words, "--json")
+    assert code == 0, err
+    assert json.loads(printed) == json.loads((out / "summary.json").read_text())
     assert len((out / "records.jsonl").read_text().splitlines()) == len(before.splitlines())
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps({**run, "verb": "bench"}))
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
+
+
+@pytest.mark.parametrize(
+    "part", ["show", "compare", "collect_texts", "distil_draft", "measure_gain", "tell"]
+)
+def test_an_interrupted_quickstart_leaves_no_report(
+    part: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pair(tmp_path / "small", context=2048)
+    out = tmp_path / "out"
+    (out / "distilled").mkdir(parents=True)
+    old = ["run.json", "records.jsonl", "report.html", "summary.json", "distilled/prompts.jsonl"]
+    for name in old:
+        (out / name).write_text('{"verb": "quickstart"}\n')
+    (out / "mine.txt").write_text("a file of the user's")
+
+    def interrupted(*arguments: object) -> Any:
+        raise KeyboardInterrupt
+
+    for name in ("choose_threads", "show", "compare", "collect_texts", "distil_draft"):
+        monkeypatch.setattr(quickstart, name, lambda *arguments: None)
+    monkeypatch.setattr(quickstart, "measure_gain", lambda *arguments: None)
+    monkeypatch.setattr(quickstart, part, interrupted)
+    words = ["quickstart", "--models", tmp_path / "small", "--out", out, "--limit", "1"]
+    assert command(*words)[0] == 130
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_quickstart_leaves_a_folder_alone_that_it_did_not_make(
+    tmp_path: Path, command: Command
+) -> None:
+    save_pair(tmp_path / "small", context=2048)
+    (tmp_path / "out/distilled").mkdir(parents=True)
+    (tmp_path / "out/distilled/model.safetensors").write_text("the user's")
+    words = ["quickstart", "--models", tmp_path / "small", "--out", tmp_path / "out"]
+    refused(command(*words), 2, "'distilled'", "give another")
+    assert (tmp_path / "out/distilled/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("broken", ["target", "draft", "prompts"])
@@ -325,7 +386,7 @@ def test_quickstart_keeps_old_results_until_everything_is_loaded(
         def none(count: int) -> Any:
             raise InputError("This Python comes without its sources.")
 
-        monkeypatch.setattr(quickstart, "held_out_prompts", none)
+        monkeypatch.setattr(_scene, "held_out_prompts", none)
     else:
         (tmp_path / "small" / broken / "model.safetensors").write_bytes(b"damaged")
     assert command(*words)[0] in (2, 3)
@@ -336,29 +397,6 @@ def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
-    monkeypatch.setattr(quickstart, "_ROOT", tmp_path)
+    monkeypatch.setattr(_scene, "_ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     refused(command("quickstart"), 3, "models/mini-code", "--models")
-
-
-def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
-    for seconds in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
-        amount = quickstart.choose_amount(seconds, 8, 128)
-        assert amount.repeats in (1, quickstart.MOST_REPEATS)
-        assert quickstart.FEWEST_PROMPTS <= amount.prompts <= 8
-        assert quickstart.FEWEST_TOKENS <= amount.tokens <= 128
-        needed = seconds * amount.prompts * amount.repeats * amount.tokens / 128
-        assert needed <= quickstart.MEASURE_SECONDS or amount.tokens == quickstart.FEWEST_TOKENS
-    assert quickstart.choose_amount(1.0, 2, 128).prompts == 2
-    assert quickstart.choose_amount(1e4, 2, 8) == quickstart.Amount(prompts=2, repeats=1, tokens=8)
-
-
-def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
-    first = _stdlib_prompts.held_out_prompts(8)
-    assert first == _stdlib_prompts.held_out_prompts(8)
-    assert _stdlib_prompts.held_out_prompts(3) == first[:3]
-    assert len({prompt.id for prompt in first}) == 8
-    for prompt in first:
-        lines = (prompt.text or "").splitlines()
-        assert 2 <= len(lines) <= _stdlib_prompts.CONTEXT_LINES
-        assert any("def " in line for line in lines)

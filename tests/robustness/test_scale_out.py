@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,7 +141,11 @@ def test_a_sink_that_fails_is_not_taken_for_a_broken_engine(
 ) -> None:
     class Full(Folder):
         def write(
-            self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped]
+            self,
+            number: int,
+            trajectories: Sequence[Trajectory],
+            skipped: Sequence[Skipped],
+            cut: Mapping[str, int],
         ) -> None:
             raise error
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.pages import Collector
 
+from draftsmith.bench import page as page_module
 from draftsmith.bench.page import render, samples, tag_table, write_report
 from draftsmith.bench.plots import pictures
 from draftsmith.bench.records import (
@@ -154,19 +155,6 @@ def test_every_figure_comes_from_the_records_alone() -> None:
     )
 
 
-class Collector(HTMLParser):
-    """Tags and the places where a page points to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "data") and v]
-
-
 def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     write_report(a_report(), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -181,6 +169,21 @@ def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in page
     assert "currentColor" in page
     assert "#010203" not in page  # the stand-in ink
+
+
+def test_pages_share_their_style_and_repeat_nothing_of_it() -> None:
+    folder = Path(page_module.__file__).parent / "templates"
+    style = (folder / "style.css.j2").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("body {") for line in style)
+    pages = sorted(folder.glob("*.html.j2"))
+    assert len(pages) == 2
+    own = [set(path.read_text(encoding="utf-8").splitlines()) for path in pages]
+    for lines in own:
+        assert "{% include 'style.css.j2' +%}" in lines
+        assert not lines & {line for line in style if "{" in line}
+    rules = [{line for line in lines if re.match(r"[^{]+ \{ .*; \}$", line)} for lines in own]
+    assert all(rules) and not rules[0] & rules[1]
+    assert set(style[1:]) <= set(render(a_report(), ()).splitlines())
 
 
 def test_the_page_says_what_was_measured_and_escapes_texts(tmp_path: Path) -> None:

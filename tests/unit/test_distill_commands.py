@@ -1,188 +1,46 @@
-"""`collect` and `distill` from the command line: prompts to a store to a better draft model."""
+"""`distill` from the command line: a store becomes a better draft model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tiny_models import save_pair, tiny_tokenizer
+from tests.command_cases import (
+    PROMPTS,
+    Command,
+    a_collect,
+    a_command,
+    distill_words,
+    work_folder,
+)
 from transformers import AutoModelForCausalLM
 
-from draftsmith import cli
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.trajectory import Trajectory
 from draftsmith.recipes._pairs import Pair, examples, read_pairs
-
-Command = Callable[..., Any]
-PROMPTS = [
-    {"id": "one", "prompt": "def add(left, right):\n", "reference": "return left"},
-    {"id": "two", "prompt": "the cat sat", "tag": "animals"},
-    {"id": "none", "prompt": ""},
-    {"id": "long", "prompt": "return left " * 400},
-    {"id": "three", "prompt": "return right", "reference": "- left"},
-    {"id": "four", "prompt": "the dog saw"},
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("work")
-    save_pair(folder, context=128)
-    lines = "".join(json.dumps(prompt) + "\n" for prompt in PROMPTS)
-    (folder / "prompts.jsonl").write_text(lines)
-    words = "def add left right return the cat sat on mat dog log and saw".split()
-    pairs = [f"{first} {second}" for first in words for second in words]
-    (folder / "many.txt").write_text("\n".join(pairs) + "\n")
-    return folder
+    return work_folder(tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture
 def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a verb in this process: its JSON, or the sentence and code it failed with."""
-
-    def run(verb: str, *words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([verb, "--target", str(folder / "target"), "--json", *words])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
-
-    return run
+    return a_command(folder, capsys)
 
 
 @pytest.fixture
 def collect(folder: Path, command: Command) -> Command:
-    def run(out: Path, *words: str, code: int = 0) -> Any:
-        prompts = str(folder / "prompts.jsonl")
-        fixed = ["--prompts", prompts, "--max-new-tokens", "6", "--shard-size", "2"]
-        return command("collect", *fixed, "--out", str(out), *words, code=code)
-
-    return run
+    return a_collect(folder, command)
 
 
 @pytest.fixture
 def store(tmp_path: Path, collect: Command) -> Path:
     collect(tmp_path / "store", "--samples", "3")
     return tmp_path / "store"
-
-
-def distill_words(folder: Path, out: Path, *words: str) -> list[str]:
-    training = (
-        "--duration 12steps --block-length 32 --batch-tokens 64 --learning-rate 0.01 --warmup 2"
-    )
-    fixed = ["--drafter", str(folder / "draft"), "--out", str(out), "--dtype", "float32"]
-    return [*fixed, "--save-dtype", "float32", "--save-every", "4", *training.split(), *words]
-
-
-def trajectories(store: Path) -> list[Trajectory]:
-    return list(TrajectoryStore.open(store).trajectories())
-
-
-# --------------------------------------------------------------------------- collect
-
-
-def test_unusable_prompts_are_counted_with_their_reason(tmp_path: Path, collect: Command) -> None:
-    found = collect(tmp_path / "store")
-    assert found["trajectories"] == 4
-    assert found["skipped"] == {"empty prompt": 1, "longer than the context of 128 tokens": 1}
-    ids = [trajectory.prompt_id for trajectory in trajectories(tmp_path / "store")]
-    assert ids == ["one", "two", "three", "four"]
-
-
-def test_unusable_prompts_stop_the_run_when_that_is_asked(tmp_path: Path, collect: Command) -> None:
-    said = collect(tmp_path / "store", "--on-bad-prompt", "error", code=2)
-    assert "prompt none: empty prompt (2 such prompts" in said
-    assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "forcing", "per_prompt"),
-    [
-        ([], "greedy", 1),
-        (["--samples", "2", "--temperatures", "0,0.7"], "sample", 3),  # greedy once, two samples
-        (["--beams", "3"], "beam", 3),
-    ],
-)
-def test_every_way_of_forcing(
-    tmp_path: Path, collect: Command, words: list[str], forcing: str, per_prompt: int
-) -> None:
-    collect(tmp_path / "store", "--top-k", "7", *words)
-    made = trajectories(tmp_path / "store")
-    assert {trajectory.forcing for trajectory in made} == {forcing}
-    assert len(made) == 4 * per_prompt
-    for trajectory in made:
-        assert trajectory.top is not None
-        assert trajectory.top.ids_NK.shape == (len(trajectory.tokens), 7)
-        assert 1 <= len(trajectory.tokens) <= 6
-
-
-def test_references_are_gold(tmp_path: Path, collect: Command) -> None:
-    found = collect(tmp_path / "store", "--gold")
-    assert found["skipped"]["no reference"] == 2
-    tokenizer = tiny_tokenizer()
-    texts = {t.prompt_id: tokenizer.decode(t.tokens) for t in trajectories(tmp_path / "store")}
-    assert texts == {"one": "return left<end>", "three": "- left<end>"}
-
-
-def test_an_interrupted_collection_goes_on_and_ends_the_same(
-    tmp_path: Path, collect: Command
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for out in (whole, cut):
-        collect(out, "--samples", "2")
-    for path in cut.glob("shard-00001*"):
-        path.unlink()
-    assert collect(cut, "--samples", "2")["written"] == 1
-    assert collect(cut, "--samples", "2")["written"] == 0
-    for a, b in zip(trajectories(whole), trajectories(cut), strict=True):
-        assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
-
-
-def test_a_store_is_not_continued_with_other_options(tmp_path: Path, collect: Command) -> None:
-    collect(tmp_path / "store", "--samples", "2")
-    said = collect(tmp_path / "store", "--samples", "3", code=2)
-    assert "samples is 2 there and 3 here" in said
-
-
-def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None:
-    collect(tmp_path / "store", "--features", "last,1")
-    for trajectory in trajectories(tmp_path / "store"):
-        assert trajectory.features is not None
-        assert trajectory.features.shape == (len(trajectory.prompt) + len(trajectory.tokens), 64)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--top-k", "301"], "--top-k 301 is more than the 300 tokens of the target"),
-        (["--beams", "2", "--samples", "2"], "give one of --samples, --beams and --gold"),
-        (["--beams", "two"], "--beams must be a whole number or auto, got 'two'"),
-        (["--temperatures", "0.5,-1"], "--temperature must be 0 (greedy) or a positive number"),
-        (["--max-bytes", "much"], "--max-bytes must be a size such as 500MB"),
-        (["--features", "last,x"], "--features: layer numbers and 'last'"),
-        (["--system", "Be brief."], "--system is for chats"),
-    ],
-)
-def test_bad_options_of_collect(
-    tmp_path: Path, collect: Command, words: list[str], said: str
-) -> None:
-    assert said in collect(tmp_path / "store", *words, code=2)
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_full_budget_keeps_what_is_there(tmp_path: Path, collect: Command) -> None:
-    said = collect(tmp_path / "store", "--max-bytes", "4KB", code=2)
-    assert "larger than 4,000 bytes" in said
-    assert "everything so far is kept" in said
-
-
-# --------------------------------------------------------------------------- distill
 
 
 def test_a_store_makes_a_better_draft_model(folder: Path, tmp_path: Path, command: Command) -> None:
@@ -282,6 +140,9 @@ def test_bad_options_of_distill(
     assert "give either --store FOLDER or --online" in said()
     assert "--online needs --prompts" in said("--online")
     assert "is no trajectory store" in said("--store", str(folder))
+    told = said("--online", "--prompts", "p", "--duration", "5ktokens")
+    assert "--duration 5ktokens cannot be kept with --online" in told
+    assert "a duration is like 2000steps" in said("--store", str(store), "--duration", "soon")
     unknown = said("--store", str(store), "--objective", "rkll")
     assert "rkll" in unknown
     assert "rkl" in unknown.replace("rkll", "")
@@ -289,6 +150,18 @@ def test_bad_options_of_distill(
     assert "must be a multiple of --block-length" in said(
         "--store", str(store), "--batch-tokens", "33"
     )
+
+
+def test_a_damaged_store_is_named_before_anything_is_learnt(
+    folder: Path, tmp_path: Path, command: Command, store: Path
+) -> None:
+    path = store / "shard-00001.parquet"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    words = distill_words(folder, tmp_path / "out", "--store", str(store))
+    assert "shard 1 of" in command("distill", *words, code=3)
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_tokenizer_is_refused(

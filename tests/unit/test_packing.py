@@ -131,7 +131,7 @@ def test_narrow_and_wide_laws_share_a_batch() -> None:
 def test_a_prompt_counts_as_much_as_another_and_the_mean_weight_is_1() -> None:
     group = [trajectory((1,), (2, END), name="many", index=i) for i in range(4)]
     single = [trajectory((1,), (3, END), name="one")]
-    items = Multi().apply([*group, *single])
+    items = Multi().apply(plain(*group, *single))
     per_prompt = {
         name: sum(i.weight for i in items if i.trajectory.prompt_id == name)
         for name in ("many", "one")
@@ -144,7 +144,7 @@ def test_a_prompt_counts_as_much_as_another_and_the_mean_weight_is_1() -> None:
 def test_one_trajectory_per_prompt_is_plain_distillation_in_both_readings() -> None:
     singles = [trajectory((1,), (2, END), name=str(n)) for n in range(3)]
     for aggregate in ("per_beam", "mixture"):
-        items = Multi(aggregate=aggregate).apply(singles)  # type: ignore[arg-type]
+        items = Multi(aggregate=aggregate).apply(plain(*singles))  # type: ignore[arg-type]
         assert [item.weight for item in items] == pytest.approx([1.0] * 3)
         for item, known in zip(items, singles, strict=True):
             assert item.trajectory.top is not None
@@ -158,13 +158,13 @@ def test_score_weights_are_a_softmax_of_the_scores() -> None:
         trajectory((1,), (2, END), index=0, score=-1.0),
         trajectory((1,), (3, END), index=1, score=-3.0),
     ]
-    first, second = Multi(weights="score", score_temperature=2.0).apply(group)
+    first, second = Multi(weights="score", score_temperature=2.0).apply(plain(*group))
     assert first.weight / second.weight == pytest.approx(math.e)
 
 
 def test_the_best_trajectories_are_kept_when_fewer_are_wanted() -> None:
     group = [trajectory((1,), (i + 2, END), index=i) for i in (2, 0, 1)]
-    items = Multi(most=2).apply(group)
+    items = Multi(most=2).apply(plain(*group))
     assert [item.trajectory.index for item in items] == [0, 1]
 
 
@@ -183,12 +183,12 @@ def test_a_mixture_is_the_mean_over_the_beams_that_still_have_a_token() -> None:
         prompt_id="p", forcing="beam", index=1, prompt=(1,), tokens=(1, 2), score=0.0,
         top=law((0.6, 0.3, 0.1), (0.1, 0.1, 0.8)),
     )  # fmt: skip
-    first, second = mixed([short, long], [0.5, 0.5])
-    assert first.top is not None
-    assert second.top is not None
-    np.testing.assert_allclose(np.exp(first.top.log_p_NK), [[0.4, 0.3, 0.3]], rtol=1e-5)
+    first, second = (document.top() for document in mixed(plain(short, long), [0.5, 0.5]))
+    assert first is not None
+    assert second is not None
+    np.testing.assert_allclose(np.exp(first.log_p_NK), [[0.4, 0.3, 0.3]], rtol=1e-5)
     np.testing.assert_allclose(
-        np.exp(second.top.log_p_NK), [[0.4, 0.3, 0.3], [0.1, 0.1, 0.8]], rtol=1e-5
+        np.exp(second.log_p_NK), [[0.4, 0.3, 0.3], [0.1, 0.1, 0.8]], rtol=1e-5
     )
 
 
@@ -202,7 +202,7 @@ def test_a_mixture_of_cut_laws_is_over_the_union_of_what_they_keep() -> None:
         )
         for i, top in enumerate((law([1, 4], [0.5, 0.4]), law([4, 7], [0.2, 0.6])))
     ]
-    (top, _) = (trajectory.top for trajectory in mixed(beams, [0.5, 0.5]))
+    (top, _) = (document.top() for document in mixed(plain(*beams), [0.5, 0.5]))
     assert top is not None
     assert top.ids_NK.tolist() == [[1, 4, 7]]
     np.testing.assert_allclose(np.exp(top.log_p_NK), [[0.25, 0.3, 0.3]], rtol=1e-5)
@@ -211,4 +211,4 @@ def test_a_mixture_of_cut_laws_is_over_the_union_of_what_they_keep() -> None:
 def test_a_mixture_needs_laws() -> None:
     bare = Trajectory(prompt_id="p", forcing="beam", prompt=(1,), tokens=(2,), score=0.0)
     with pytest.raises(InputError, match="needs a store with laws"):
-        Multi(aggregate="mixture").apply([bare])
+        Multi(aggregate="mixture").apply(plain(bare))

@@ -86,8 +86,35 @@ def test_text_rows_stand_below_and_have_no_laws() -> None:
     assert bool((batch.weights_BT[4] == 1).all())
     assert bool(batch.loss_mask_BT[4].all())
     assert bool((batch.law_row_BT[:4] >= 0).any())
-    halves = [mixed.batch(0, part, 2).tokens_BT for part in range(2)]
-    assert [len(half) for half in halves] == [3, 2]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_parts_of_a_mixed_batch_are_together_the_batch(parts: int) -> None:
+    """Four blocks and two rows of text: of three parts and of four, some have no text."""
+    documents = [torch.arange(90).numpy().astype("int32") % 8]
+    text = PackedBlocks(
+        documents, end_id=END, length=14, batch_tokens=28, seed=0, attend_across=False
+    )
+    mixed = TextRows(first=blocks(), text=text)
+    whole = rows_of(mixed.batch(1, 0, 1))
+    divided = [rows_of(mixed.batch(1, part, parts)) for part in range(parts)]
+    assert Counter(row for rows in divided for row in rows) == Counter(whole)
+    assert max(map(len, divided)) - min(map(len, divided)) <= 1
+    with pytest.raises(InputError, match="4 blocks per batch do not fill 5 parts"):
+        mixed.batch(0, 4, 5)
+
+
+def rows_of(batch: TrajectoryBatch) -> list[tuple[object, ...]]:
+    """What is learnt in each row: tokens, what counts, how much, and by which law."""
+    assert batch.law_row_BT is not None and batch.weights_BT is not None
+    out: list[tuple[object, ...]] = []
+    for b in range(len(batch.tokens_BT)):
+        numbers = batch.law_row_BT[b]
+        laws = batch.laws.take(numbers[numbers >= 0])  # type: ignore[union-attr]
+        said = tuple(laws.log_p_NK.flatten().tolist())  # type: ignore[union-attr]
+        columns = (batch.tokens_BT[b], batch.loss_mask_BT[b], batch.weights_BT[b], numbers >= 0)
+        out.append((*(tuple(column.tolist()) for column in columns), said))
+    return out
 
 
 class Scripted:
@@ -95,21 +122,24 @@ class Scripted:
 
     def __init__(self) -> None:
         self.asked: list[CollectSettings] = []
+        self.made: list[tuple[str, tuple[int, ...]]] = []
 
     def collect(
         self, requests: Sequence[CollectRequest], settings: CollectSettings
     ) -> list[Trajectory]:
         self.asked.append(settings)
-        return [
+        made = [
             Trajectory(
                 prompt_id=r.prompt_id,
                 forcing=settings.forcing,
                 prompt=r.prompt,
-                tokens=(settings.seed % 8, END),
+                tokens=(settings.seed % 8, settings.seed // 8 % 8, END),
                 score=0.0,
             )
             for r in requests
         ]
+        self.made += [(one.prompt_id, one.tokens) for one in made]
+        return made
 
 
 def online(teacher: Scripted, student: Scripted | None = None, share: float = 0.0) -> Online:
@@ -139,7 +169,7 @@ def test_online_batches_are_functions_of_the_step_and_visit_every_prompt() -> No
 def test_the_student_continues_its_share_and_draws_single_samples() -> None:
     teacher, student = Scripted(), Scripted()
     batch = online(teacher, student, 0.5).batch(0, 0, 1)
-    assert int(batch.loss_mask_BT.sum()) == 8
+    assert int(batch.loss_mask_BT.sum()) == 12
     (asked,) = student.asked
     assert (asked.forcing, asked.samples, asked.temperatures) == ("sample", 1, (1.0,))
     assert teacher.asked[0].forcing == "beam"
@@ -159,6 +189,27 @@ def test_the_students_share_holds_over_steps_and_does_not_depend_on_the_parts(sh
             parted.batch(step, part, 4)
             drawn += len(parted.student.asked) - before  # type: ignore[union-attr]
     assert drawn == sum(whole)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_part_draws_its_own_prompts_alone_and_parts_draw_what_one_would(parts: int) -> None:
+    """Text rows beside it or not, nothing is drawn twice: a row may cost a generation."""
+    text = PackedBlocks(
+        [torch.arange(50).numpy().astype("int32") % 8],
+        end_id=END, length=10, batch_tokens=10, seed=0, attend_across=False,
+    )  # fmt: skip
+    alone, teacher = Scripted(), Scripted()
+    whole = TextRows(first=online(alone), text=text).batch(3, 0, 1)
+    divided = TextRows(first=online(teacher), text=text)
+    batches = []
+    for part in range(parts):
+        batches.append(divided.batch(3, part, parts))
+        assert len(teacher.made) == 4 // parts * (part + 1)
+    assert Counter(teacher.made) == Counter(alone.made)
+    counted = sum(int(batch.loss_mask_BT.sum()) for batch in batches)
+    assert counted == int(whole.loss_mask_BT.sum())
+    with pytest.raises(InputError, match="4 prompts per step do not fill 5 parts"):
+        divided.batch(0, 4, 5)
 
 
 def test_every_part_of_a_step_brings_the_student_up_to_date() -> None:

@@ -53,12 +53,17 @@ class Distillation:
     """jsd: the teacher's share of the mixture; 0 is kl, 1 is rkl."""
     reading: Reading = "exact"
     """tvdpp: how its expectation is taken. Its statistics are those of one call of `loss`."""
+    top_weight: float = 0.0
+    """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
+    top: int = 10
     cells: int = CELLS
     """Places times vocabulary that exist at a time (one place at least)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1 or not 0 < self.floor < 1 or self.cells < 1:
             raise InputError("beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
+        if not 0 <= self.top_weight < math.inf or self.top < 1:
+            raise InputError("top-weight is 0 or more and finite, and top at least 1")
         if not 0 < self.temperature < math.inf:
             raise InputError(
                 f"the teacher's temperature must be above 0, not {self.temperature:g}; to learn "
@@ -91,7 +96,11 @@ class Distillation:
             knobs = Knobs(
                 beta=self.beta, reading=self.reading, rewards=rewards, uniform_N=part.uniform_N
             )
-            return _weighed(part, self.record.nats(self._cells(head, part), knobs))
+            cells = self._cells(head, part)
+            nats_N = self.record.nats(cells, knobs)
+            if self.top_weight:
+                nats_N = nats_N + self.top_weight * div.top_cross_entropy(cells, self.top)
+            return _weighed(part, nats_N)
 
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
         total = _wide(prediction.hidden_BTH[:0].sum())
@@ -306,10 +315,13 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+_ALWAYS = ("divergence", "cells", "top_weight", "top")
+
+
 def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
     """InputError for an option that was set and would be ignored."""
     for option in fields(chosen):
-        if option.name in ("divergence", "cells") or getattr(chosen, option.name) == option.default:
+        if option.name in _ALWAYS or getattr(chosen, option.name) == option.default:
             continue
         if option.name not in record.options:
             raise InputError(f"{option.name} means nothing to divergence {record.name!r}")
@@ -339,7 +351,11 @@ def dense_distillation(
             rewards=Rewards.of(div.count_rewards(cells)),
             uniform_N=torch.rand(len(laws), device=logits_BTV.device) if draws else None,
         )
-        nats_BT = nats_BT.masked_scatter(taught_BT, objective.record.nats(cells, knobs))
+        nats_N = objective.record.nats(cells, knobs)
+        if objective.top_weight:
+            top_N = div.top_cross_entropy(cells, objective.top)
+            nats_N = nats_N + objective.top_weight * top_N
+        nats_BT = nats_BT.masked_scatter(taught_BT, nats_N)
     weights_BT = batch.weights_ahead(prediction.ahead) * (taught_BT | plain_BT)
     return LossTerms(total=(nats_BT * weights_BT).sum(), weight=weights_BT.sum())
 

@@ -142,6 +142,15 @@ def lk(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
     return -torch.minimum(log_p_NC, log_q_NC).logsumexp(-1)
 
 
+def top_cross_entropy(cells: Cells, top: int) -> Tensor:
+    """-sum p log q over the teacher's `top` best tokens, p not renormalised (HASS, 2408.15766)."""
+    log_p_NC = cells.log_p_NC
+    if cells.letters_NC is not None:
+        log_p_NC = log_p_NC.masked_fill(~cells.letters_NC, -math.inf)
+    best_NK, places_NK = log_p_NC.topk(min(top, log_p_NC.shape[-1]), dim=-1)
+    return -_expected(best_NK.exp(), cells.log_q_NC.gather(-1, places_NK))
+
+
 def tvdpp(cells: Cells, knobs: Knobs) -> Tensor:
     """-E[A log q] with A = (r - mean) / deviation, r = 1{p > q}: to be descended, its value says
     nothing. The sign is that of Lemma 1 (the paper's eq. 1 as printed drives q away from p).

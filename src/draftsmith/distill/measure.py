@@ -24,7 +24,7 @@ from torch import Tensor
 
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.distill.trajectory import Trajectory
-from draftsmith.drafters._grow import Vocabularies
+from draftsmith.drafters._reader import Vocabularies
 from draftsmith.drafters._vocabulary import Subset, padded, same_tokens
 from draftsmith.errors import InputError
 from draftsmith.law import History, Law, Sampler

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from draftsmith.distill.packing import Weighted
+from draftsmith.distill.stored_laws import LawFile
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import InputError
 
@@ -39,21 +40,24 @@ class Multi:
     most: int | None = None
     """Use only the best so many of each prompt."""
 
-    def apply(self, trajectories: Iterable[Trajectory]) -> list[Weighted]:
-        """All with weights: a prompt counts as much as another, whatever its number of beams, and
-        the mean weight of a counted token is 1."""
-        groups: dict[str, list[Trajectory]] = {}
-        for trajectory in trajectories:
-            groups.setdefault(trajectory.prompt_id, []).append(trajectory)
+    def apply(self, documents: Iterable[Weighted], laws: LawFile | None = None) -> list[Weighted]:
+        """All with new weights: a prompt counts as much as another, whatever its number of beams,
+        and the mean weight of a counted token is 1.
+
+        `laws`: where those of mixtures are kept; None: in memory.
+        """
+        groups: dict[str, list[Weighted]] = {}
+        for document in documents:
+            groups.setdefault(document.trajectory.prompt_id, []).append(document)
         out: list[Weighted] = []
         for group in groups.values():
-            ordered = sorted(group, key=lambda t: (t.index, t.temperature or 0.0))[: self.most]
-            shares = self._shares(ordered)
+            ordered = sorted(group, key=_place)[: self.most]
+            shares = self._shares([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
-                ordered = mixed(ordered, shares)
+                ordered = mixed(ordered, shares, laws)
             out += [
-                Weighted(trajectory=trajectory, weight=share)
-                for trajectory, share in zip(ordered, shares, strict=True)
+                replace(document, weight=share)
+                for document, share in zip(ordered, shares, strict=True)
             ]
         tokens = sum(len(item.trajectory.tokens) for item in out)
         total = sum(item.weight * len(item.trajectory.tokens) for item in out)
@@ -68,21 +72,32 @@ class Multi:
         return [value / sum(raw) for value in raw]
 
 
-def mixed(group: Sequence[Trajectory], shares: Sequence[float]) -> list[Trajectory]:
+def mixed(
+    group: Sequence[Weighted], shares: Sequence[float], kept: LawFile | None = None
+) -> list[Weighted]:
     """The same texts, each position with the mean law of all that have a token there.
 
-    Raises:
-        InputError: a trajectory has no laws.
+    `kept`: where the means go; None: to the trajectories.
+    Raises InputError when a text has no laws.
     """
-    if any(trajectory.top is None for trajectory in group):
+    laws = [top for document in group if (top := document.top()) is not None]
+    if len(laws) < len(group):
         raise InputError("--aggregate mixture needs a store with laws; collect with --top-k")
-    laws = [trajectory.top for trajectory in group if trajectory.top is not None]
     longest = max(len(law) for law in laws)
     means = [_mean(laws, shares, t) for t in range(longest)]
-    return [
-        replace(trajectory, top=_together(means[: len(law)]))
-        for trajectory, law in zip(group, laws, strict=True)
-    ]
+    out = []
+    for document, law in zip(group, laws, strict=True):
+        top, bare = _together(means[: len(law)]), document.without_laws()
+        if kept is None:
+            out.append(replace(bare, trajectory=replace(bare.trajectory, top=top)))
+        else:
+            out.append(replace(bare, laws=kept.encode(top)))
+    return out
+
+
+def _place(document: Weighted) -> tuple[int, float]:
+    """Where a text stands among those of its prompt: the best first."""
+    return document.trajectory.index, document.trajectory.temperature or 0.0
 
 
 def _mean(laws: Sequence[TopK], shares: Sequence[float], t: int) -> tuple[np.ndarray, np.ndarray]:

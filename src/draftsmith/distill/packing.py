@@ -14,12 +14,13 @@ padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftsmith.distill.stored_laws import StoredLaws
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import InputError
 from draftsmith.types import TopLaws, TrajectoryBatch
@@ -31,6 +32,16 @@ class Weighted:
 
     trajectory: Trajectory
     weight: float = 1.0
+    laws: StoredLaws | None = None
+    """Those of a trajectory that does not carry them itself."""
+
+    def top(self) -> TopK | None:
+        """The laws, wherever they are."""
+        return self.trajectory.top if self.laws is None else self.laws.read()
+
+    def without_laws(self) -> Weighted:
+        """The same text, to be learnt as a text."""
+        return replace(self, trajectory=replace(self.trajectory, top=None), laws=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +104,7 @@ def _room(block: _Open) -> int:
 
 
 def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
-    """The batch of these blocks, one row each, with the laws that the trajectories carry."""
+    """The batch of these blocks, one row each, with the laws of their documents."""
     shape = (len(blocks), length)
     tokens = np.full(shape, end_id, np.int64)
     counts = np.zeros(shape, bool)
@@ -111,10 +122,11 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
             tokens[b, at:stop] = text
             counts[b, start:stop] = True
             weights[b, start:stop] = document.weight
-            if known.top is not None:
+            top = document.top()
+            if top is not None:
                 row[b, start:stop] = num_laws + np.arange(stop - start)
-                laws.append(known.top)
-                num_laws += len(known.top)
+                laws.append(top)
+                num_laws += len(top)
             owner[b, at:] = number
             at = min(at + fit(known, length), length)
             owner[b, at:] = number + 1

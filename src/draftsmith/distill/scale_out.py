@@ -17,8 +17,8 @@ import importlib
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftsmith.distill.store import Skipped
@@ -36,7 +36,11 @@ class ShardSink(Protocol):
         """Whether the shard is there, whole."""
 
     def write(
-        self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped]
+        self,
+        number: int,
+        trajectories: Sequence[Trajectory],
+        skipped: Sequence[Skipped],
+        cut: Mapping[str, int],
     ) -> object:
         """Add a shard, whole or not at all; an InputError if it is there already."""
 
@@ -49,6 +53,8 @@ class ShardPlan:
     requests: tuple[CollectRequest, ...]
     skipped: tuple[Skipped, ...] = ()
     """Prompts of this shard that cannot be used."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """References of the others of which only the beginning is wanted, per reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +100,13 @@ def split(
     shard_size: int,
     *,
     why_not: Callable[[CollectRequest], str | None] = lambda request: None,
+    why_cut: Callable[[CollectRequest], Sequence[str]] = lambda request: (),
 ) -> list[ShardPlan]:
     """Number the prompts' shards: the same requests and size give the same shards.
 
     Args:
         why_not: says why nothing can be collected for a prompt; None: it can.
+        why_cut: says of every reference of a prompt that will be cut why.
 
     Raises:
         InputError: two prompts have one id, or the size is below 1.
@@ -121,7 +129,10 @@ def split(
                 usable.append(request)
             else:
                 skipped.append(Skipped(prompt_id=request.prompt_id, reason=reason))
-        plans.append(ShardPlan(number=number, requests=tuple(usable), skipped=tuple(skipped)))
+        cut = Counter(reason for request in usable for reason in why_cut(request))
+        plans.append(
+            ShardPlan(number=number, requests=tuple(usable), skipped=tuple(skipped), cut=dict(cut))
+        )
     return plans
 
 
@@ -141,7 +152,7 @@ class Worker:
             return 0, 0
         made = self._collect(plan.requests) if plan.requests else []
         try:
-            self._sink.write(plan.number, made, plan.skipped)
+            self._sink.write(plan.number, made, plan.skipped, plan.cut)
         except InputError:
             if not self._sink.has(plan.number):
                 raise

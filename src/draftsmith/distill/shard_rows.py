@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -82,8 +83,23 @@ def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer
 
 def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
     """The trajectories of `to_parquet`, with the hidden signals of `hidden_signals`."""
+    out = []
+    for number, (bare, laws) in enumerate(undecoded(data)):
+        features = hidden.get(str(number))
+        out.append(
+            replace(
+                bare,
+                top=None if laws is None else codec.decode(laws),
+                features=None if features is None else features.float().numpy(),
+            )
+        )
+    return out
+
+
+def undecoded(data: bytes) -> list[tuple[Trajectory, codec.EncodedLaws | None]]:
+    """The trajectories of `to_parquet` without laws, and their laws as they are kept."""
     rows = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
-    return [_trajectory(row, hidden.get(str(number))) for number, row in enumerate(rows)]
+    return [(_trajectory(row), _laws(row)) for row in rows]
 
 
 def hidden_signals(
@@ -104,16 +120,19 @@ def hidden_signals(
     return found
 
 
-def _trajectory(row: Mapping[str, Any], hidden: Tensor | None) -> Trajectory:
-    laws = None
-    if row["laws_head"] is not None:
-        laws = codec.EncodedLaws(
-            head=row["laws_head"],
-            ids_low=row["laws_ids_low"],
-            ids_high=row["laws_ids_high"],
-            codes_low=row["laws_codes_low"],
-            codes_high=row["laws_codes_high"],
-        )
+def _laws(row: Mapping[str, Any]) -> codec.EncodedLaws | None:
+    if row["laws_head"] is None:
+        return None
+    return codec.EncodedLaws(
+        head=row["laws_head"],
+        ids_low=row["laws_ids_low"],
+        ids_high=row["laws_ids_high"],
+        codes_low=row["laws_codes_low"],
+        codes_high=row["laws_codes_high"],
+    )
+
+
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
     return Trajectory(
         prompt_id=row["prompt_id"],
         forcing=row["forcing"],
@@ -122,8 +141,6 @@ def _trajectory(row: Mapping[str, Any], hidden: Tensor | None) -> Trajectory:
         prompt=tuple(row["prompt"]),
         tokens=tuple(row["tokens"]),
         score=row["score"],
-        top=None if laws is None else codec.decode(laws),
-        features=None if hidden is None else hidden.float().numpy(),
         language=row["language"],
         tag=row["tag"],
     )

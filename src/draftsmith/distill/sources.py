@@ -51,9 +51,7 @@ class TrajectoryBlocks:
         order = _rng(seed, 0).permutation(len(documents))
         shuffled = [documents[i] for i in order]
         if not keep_laws:
-            shuffled = [
-                replace(item, trajectory=replace(item.trajectory, top=None)) for item in shuffled
-            ]
+            shuffled = [document.without_laws() for document in shuffled]
         self.blocks: list[Block] = pack(shuffled, length)
         self.end_id, self.length, self.seed = end_id, length, seed
         self.batch_blocks = batch_blocks
@@ -112,13 +110,14 @@ class TextRows:
     text: BatchSource
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
-        """Part `part` of both together."""
-        ours, theirs = self.first.batch(step, 0, 1), self.text.batch(step, 0, 1)
-        count = len(ours.tokens_BT) + len(theirs.tokens_BT)
-        rows = torch.arange(count)[part::parts]
-        if not len(rows):
-            raise InputError(f"{count} blocks per batch do not fill {parts} parts")
-        return _rows(_below(ours, theirs), rows)
+        """Part `part` of both: of `first` only what it needs (a row may cost a generation).
+
+        rows of 3 parts    first 0 3 | 1 4 | 2      text 2 | 1 | 0 3      later parts have fewer
+        """
+        ours = self.first.batch(step, part, parts)
+        text = self.text.batch(step, 0, 1)  # all: blocks cost nothing, and may not fill the parts
+        rows = torch.arange(len(text.tokens_BT))[parts - 1 - part :: parts]
+        return _below(ours, _rows(text, rows))
 
 
 class Online:
@@ -155,11 +154,12 @@ class Online:
         self.prompts_per_step, self.on_policy = prompts_per_step, on_policy
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
-        """Continue this part's prompts of the step; InputError if there are none."""
+        """Continue this part's prompts of the step; InputError if there are none. The texts do not
+        depend on the number of parts."""
         mine = list(enumerate(self._numbers(step)))[part::parts]
         if not mine:
             raise InputError(f"{self.prompts_per_step} prompts per step do not fill {parts} parts")
-        seeded = replace(self.settings, seed=int(_rng(self.seed, step, part).integers(2**62)))
+        seeded = replace(self.settings, seed=int(_rng(self.seed, step).integers(2**62)))
         own = self._own(step)
         if own and self.refresh is not None:
             self.refresh()  # by every part: weights in parts are gathered together
@@ -171,8 +171,8 @@ class Online:
                 seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
             )
             made = [*self.student.collect(ours, plain), *made]
-        bare = [replace(trajectory, top=None) for trajectory in made]
-        return assemble(pack(self.multi.apply(bare), self.length), self.length, self.end_id)
+        texts = self.multi.apply(Weighted(trajectory=one).without_laws() for one in made)
+        return assemble(pack(texts, self.length), self.length, self.end_id)
 
     def _own(self, step: int) -> set[int]:
         """Places of the step's prompts that the student continues; over many steps their share is

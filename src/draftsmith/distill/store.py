@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,13 @@ from safetensors.torch import load_file, save_file
 from draftsmith.config import as_dict, from_dict
 from draftsmith.distill import shard_rows
 from draftsmith.distill.checkpoint import sha256
+from draftsmith.distill.codec import EncodedLaws
+from draftsmith.distill.sealed import read_sealed, write_sealed
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, digest, jsonable, write_json_atomic
+from draftsmith.provenance import atomic_path, digest, jsonable
 from draftsmith.types import Signals
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 
 _SHARD = re.compile(r"shard-(\d{5,})\.json")
@@ -90,6 +91,8 @@ class Shard:
     tokens: int
     """Of the continuations."""
     skipped: tuple[Skipped, ...] = ()
+    cut: dict[str, int] = field(default_factory=dict)
+    """References of which only the beginning was kept, per reason."""
     files: tuple[StoredFile, ...]
 
 
@@ -107,6 +110,8 @@ class StoreSummary:
     """Those of hidden signals."""
     skipped: dict[str, int]
     """Prompts per reason."""
+    cut: dict[str, int]
+    """References of which only the beginning is there, per reason."""
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -141,7 +146,7 @@ class TrajectoryStore:
                     f"{folder} holds shards but no {MANIFEST}: whose they are is unknown; "
                     "restore it, or use another folder"
                 )
-            _write_sealed(folder / MANIFEST, {"header": header})
+            write_sealed(folder / MANIFEST, {"header": header})
         # Read back even when just written: of two processes that create, the second to write wins.
         store = cls.open(folder, max_bytes=max_bytes)
         differing = _differences(as_dict(store.header), jsonable(header))
@@ -158,7 +163,7 @@ class TrajectoryStore:
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise InputError(f"{folder} is no trajectory store: it has no {MANIFEST}")
-        content = _read_sealed(path, "restore it from a copy, or collect into another folder")
+        content = read_sealed(path, "restore it from a copy, or collect into another folder")
         header = from_dict(StoreHeader, content.get("header"), where=str(path))
         return cls(Path(folder), header, max_bytes=max_bytes)
 
@@ -192,7 +197,7 @@ class TrajectoryStore:
         if number < 0 or not path.is_file():
             raise InputError(f"the store {self.folder} has no shard {number}")
         try:
-            facts = from_dict(Shard, _read_sealed(path, self._remedy(number)), where=str(path))
+            facts = from_dict(Shard, read_sealed(path, self._remedy(number)), where=str(path))
         except InputError as error:
             raise BackendError(f"{error}; {self._remedy(number)}") from None
         if facts.header != self._digest or facts.number != number:
@@ -203,9 +208,15 @@ class TrajectoryStore:
         return facts
 
     def write(
-        self, number: int, trajectories: Sequence[Trajectory], skipped: Sequence[Skipped] = ()
+        self,
+        number: int,
+        trajectories: Sequence[Trajectory],
+        skipped: Sequence[Skipped] = (),
+        cut: Mapping[str, int] | None = None,
     ) -> Shard:
         """Add shard `number`, whole or not at all. One process per number.
+
+        `cut`: references of which only the beginning is among the trajectories, per reason.
 
         Raises:
             InputError: the shard is there already, a trajectory does not fit the header, or the
@@ -245,9 +256,10 @@ class TrajectoryStore:
                 prompt_tokens=sum(len(trajectory.prompt) for trajectory in trajectories),
                 tokens=sum(len(trajectory.tokens) for trajectory in trajectories),
                 skipped=tuple(skipped),
+                cut=dict(cut or {}),
                 files=tuple(files),
             )
-            _write_sealed(self._path(number, "json"), facts)
+            write_sealed(self._path(number, "json"), facts)
         except BaseException:
             if not self.has(number):  # the very last sync may fail behind the rename
                 self._sweep(number)
@@ -256,10 +268,22 @@ class TrajectoryStore:
 
     def read(self, number: int) -> list[Trajectory]:
         """The trajectories of a shard. Raises InputError (none there), BackendError (damaged)."""
-        facts = self.shard(number)
-        rows = b""
-        features: dict[str, torch.Tensor] = {}
-        for file in facts.files:
+        return shard_rows.from_parquet(*self._contents(number, load_file))
+
+    def undecoded(self, number: int) -> list[tuple[Trajectory, EncodedLaws | None]]:
+        """The same without hidden signals, and with laws as they are kept; all files are checked.
+
+        Raises as `read` does.
+        """
+        rows, _ = self._contents(number, lambda path: {})
+        return shard_rows.undecoded(rows)
+
+    def _contents(
+        self, number: int, load: Callable[[Path], dict[str, torch.Tensor]]
+    ) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """Rows and hidden signals of a shard, whose checksums are right."""
+        rows, features = b"", {}
+        for file in self.shard(number).files:
             path = self.folder / file.name
             try:
                 if file.name.endswith(".parquet"):
@@ -267,12 +291,12 @@ class TrajectoryStore:
                     self._verify(number, file, hashlib.sha256(rows).hexdigest())
                 else:
                     self._verify(number, file, sha256(path))
-                    features = load_file(path)
+                    features = load(path)
             except (OSError, SafetensorError) as error:
                 raise BackendError(
                     f"cannot read {path}: {error}; {self._remedy(number)}"
                 ) from error
-        return shard_rows.from_parquet(rows, features)
+        return rows, features
 
     def trajectories(self) -> Iterator[Trajectory]:
         """All trajectories in order, one shard in memory at a time."""
@@ -293,6 +317,7 @@ class TrajectoryStore:
             bytes=sum(file.bytes for file in stored) + sum(path.stat().st_size for path in own),
             feature_bytes=sum(features),
             skipped=dict(Counter(skip.reason for shard in facts for skip in shard.skipped)),
+            cut=dict(sum((Counter(shard.cut) for shard in facts), Counter())),
         )
 
     # ----------------------------------------------------------------- inside
@@ -347,30 +372,6 @@ def _size(rows: pa.Buffer, features: Mapping[str, torch.Tensor], skipped: Sequen
 
 def _stored(path: Path, checksum: str) -> StoredFile:
     return StoredFile(name=path.name, sha256=checksum, bytes=path.stat().st_size)
-
-
-def _write_sealed(path: Path, value: object) -> None:
-    """JSON with a checksum of its own content."""
-    content = jsonable(value)
-    write_json_atomic(path, {"format": FORMAT, "sha256": digest(content), **content})
-
-
-def _read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """What `_write_sealed` was given. Raises BackendError: damaged, or of another format."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendError(f"cannot read {path}: {error}; {remedy}") from None
-    content = content if isinstance(content, dict) else {}
-    number, checksum = content.pop("format", None), content.pop("sha256", None)
-    if number != FORMAT:
-        raise BackendError(
-            f"{path} is of format {number!r} and this draftsmith reads {FORMAT}: it is damaged, or "
-            f"of another version; {remedy}"
-        )
-    if checksum != digest(content):
-        raise BackendError(f"{path} is damaged: its content has not the sha256 it names; {remedy}")
-    return content
 
 
 def _differences(there: Any, here: Any, name: str = "") -> list[str]:

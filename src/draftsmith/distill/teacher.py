@@ -18,14 +18,13 @@ from torch import Tensor
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.distill.trajectory import TopK
 from draftsmith.errors import BackendError, InputError
+from draftsmith.law import highest
 from draftsmith.targets import _base
 from draftsmith.targets._base import Target
 from draftsmith.types import Signals, TargetOutput
 
 LOGITS_AT_ONCE = 1 << 24
 """Numbers of [B, T, V] that a forward over a text may return: a long one goes in pieces."""
-_TIES = 64
-"""How many scores beyond the k-th are looked at for ties before everything is sorted."""
 
 
 @dataclass(slots=True)
@@ -76,18 +75,8 @@ class Laws:
 
 
 def stable_top(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores of each row, downwards, and their columns; of equal ones (half precision
-    has many) the lowest columns first, whatever the sort of the device prefers."""
-    vocab = scores_RV.shape[1]
-    values_RK, ids_RK = scores_RV.topk(min(k + _TIES, vocab), dim=-1)
-    if values_RK.shape[1] < vocab and bool((values_RK[:, -1] == values_RK[:, k - 1]).any()):
-        values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True, stable=True)
-    else:
-        ids_RK, order_RK = ids_RK.sort(dim=-1)
-        values_RK, order_RK = values_RK.gather(1, order_RK).sort(
-            dim=-1, descending=True, stable=True
-        )
-        ids_RK = ids_RK.gather(1, order_RK)
+    """The k highest scores of each row, downwards, and their columns, in one order of ties."""
+    values_RK, ids_RK = highest(scores_RV, k)
     return values_RK[:, :k], ids_RK[:, :k]
 
 

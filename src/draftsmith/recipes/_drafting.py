@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.suites import Prompt
+from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.errors import InputError
@@ -17,7 +18,6 @@ from draftsmith.option_groups import (
     DraftingOptions,
     ModelOptions,
     SamplingOptions,
-    drafter_parts,
 )
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.provenance import portable_text
@@ -55,7 +55,7 @@ _OWN_SHAPE: dict[str, Any] = {"draft_length": None, "draft_tree": None}
 
 
 def open_drafters(
-    names: Sequence[str], options: DraftingOptions, target: Target
+    names: Sequence[str], options: DraftingOptions, target: HFTarget
 ) -> tuple[Arm, ...]:
     """Load and bind the drafters.
 
@@ -95,8 +95,7 @@ def open_drafters(
 
 def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: bool) -> str | None:
     """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
-    widths = options.widths()
-    shape = TreeShape() if widths is None else TreeShape(widths=widths)
+    shape = _shape(options) or TreeShape()
     longest = drafter.longest
     flag = "--draft-length" if options.draft_tree is None else "--draft-tree"
     if longest == 0:
@@ -118,9 +117,16 @@ def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: b
     return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
 
 
+def _shape(options: DraftingOptions) -> TreeShape | None:
+    """What --draft-length or --draft-tree asks for; None: the drafter's own."""
+    asked = options.tree()
+    if asked is None:
+        return None
+    return TreeShape(widths=asked.widths, paths=asked.paths, keep=asked.keep)
+
+
 def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Arm:
-    widths = options.widths()
-    shape = None if widths is None else TreeShape(widths=widths)
+    shape = _shape(options)
     policy: LengthPolicy | None = None
     if options.draft_length == "adaptive":
         policy = AdaptiveLength()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from draftsmith.distill.sources import (
     TrajectoryBlocks,
 )
 from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.stored_laws import LawFile
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
@@ -61,18 +62,17 @@ def from_store(
     tokenizer_sha256 = _tokens.sha256(tokenizer, Path(options.target))
     for store in stores:
         store.check_teacher(tokenizer_sha256, vocab_size)
-    every = [trajectory for store in stores for trajectory in store.trajectories()]
-    # ids are names within one prompt file; two stores may use one name for different prompts
-    known = [replace(one, prompt_id=prompt_key(one.prompt)) for one in every if one.tokens]
+    laws = LawFile(options.out / "work", vocab_size) if teacher is None else None
+    known = list(_documents(stores, laws))
     if not known:
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
-    chosen = held_out([one.prompt_id for one in known], options.hold_out)
-    kept = [one for one in known if one.prompt_id not in chosen]
-    held = [one for one in known if one.prompt_id in chosen]
+    chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
+    kept = [one for one in known if one.trajectory.prompt_id not in chosen]
+    held = [one for one in known if one.trajectory.prompt_id in chosen]
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
     training = options.training
-    documents = _multi(options, options.beams).apply(kept)
+    documents = _multi(options, options.beams).apply(kept, laws)
     learnt = [item.trajectory for item in documents]
     blocks = TrajectoryBlocks(
         documents,
@@ -98,12 +98,25 @@ def from_store(
             "top_k": None if teacher is not None else top_k,
             "trajectories": len(learnt),
             "prompts": len({t.prompt_id for t in learnt}),
-            "held_out_prompts": len({t.prompt_id for t in held}),
+            "held_out_prompts": len(chosen),
             "answer_tokens": sum(len(t.tokens) for t in learnt),
             "store_bytes": sum(summary.bytes for summary in summaries),
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
         },
     )
+
+
+def _documents(stores: Iterable[TrajectoryStore], laws: LawFile | None) -> Iterator[Weighted]:
+    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`."""
+    for store in stores:
+        for number in store.shards():
+            for trajectory, encoded in store.undecoded(number):
+                if not trajectory.tokens:
+                    continue
+                # ids are names within one prompt file; two stores may use one for two prompts
+                named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
+                kept = None if laws is None or encoded is None else laws.add(encoded)
+                yield Weighted(trajectory=named, laws=kept)
 
 
 def online(
@@ -153,7 +166,9 @@ def online(
     answers = backend.collect(held, samples) if held else []
     return Lesson(
         source=with_text(options, tokenizer, InLoop(source=drawn, teacher=teacher)),
-        held_out=_held_out(options, tokenizer, answers, teacher),
+        held_out=_held_out(
+            options, tokenizer, [Weighted(trajectory=answer) for answer in answers], teacher
+        ),
         steps_per_epoch=len(kept) / options.prompts_per_step,
         facts={
             "data": [digest([[r.prompt_id, r.prompt] for r in kept])],
@@ -215,13 +230,13 @@ def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> B
 def _held_out(
     options: DistillOptions,
     tokenizer: Any,
-    answers: Sequence[Trajectory],
+    answers: Sequence[Weighted],
     teacher: HFTarget | None,
 ) -> EvaluationSource | None:
     if not answers:
         return None
     blocks = HeldOutBlocks(
-        [Weighted(trajectory=answer) for answer in answers],
+        answers,
         end_id=tokenizer.eos_token_id,
         length=options.training.block_length,
         batch_blocks=EVALUATION_BLOCKS,

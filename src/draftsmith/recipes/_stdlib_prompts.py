@@ -1,8 +1,8 @@
 """Real code to continue, on every machine: beginnings of functions of Python's standard library.
 
-They are taken from the files that the shipped models were not trained on (`mini_code`: by a hash of
-the file's name, so the choice is the same everywhere), and nothing of them is copied into the
-project. Library modules come first, their tests fill up.
+What is measured on comes from files that the shipped models were not trained on (`mini_code`: by a
+hash of the file's name, so the choice is the same everywhere); what is learnt from comes from the
+others. Nothing of them is copied into the project. Library modules come first, their tests fill up.
 
     file     ... context ... def f(...):  body body | body body        prompt: up to the bar
                  `--- CONTEXT_LINES ----------------'
@@ -11,8 +11,11 @@ project. Library modules come first, their tests fill up.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from draftsmith.bench.suites import Prompt
 from draftsmith.errors import InputError
@@ -37,28 +40,51 @@ class _Cut:
 
 
 def held_out_prompts(count: int) -> tuple[Prompt, ...]:
-    """The first `count` prompts.
+    """The first `count` prompts from files that no shipped model was trained on.
 
     Raises:
         InputError: this Python comes without its library's sources.
     """
-    chosen = mini_code.text()
-    files = _text.find_files(chosen.text, chosen.include, chosen.exclude)
-    _, held = _text.hold_out(files, mini_code.HELD_OUT)
-    held.sort(key=lambda file: ("test" in file.name, file.name))
-    cuts = [list(_cuts(file)) for file in held]
-    # one function of every file, then a second one of every file, ...
-    order = [some[depth] for depth in range(3) for some in cuts if depth < len(some)]
-    prompts = tuple(
-        Prompt(
-            id=f"{cut.file.name}:{cut.name}",
-            text="".join(cut.lines[max(0, cut.stop - CONTEXT_LINES) : cut.stop]),
-        )
-        for cut in order[:count]
-    )
+    _, held = _files()
+    ordered = sorted(held, key=lambda file: (_is_test(file), file.name))
+    cuts = [_cuts(file) for file in ordered]
+    # one function of every file, then a second one of every file, ...; read as far as needed
+    order = (cut for _ in range(3) for some in cuts for cut in islice(some, 1))
+    prompts = tuple(_prompt(cut) for cut in islice(order, count))
     if not prompts:
         raise InputError("This Python comes without the sources of its standard library.")
     return prompts
+
+
+def training_prompts() -> Iterator[Prompt]:
+    """Prompts from the other files, which are read one by one as they are needed, in an order by a
+    hash of their names: a little of everywhere. No file gives both these and held-out prompts."""
+    kept, _ = _files()
+
+    def place(file: _text.TextFile) -> tuple[bool, bytes]:
+        return _is_test(file), hashlib.sha256(file.name.encode()).digest()
+
+    return (_prompt(cut) for file in sorted(kept, key=place) for cut in _cuts(file))
+
+
+@functools.cache
+def _files() -> tuple[Sequence[_text.TextFile], Sequence[_text.TextFile]]:
+    """(learnt from, held out) when the shipped models were made. The walk takes a second or more:
+    installed packages lie in the same folder."""
+    chosen = mini_code.text()
+    files = _text.find_files(chosen.text, chosen.include, chosen.exclude)
+    return _text.hold_out(files, mini_code.HELD_OUT)
+
+
+def _is_test(file: _text.TextFile) -> bool:
+    return "test" in file.name
+
+
+def _prompt(cut: _Cut) -> Prompt:
+    return Prompt(
+        id=f"{cut.file.name}:{cut.name}",
+        text="".join(cut.lines[max(0, cut.stop - CONTEXT_LINES) : cut.stop]),
+    )
 
 
 def _cuts(file: _text.TextFile) -> Iterator[_Cut]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from draftsmith.distill.scale_out import (
     MakeBackend,
     RayPool,
     ShardDone,
+    ShardPlan,
     collect_local,
     collect_ray,
     split,
@@ -57,6 +58,9 @@ class CollectResult:
     bytes: int
     bytes_per_token: float | None
     skipped: dict[str, int]
+    """Prompts per reason."""
+    cut: dict[str, int]
+    """References of which only the beginning is there, per reason."""
     written: int
     """Shards of this run; the others were there already."""
 
@@ -68,20 +72,20 @@ def run(options: CollectOptions) -> CollectResult:
     """Collect what is missing in `options.out`."""
     record = start_run("collect", options, seed=options.seed)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
-    tokenizer = _tokens.load_tokenizer(options.model.target)
-    model = options.model
+    model, scale = options.model, options.scale
+    tokenizer = _tokens.load_tokenizer(model.target)
     config = text_config(model.target, model.revision, model.trust_remote_code)
     settings = make_settings(options)
     requests = make_requests(options, prompts, tokenizer)
     header = StoreHeader(
-        target=portable_text(options.model.target),
-        revision=revision_of(options.model),
-        tokenizer_sha256=_tokens.sha256(tokenizer, Path(options.model.target)),
+        target=portable_text(model.target),
+        revision=revision_of(model),
+        tokenizer_sha256=_tokens.sha256(tokenizer, Path(model.target)),
         vocab_size=config.vocab_size,
         top_k=settings.top_k,
         signals=settings.signals,
         settings=as_dict(settings)
-        | {"backend": options.backend, "shard_size": options.shard_size}
+        | {"backend": scale.backend, "shard_size": scale.shard_size}
         | {"dtype": model.dtype, "attn_implementation": model.attn_implementation},
         prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
@@ -91,10 +95,13 @@ def run(options: CollectOptions) -> CollectResult:
             "0 keeps whole laws"
         )
     limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and options.backend == "vllm" and settings.forcing in ("beam", "gold"):
+    if limit is not None and scale.backend == "vllm" and settings.forcing in ("beam", "gold"):
         limit -= 1  # vLLM judges a text as part of a prompt, and wants room for one token more
     plans = split(
-        requests, options.shard_size, why_not=partial(_why_not, settings=settings, limit=limit)
+        requests,
+        scale.shard_size,
+        why_not=partial(_why_not, settings=settings, limit=limit),
+        why_cut=partial(_why_cut, settings=settings, limit=limit),
     )
     bad = [skipped for plan in plans for skipped in plan.skipped]
     if bad and options.on_bad_prompt == "error":
@@ -110,13 +117,15 @@ def run(options: CollectOptions) -> CollectResult:
             f"--features names layer {layers[0]}, and the target has {config.num_hidden_layers} "
             "(they count from 0)"
         )
-    store = TrajectoryStore.create(options.out, header, max_bytes=options.most_bytes())
-    make = make_backend(options)
-    with ShardProgress(len(plans), sum(store.has(plan.number) for plan in plans)) as on_shard:
-        if options.ray:
-            pool = RayPool(workers=options.workers, gpus=float(torch.cuda.is_available()))
+    store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
+    with CollectProgress(plans, store) as progress:
+        on_shard = progress.on_shard
+        if scale.ray:
+            pool = RayPool(workers=scale.workers, gpus=float(torch.cuda.is_available()))
+            make = make_backend(options)
             done = collect_ray(plans, make, settings, store, pool=pool, on_shard=on_shard)
         else:
+            make = make_backend(options, progress.on_batch)
             done = collect_local(plans, make, settings, store, on_shard=on_shard)
     summary = store.summary()
     record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
@@ -128,13 +137,14 @@ def run(options: CollectOptions) -> CollectResult:
         bytes=summary.bytes,
         bytes_per_token=summary.bytes_per_token,
         skipped=summary.skipped,
+        cut=summary.cut,
         written=done.written,
     )
 
 
 def make_settings(options: CollectOptions) -> CollectSettings:
     """What is wanted of every prompt."""
-    last, layers = options.signals()
+    last, layers = options.kept.signals()
     forcing: Forcing = "greedy"
     if options.gold:
         forcing = "gold"
@@ -152,7 +162,7 @@ def make_settings(options: CollectOptions) -> CollectSettings:
         mass_gain=options.mass_gain,
         length_penalty=options.length_penalty,
         max_new_tokens=options.max_new_tokens,
-        top_k=options.top_k or None,
+        top_k=options.kept.top_k or None,
         signals=Signals(last_hidden=last, layers=layers),
         seed=options.seed,
     )
@@ -209,19 +219,35 @@ def _why_not(
     return None
 
 
-def make_backend(options: CollectOptions) -> MakeBackend:
-    """What loads the target, here or in a worker."""
+def _why_cut(request: CollectRequest, *, settings: CollectSettings, limit: int | None) -> list[str]:
+    """Of every reference that goes on behind the last token that is kept."""
+    if settings.forcing != "gold":
+        return []
+    most, left = settings.max_new_tokens, (limit or sys.maxsize) - len(request.prompt)
+    reason = f"longer than --max-new-tokens {most}"
+    if left < most:
+        reason = f"longer than what the prompt leaves of the context of {limit} tokens"
+    return [reason] * sum(len(tokens) > min(most, left) for tokens in request.references)
+
+
+def make_backend(
+    options: CollectOptions, on_batch: Callable[[int, int], None] | None = None
+) -> MakeBackend:
+    """What loads the target, here or in a worker; `on_batch` is told by those that can, and here
+    only, what is done of a shard."""
     makers: dict[str, MakeBackend] = {
-        "transformers": partial(_transformers, options.model, options.batch_size),
+        "transformers": partial(_transformers, options.model, options.batch_size, on_batch),
         "vllm": partial(_vllm, options.model),
     }
-    return makers[options.backend]
+    return makers[options.scale.backend]
 
 
-def _transformers(model: ModelOptions, batch_size: int) -> Backend:
+def _transformers(
+    model: ModelOptions, batch_size: int, on_done: Callable[[int, int], None] | None
+) -> Backend:
     from draftsmith.distill.collect import TransformersBackend
 
-    return TransformersBackend(open_target(model), batch_size=batch_size)
+    return TransformersBackend(open_target(model), batch_size=batch_size, on_done=on_done)
 
 
 def _vllm(model: ModelOptions) -> Backend:
@@ -243,11 +269,15 @@ def revision_of(model: ModelOptions) -> str | None:
     return digest([sha256(path) for path in weights]) if weights else model.revision
 
 
-class ShardProgress:
-    """Shards done and time left on stderr; plain lines if it is no terminal."""
+class CollectProgress:
+    """Prompts done and time left on stderr; plain lines if it is no terminal."""
 
-    def __init__(self, total: int, done: int) -> None:
+    def __init__(self, plans: Sequence[ShardPlan], store: TrajectoryStore) -> None:
         console = Console(file=sys.stderr)
+        self.sizes = {plan.number: len(plan.requests) for plan in plans}
+        self.total = sum(self.sizes.values())
+        self.before = sum(size for number, size in self.sizes.items() if store.has(number))
+        self.prompts, self.tokens = self.before, 0  # of whole shards
         self.bar = Progress(
             TextColumn("collecting"),
             BarColumn(),
@@ -258,36 +288,54 @@ class ShardProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("collecting", total=total, completed=done, status="")
+        self.task = self.bar.add_task(
+            "collecting", total=self.total, completed=self.before, status=""
+        )
         self.began = self.said = time.monotonic()
-        self.before, self.tokens = done, 0
 
-    def __enter__(self) -> Callable[[ShardDone], None]:
+    def __enter__(self) -> CollectProgress:
         self.bar.start()
-        return self.on_shard
+        return self
 
     def __exit__(self, *reason: object) -> None:
         self.bar.stop()
 
     def on_shard(self, done: ShardDone) -> None:
-        now = time.monotonic()
+        """A shard was written."""
+        self.prompts += self.sizes[done.number]
         self.tokens += done.tokens
+        self._show(self.prompts, self.tokens)
+
+    def on_batch(self, prompts: int, tokens: int) -> None:
+        """So much is done of the shard that is being computed."""
+        known = self.prompts - self.before
+        if known and self.tokens:  # the last of several temperatures ends all prompts at once
+            expected = int(known * tokens / self.tokens)
+            prompts = max(prompts, min(expected, max(self.sizes.values())))
+        self._show(min(self.prompts + prompts, self.total), self.tokens + tokens)
+
+    def _show(self, prompts: int, tokens: int) -> None:
+        now = time.monotonic()
         spent = max(now - self.began, 1e-9)
-        status = f"{self.tokens / spent:,.0f} tokens/s"
-        self.bar.update(self.task, completed=done.done, status=status)
+        status = f"{tokens / spent:,.0f} tokens/s"
+        self.bar.update(self.task, completed=prompts, status=status)
         if self.bar.disable and now - self.said >= SAID_EVERY:
             self.said = now
-            left = (done.total - done.done) * spent / max(done.done - self.before, 1)
-            _say(f"shard {done.done}/{done.total}  {status}  {left / 60:.1f} min left")
+            if prompts > self.before:
+                left = (self.total - prompts) * spent / (prompts - self.before)
+                status += f"  {left / 60:.1f} min left"
+            _say(f"{prompts:,} of {self.total:,} prompts  {status}")
 
 
 def say(summary: StoreSummary, out: Path) -> None:
-    """One line about the store, and one per reason for skipping."""
+    """One line about the store, and one per reason for skipping or cutting."""
     each = summary.bytes_per_token
     size = "" if each is None else f", {each:.0f} bytes per token"
     _say(f"{out}: {summary.trajectories:,} trajectories, {summary.tokens:,} tokens{size}")
     for reason, count in summary.skipped.items():
         _say(f"left out {count} prompts: {reason}")
+    for reason, count in summary.cut.items():
+        _say(f"cut {count} references: {reason}")
 
 
 def _say(line: str) -> None:

@@ -1,200 +1,113 @@
 """`draftsmith quickstart`: the main job on the models that ship with the project, offline.
 
-Continues real code plainly, by prompt lookup, by lookahead and with the shipped draft model, shows
-one text as it is decoded, and writes a report.
+    show       one text, as it is decoded
+    compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
+    collect    what the target says to code that the models were trained on
+    distil     the draft model learns from it
+    gain       the draft model before and after, on code that no model was trained on
+
+OUT/report.html, summary.json, figures/, records.jsonl   as `bench` writes them; run.json is last
+OUT/distilled/store, draft                               as `collect` and `distill` write them
+OUT/distilled/prompts.jsonl, records.jsonl               what was asked; before and after, measured
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
 from rich.text import Text
 
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.records import BASELINE
-from draftsmith.bench.report import summary, terminal_table
-from draftsmith.bench.runner import Bench, BenchPlan, Item
+from draftsmith.bench.page import write_report
+from draftsmith.bench.records import BASELINE, RunRecord
+from draftsmith.bench.report import (
+    Report,
+    losslessness_sentences,
+    speed_sentences,
+    summary,
+    terminal_table,
+)
+from draftsmith.bench.runner import Bench, BenchPlan
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.errors import BackendError, InputError
-from draftsmith.law import Sampler
-from draftsmith.option_groups import DraftingOptions, ModelOptions
 from draftsmith.options import QuickstartOptions
-from draftsmith.provenance import start_run
+from draftsmith.provenance import Run, jsonable, portable_text, start_run, write_json_atomic
+from draftsmith.recipes import _before_after as before_after
 from draftsmith.recipes import bench as bench_recipe
-from draftsmith.recipes._drafting import encode, open_drafters, open_target
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
+from draftsmith.recipes._amount import settle_amount
+from draftsmith.recipes._outcome import Outcome, Section
+from draftsmith.recipes._scene import (
+    Scene,
+    choose_threads,
+    clear,
+    open_draft,
+    set_scene,
+)
+from draftsmith.recipes._short_distillation import Collected, Distilled, collect, distil
+from draftsmith.recipes._stdlib_prompts import training_prompts
 from draftsmith.recipes._streaming import DRAFTED, Stream
-from draftsmith.targets._base import Target
 
-SMALL = Path("models/mini-code")
-_ROOT = Path(__file__).resolve().parents[3]
-"""Of a checkout; for a wheel, some folder that holds no such models."""
-NUM_PROMPTS = 8
-FEWEST_PROMPTS = 3
-FEWEST_TOKENS = 24
-FEWEST_REPEATED = 4
-"""Fewer prompts than this are not worth repeating."""
-MOST_REPEATS = 3
-MEASURE_SECONDS = 100.0
-"""What the measured rounds may take; loading, warming up, the cost table and the report come on
-top, and all of it should stay under three minutes on two cores."""
+# What may take how long, in seconds. Loading, warming up, cost tables, trials and the report come
+# on top; the whole should stay under four minutes on two cores.
+COMPARE_SECONDS = 50.0
+"""The measured rounds of the first comparison."""
+COLLECT_SECONDS = 22.0
+"""Its trial included."""
+DISTIL_SECONDS = 60.0
+"""Its trial and evaluations included."""
+GAIN_SECONDS = 35.0
+"""The measured rounds of before and after; less where the parts before took longer:"""
+WHOLE_SECONDS = 220.0
+"""By then the last measurement should end."""
+SHORTEST_GAIN_SECONDS = 10.0
+"""But it is never shorter than this."""
+
+NUM_PROMPTS = 12
+"""Held-out ones: as many as fit are decoded; alpha is computed on texts of all."""
+COLLECTED_TOKENS = 128
+"""Longest text that is learnt from."""
+
 NEXT = (
-    "draftsmith bench --target Qwen/Qwen3-0.6B --drafter prompt_lookup,lookahead "
-    "--suite prompts.jsonl --temperature 0,0.8 --out runs/my-bench"
+    "draftsmith collect --target Qwen/Qwen3-4B --prompts prompts.jsonl --samples 2 "
+    "--temperatures 0,1 --out runs/my-store",
+    "draftsmith distill --target Qwen/Qwen3-4B --drafter Qwen/Qwen3-0.6B --store runs/my-store "
+    "--out drafts/mine",
+    "draftsmith bench --target Qwen/Qwen3-4B --drafter Qwen/Qwen3-0.6B,drafts/mine,prompt_lookup "
+    "--suite held-out.jsonl --temperature 0,0.8 --out runs/my-bench",
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Amount:
-    """How much to measure."""
+@dataclass(frozen=True, kw_only=True)
+class QuickstartReport(Report):
+    """The first comparison; the page goes on with what was distilled."""
 
-    prompts: int
-    repeats: int
-    tokens: int
-    """New ones for each prompt."""
+    sections: tuple[Section, ...] = ()
 
 
 def run(options: QuickstartOptions) -> dict[str, Any]:
-    """Show and measure; everything goes to `options.out`."""
-    began = time.monotonic()
+    """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
     record = start_run("quickstart", options, seed=options.seed)
-    console = Console(highlight=False)
-    models = find_models(options.models)
-    _check_out(options.out)
-    prompts = held_out_prompts(options.limit or NUM_PROMPTS)
-    folder = str(models / "target")
-    target = open_target(ModelOptions(target=folder))
-    names = ("prompt_lookup", "lookahead", f"independent:{models / 'draft'}")
-    arms = open_drafters(names, DraftingOptions(), target)
-    plan = BenchPlan(
-        target=target,
-        arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
-        items=tuple(Item(prompt=p.id, tokens=encode(p, target)) for p in prompts),
-        samplers=tuple(Sampler(temperature=t) for t in options.temperatures()),
-        max_new_tokens=options.max_new_tokens,
-        repeats=MOST_REPEATS,
-        seed=options.seed,
-    )
-    _clear(options.out)
-    choose_threads(target, plan.items[0].tokens, console)
-    show(target, arms[-1], plan.items[0], options, console)
-    bench = Bench(plan)
-    bench.on_prepared = lambda spent: _settle_amount(bench, spent, console)
-    made = bench_recipe.measure(bench, options.out)
-    report = bench_recipe.finish(bench, made, folder, options.out, record)
-    console.print(terminal_table(report))
-    bench_recipe.say_results(report, console, options.out)
-    console.print(f"({time.monotonic() - began:.0f} s in all)\n", style="dim")
-    console.print(Text("Next, with your own model and prompts:", style="bold"))
-    console.print(f"  {NEXT}", soft_wrap=True, markup=False)
-    return summary(report)
+    scene = set_scene(options, NUM_PROMPTS)
+    clear(options.out)  # all that can be missing is there
+    choose_threads(scene)
+    show(scene)
+    comparison = compare(scene, record)
+    collected = collect_texts(scene)
+    distilled = distil_draft(scene, collected)
+    outcome = measure_gain(scene, record, collected, distilled)
+    tell(scene, outcome)
+    return finish(scene, record, comparison, outcome)
 
 
-def find_models(given: Path | None) -> Path:
-    """The folder with `target` and `draft`.
-
-    Raises:
-        BackendError: it is not where it should be.
-    """
-    places = [given] if given is not None else [_ROOT / SMALL, SMALL]
-    for place in places:
-        if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
-            here = Path.cwd()
-            return place.relative_to(here) if place.is_relative_to(here) else place
-    if given is not None:
-        raise BackendError(f"--models {given} has no folders target and draft with models.")
-    raise BackendError(
-        "The small models are not here: they are in the folder models/mini-code of draftsmith's "
-        "repository; run this from a checkout, or give the folder by --models."
-    )
+# --------------------------------------------------------------------------- the parts
 
 
-def _check_out(out: Path) -> None:
-    """InputError when `out` is a file or holds another verb's measurement."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder.")
-    if not (out / "records.jsonl").exists():
-        return
-    try:
-        verb = json.loads((out / "run.json").read_text(encoding="utf-8"))["verb"]
-    except (OSError, ValueError, KeyError, TypeError):
-        verb = "quickstart"  # interrupted: it never came to its run.json
-    if verb != "quickstart":
-        raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
-
-
-def _clear(out: Path) -> None:
-    """Make room for a new quickstart, once all it needs is loaded."""
-    for name in ("run.json", "records.jsonl"):
-        (out / name).unlink(missing_ok=True)
-
-
-def choose_threads(target: Target, tokens: tuple[int, ...], console: Console) -> None:
-    """Use one thread where several are slower: beside other programs they wait for each other."""
-    many = torch.get_num_threads()
-    if many == 1 or target.device.type != "cpu":
-        return
-    probe = ForwardProbe(target, tokens, 1)
-    seconds = {}
-    for threads in (many, 1):
-        torch.set_num_threads(threads)
-        seconds[threads] = statistics.median([probe.seconds(1) for _ in range(9)])
-    if seconds[1] > 0.8 * seconds[many]:
-        torch.set_num_threads(many)
-        return
-    console.print(f"One thread is faster than {many} here: using one.", style="dim")
-
-
-def choose_amount(seconds_per_round: float, prompts: int, tokens: int) -> Amount:
-    """Three repeats of as many prompts as fit into the time, so that a median can drop a stall of
-    the machine; else one repeat of as many as fit; on the slowest machines shorter texts too."""
-    rounds = int(MEASURE_SECONDS / max(seconds_per_round, 1e-9))
-    if rounds >= MOST_REPEATS * min(prompts, FEWEST_REPEATED):
-        fitting = min(prompts, rounds // MOST_REPEATS)
-        return Amount(prompts=fitting, repeats=MOST_REPEATS, tokens=tokens)
-    fewest = min(prompts, FEWEST_PROMPTS)
-    if rounds >= fewest:
-        return Amount(prompts=min(prompts, rounds), repeats=1, tokens=tokens)
-    share = MEASURE_SECONDS / (seconds_per_round * fewest)
-    return Amount(
-        prompts=fewest, repeats=1, tokens=min(tokens, max(FEWEST_TOKENS, int(share * tokens)))
-    )
-
-
-def _settle_amount(bench: Bench, spent: float, console: Console) -> None:
-    """After the warm-up it is known how long a prompt takes: print the plan."""
-    plan = bench.plan
-    amount = choose_amount(spent, len(plan.items), plan.max_new_tokens)
-    bench.plan = replace(
-        plan,
-        items=plan.items[: amount.prompts],
-        repeats=amount.repeats,
-        max_new_tokens=amount.tokens,
-    )
-    share = amount.tokens / plan.max_new_tokens
-    temperatures = " and ".join(f"{sampler.temperature:g}" for sampler in plan.samplers)
-    often = {1: "once", 2: "twice"}.get(amount.repeats, f"{amount.repeats} times")
-    console.print(
-        f"Measuring {len(plan.arm_names(plan.samplers[0]))} ways to continue {amount.prompts} "
-        f"prompts by {amount.tokens} tokens at temperature {temperatures}, {often}, interleaved: "
-        f"about {spent * amount.prompts * amount.repeats * share:.0f} s.",
-        soft_wrap=True,
-    )
-
-
-def show(
-    target: Target, arm: Arm, item: Item, options: QuickstartOptions, console: Console
-) -> None:
+def show(scene: Scene) -> None:
     """Decode one prompt in front of the reader."""
+    target, console, item = scene.target, scene.console, scene.items[0]
     console.print(
         Text.assemble(
             ("Python's own code, continued. ", "bold"),
@@ -206,13 +119,159 @@ def show(
     prompt = target.tokenizer.decode(list(item.tokens), skip_special_tokens=True)
     console.print(Text("".join(prompt.splitlines(keepends=True)[-6:]), style="dim"), end="")
     stream = Stream(target.tokenizer, console)
-    decode_options = arm.adapt(
-        DecodeOptions(max_new_tokens=options.max_new_tokens, seed=options.seed)
+    decode_options = scene.draft.adapt(
+        DecodeOptions(max_new_tokens=scene.options.max_new_tokens, seed=scene.options.seed)
     )
     steps = tokens = 0
-    for step in decode(target, arm.drafter, [item.tokens], decode_options):
+    for step in decode(target, scene.draft.drafter, [item.tokens], decode_options):
         stream.add(step.emitted[0], step.accepted[0])
         steps += 1
         tokens += len(step.emitted[0])
     stream.finish()
     console.print(f"\n{tokens} tokens in {steps} forwards of the target\n", style="dim")
+
+
+def compare(scene: Scene, record: Run) -> QuickstartReport:
+    """All ways to decode, interleaved."""
+    say_part(scene, "Compared: drafters without a model, and the draft model that is shipped")
+    plan = make_plan(scene, (*scene.rivals, scene.draft))
+    report = measure(scene, plan, COMPARE_SECONDS, scene.options.out, record)
+    scene.console.print(terminal_table(report))
+    for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
+        scene.console.print(sentence, soft_wrap=True, markup=False)
+    return report
+
+
+def collect_texts(scene: Scene) -> Collected:
+    """What the target says to code that it was trained on: what is measured stays held out."""
+    say_part(
+        scene,
+        "Collected: what the target says, and its laws: how probable it finds every next token",
+    )
+    return collect(
+        scene.target,
+        scene.source,
+        training_prompts(),
+        scene.folder,
+        temperatures=tuple(dict.fromkeys(scene.options.temperatures())),
+        seconds=COLLECT_SECONDS,
+        max_new_tokens=min(COLLECTED_TOKENS, scene.options.max_new_tokens),
+        seed=scene.options.seed,
+        console=scene.console,
+    )
+
+
+def distil_draft(scene: Scene, collected: Collected) -> Distilled:
+    """A copy of the shipped draft model learns from it."""
+    say_part(scene, "Distilled: the draft model learns to say what the target says")
+    return distil(
+        scene.source,
+        str(scene.models / "draft"),
+        collected,
+        scene.folder,
+        seconds=DISTIL_SECONDS,
+        seed=scene.options.seed,
+        console=scene.console,
+    )
+
+
+def measure_gain(scene: Scene, record: Run, collected: Collected, distilled: Distilled) -> Outcome:
+    """The draft model before and after, side by side."""
+    say_part(scene, "Before and after")
+    shipped = scene.models / "draft"
+    texts = before_after.target_texts(
+        scene.target,
+        scene.items,
+        scene.samplers,
+        max_new_tokens=scene.options.max_new_tokens,
+        seed=scene.options.seed,
+    )
+    before = before_after.alphas(scene.target, shipped, texts)
+    after = before_after.alphas(scene.target, distilled.draft, texts)
+    arms = (
+        replace(scene.draft, name=before_after.BEFORE),
+        replace(open_draft(distilled.draft, scene.target), name=before_after.AFTER),
+    )
+    plan = replace(make_plan(scene, arms), with_transformers=False, cost_rounds=0)
+    left = WHOLE_SECONDS - (time.monotonic() - scene.began)
+    seconds = max(SHORTEST_GAIN_SECONDS, min(GAIN_SECONDS, left))
+    report = measure(scene, plan, seconds, scene.folder, record)
+    # what holds of any measurement was said below the first one
+    above_0 = tuple(entry for entry in report.records if entry.temperature > 0)
+    known = losslessness_sentences(replace(report, records=above_0))
+    return Outcome(
+        draft=str(shipped),
+        collected=collected,
+        distilled=distilled,
+        changes=before_after.find_changes(report.records, before, after),
+        prompts=report.num_prompts,
+        texts=len(scene.items),
+        equality=tuple(said for said in losslessness_sentences(report) if said not in known),
+    )
+
+
+def tell(scene: Scene, outcome: Outcome) -> None:
+    """What the distillation brought."""
+    scene.console.print(outcome.table())
+    scene.console.print(Text(outcome.sentence, style="bold"), soft_wrap=True)
+    for sentence in (outcome.method, *outcome.equality):
+        scene.console.print(sentence, soft_wrap=True, markup=False)
+
+
+def finish(
+    scene: Scene, record: Run, comparison: QuickstartReport, outcome: Outcome
+) -> dict[str, Any]:
+    """Write page, figures and, last, run.json; say what comes next."""
+    out, console = scene.options.out, scene.console
+    report = replace(comparison, sections=(outcome.section,))
+    write_report(report, out)
+    distillation = outcome.payload()
+    content: dict[str, Any] = jsonable({**summary(report), "distillation": distillation})
+    write_json_atomic(out / "summary.json", content)
+    results = {"records": len(report.records), "distillation": distillation}
+    record.write(out, results=results)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
+    console.print(f"({time.monotonic() - scene.began:.0f} s in all)\n", style="dim")
+    console.print(Text("Next, with your own models and prompts:", style="bold"))
+    for command in NEXT:
+        console.print(f"  {command}", soft_wrap=True, markup=False)
+    return content
+
+
+def say_part(scene: Scene, title: str) -> None:
+    scene.console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+
+
+# --------------------------------------------------------------------------- measuring
+
+
+def make_plan(scene: Scene, arms: tuple[Arm, ...]) -> BenchPlan:
+    """Plain decoding and these arms on all prompts; what does not fit the time is cut later."""
+    return BenchPlan(
+        target=scene.target,
+        arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
+        items=scene.items,
+        samplers=scene.samplers,
+        max_new_tokens=scene.options.max_new_tokens,
+        seed=scene.options.seed,
+    )
+
+
+def measure(
+    scene: Scene, plan: BenchPlan, seconds: float, out: Path, record: Run
+) -> QuickstartReport:
+    """Run the rounds that fit; their records go to `out/records.jsonl`."""
+    bench = Bench(plan)
+    settle_amount(bench, seconds, scene.console)
+    records: tuple[RunRecord, ...] = bench_recipe.measure(bench, out)
+    facts = record.record()
+    return QuickstartReport(
+        target=portable_text(scene.source),
+        dtype=str(scene.target.dtype).removeprefix("torch."),
+        records=records,
+        command=facts["command"],
+        versions=facts["versions"],
+        machine=facts["machine"],
+        max_new_tokens=bench.plan.max_new_tokens,
+        costs=bench.costs,
+    )

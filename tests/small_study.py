@@ -1,0 +1,74 @@
+"""A made-up study for the comparison of runs: every factor varied, two seeds, four languages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from draftsmith.bench.compare_figures import RunFigures, Scope
+from draftsmith.bench.compare_pool import compare
+
+OBJECTIVES = ("kl", "rkl", "jsd", "tvd")
+GREEDY_LANGUAGES = ("French", "Korean", "Tamil", "Hindi")
+
+
+def a_run(label: str, **options: Any) -> RunFigures:
+    usual: dict[str, Any] = {
+        "objective": "kl",
+        "forcing": "beam",
+        "beams": 4,
+        "teacher_temperature": 1.0,
+        "truncation": "top-50",
+        "seed": 0,
+        "tau": 3.0,
+    }
+    return RunFigures(label=label, **{**usual, **options})
+
+
+def only_scope(runs: list[RunFigures], **options: Any) -> Scope:
+    (scope,) = compare(runs, **options).scopes
+    return scope
+
+
+def a_study() -> list[RunFigures]:
+    """Every factor varied on its own, two seeds, parts by language, an undistilled draft."""
+    runs = []
+    for seed in (0, 1):
+        for i, objective in enumerate(OBJECTIVES):
+            plan = [("beam", b, 1.0, "top-50", 0.1 * math.log2(b)) for b in (1, 2, 8)]
+            plan += [("beam", 1, t, "top-50", -0.2) for t in (0.7, 2.0)]
+            plan += [(f, 1, 1.0, "top-50", -0.1) for f in ("gold", "greedy", "sample")]
+            plan += [("beam", 1, 1.0, "full", 0.01)]
+            for forcing, beams, temperature, truncation, gain in plan:
+                tau = 3.0 + 0.05 * i + gain + 0.01 * seed
+                whole = RunFigures(
+                    label=f"{objective}-{forcing}-{beams}-{temperature}-{truncation}-{seed}",
+                    objective=objective,
+                    forcing=forcing,
+                    beams=beams,
+                    teacher_temperature=temperature,
+                    truncation=truncation,
+                    seed=seed,
+                    tau=tau,
+                    alpha=tau / 6,
+                    tau_predicted=tau - 0.2,
+                    speedup=tau / 2,
+                    quality=40.0 + i,
+                    quality_metric="chrF",
+                    storage_tokens=1000 * beams,
+                    storage_bytes=300_000 * beams if truncation != "full" else 256_000_000,
+                )
+                runs.append(whole)
+                runs += [
+                    replace(whole, language=name, tau=tau * (1 + 0.1 * n))
+                    for n, name in enumerate(GREEDY_LANGUAGES)
+                ]
+    base = RunFigures(label="base", objective="none", tau=2.5, alpha=0.4, quality=35.0)
+    base = replace(base, quality_metric="chrF")
+    runs.append(base)
+    runs += [
+        replace(base, language=name, tau=2.5 * (1 + 0.05 * n))
+        for n, name in enumerate(GREEDY_LANGUAGES)
+    ]
+    return runs

@@ -1,0 +1,235 @@
+"""`collect` from the command line: prompts become a store, in as many runs as it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.command_cases import (
+    Command,
+    a_collect,
+    a_command,
+    trajectories,
+    work_folder,
+)
+from tests.tiny_models import tiny_tokenizer
+
+from draftsmith.distill.scale_out import ShardDone, split
+from draftsmith.distill.store import StoreHeader, TrajectoryStore
+from draftsmith.distill.trajectory import CollectRequest
+from draftsmith.option_groups import ModelOptions
+from draftsmith.options import CollectOptions
+from draftsmith.recipes import collect as recipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work_folder(tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+@pytest.fixture
+def collect(folder: Path, command: Command) -> Command:
+    return a_collect(folder, command)
+
+
+def test_unusable_prompts_are_counted_with_their_reason(tmp_path: Path, collect: Command) -> None:
+    found = collect(tmp_path / "store")
+    assert found["trajectories"] == 4
+    assert found["skipped"] == {"empty prompt": 1, "longer than the context of 128 tokens": 1}
+    ids = [trajectory.prompt_id for trajectory in trajectories(tmp_path / "store")]
+    assert ids == ["one", "two", "three", "four"]
+
+
+def test_unusable_prompts_stop_the_run_when_that_is_asked(tmp_path: Path, collect: Command) -> None:
+    said = collect(tmp_path / "store", "--on-bad-prompt", "error", code=2)
+    assert "prompt none: empty prompt (2 such prompts" in said
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "forcing", "per_prompt"),
+    [
+        ([], "greedy", 1),
+        (["--samples", "2", "--temperatures", "0,0.7"], "sample", 3),  # greedy once, two samples
+        (["--beams", "3"], "beam", 3),
+    ],
+)
+def test_every_way_of_forcing(
+    tmp_path: Path, collect: Command, words: list[str], forcing: str, per_prompt: int
+) -> None:
+    collect(tmp_path / "store", "--top-k", "7", *words)
+    made = trajectories(tmp_path / "store")
+    assert {trajectory.forcing for trajectory in made} == {forcing}
+    assert len(made) == 4 * per_prompt
+    for trajectory in made:
+        assert trajectory.top is not None
+        assert trajectory.top.ids_NK.shape == (len(trajectory.tokens), 7)
+        assert 1 <= len(trajectory.tokens) <= 6
+
+
+def test_references_are_gold(tmp_path: Path, collect: Command) -> None:
+    found = collect(tmp_path / "store", "--gold")
+    assert found["skipped"]["no reference"] == 2
+    tokenizer = tiny_tokenizer()
+    texts = {t.prompt_id: tokenizer.decode(t.tokens) for t in trajectories(tmp_path / "store")}
+    assert texts == {"one": "return left<end>", "three": "- left<end>"}
+
+
+def test_an_interrupted_collection_goes_on_and_ends_the_same(
+    tmp_path: Path, collect: Command
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for out in (whole, cut):
+        collect(out, "--samples", "2")
+    for path in cut.glob("shard-00001*"):
+        path.unlink()
+    assert collect(cut, "--samples", "2")["written"] == 1
+    assert collect(cut, "--samples", "2")["written"] == 0
+    for a, b in zip(trajectories(whole), trajectories(cut), strict=True):
+        assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
+
+
+def test_a_store_is_not_continued_with_other_options(tmp_path: Path, collect: Command) -> None:
+    collect(tmp_path / "store", "--samples", "2")
+    said = collect(tmp_path / "store", "--samples", "3", code=2)
+    assert "samples is 2 there and 3 here" in said
+
+
+def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None:
+    collect(tmp_path / "store", "--features", "last,1")
+    for trajectory in trajectories(tmp_path / "store"):
+        assert trajectory.features is not None
+        assert trajectory.features.shape == (len(trajectory.prompt) + len(trajectory.tokens), 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--top-k", "301"], "--top-k 301 is more than the 300 tokens of the target"),
+        (["--beams", "2", "--samples", "2"], "give one of --samples, --beams and --gold"),
+        (["--beams", "two"], "--beams must be a whole number or auto, got 'two'"),
+        (["--temperatures", "0.5,-1"], "--temperature must be 0 (greedy) or a positive number"),
+        (["--max-bytes", "much"], "--max-bytes must be a size such as 500MB"),
+        (["--features", "last,x"], "--features: layer numbers and 'last'"),
+        (["--system", "Be brief."], "--system is for chats"),
+    ],
+)
+def test_bad_options_of_collect(
+    tmp_path: Path, collect: Command, words: list[str], said: str
+) -> None:
+    assert said in collect(tmp_path / "store", *words, code=2)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_full_budget_keeps_what_is_there(tmp_path: Path, collect: Command) -> None:
+    said = collect(tmp_path / "store", "--max-bytes", "4KB", code=2)
+    assert "larger than 4,000 bytes" in said
+    assert "everything so far is kept" in said
+
+
+def test_a_store_that_was_too_small_from_the_first_shard_on_is_gone_on_with(
+    tmp_path: Path, collect: Command
+) -> None:
+    collect(tmp_path / "whole", "--samples", "2")
+    out = tmp_path / "store"
+    collect(out, "--samples", "2", "--max-bytes", "4KB", code=2)
+    assert TrajectoryStore.open(out).shards() == []
+    said = collect(out, "--samples", "2", "--max-bytes", "1MB", "--top-k", "7", code=2)
+    assert "top_k is 50 there and 7 here" in said
+    said = collect(out, "--samples", "2", "--max-bytes", "1MB", "--temperatures", "0.5", code=2)
+    assert "temperatures is [1.0] there and [0.5] here" in said
+    assert collect(out, "--samples", "2", "--max-bytes", "1MB")["written"] == 3
+    for a, b in zip(trajectories(out), trajectories(tmp_path / "whole"), strict=True):
+        assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
+
+
+def test_references_that_are_cut_are_counted_with_their_reason(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a context of 128 tokens the second prompt leaves 3."""
+    tokenizer = tiny_tokenizer()
+    deep = tokenizer.decode(tokenizer.encode("return left " * 200)[:125])
+    assert len(tokenizer.encode(deep)) == 125
+    just = tokenizer.decode(tokenizer.encode("return left " * 200)[:3])  # and the end
+    texts = ["left", just, "left return left return left return", "the dog sat on the mat"]
+    records = [
+        {"id": "one", "prompt": "the cat", "reference": texts},
+        {"id": "deep", "prompt": deep, "reference": texts},
+        {"id": "empty", "prompt": "", "reference": texts},
+    ]
+    prompts = tmp_path / "gold.jsonl"
+    prompts.write_text("".join(json.dumps(record) + "\n" for record in records))
+    out = tmp_path / "store"
+    words = ["--prompts", str(prompts), "--max-new-tokens", "4", "--gold", "--shard-size", "1"]
+    found = command("collect", *words, "--out", str(out))
+    expected = {
+        "longer than --max-new-tokens 4": 2,
+        "longer than what the prompt leaves of the context of 128 tokens": 3,
+    }
+    assert found["cut"] == expected
+    lengths = [len(trajectory.tokens) for trajectory in trajectories(out)]
+    assert lengths == [2, 4, 4, 4, 2, 3, 3, 3]
+    assert json.loads((out / "run.json").read_text())["results"]["cut"] == expected
+    again = command("collect", *words, "--out", str(out))
+    assert (again["written"], again["cut"]) == (0, expected)
+    capsys.readouterr()
+    recipe.say(TrajectoryStore.open(out).summary(), out)
+    assert "cut 2 references: longer than --max-new-tokens 4\n" in capsys.readouterr().err
+    whole = tmp_path / "whole"
+    enough = ["--prompts", str(prompts), "--limit", "1", "--max-new-tokens", "40", "--gold"]
+    assert command("collect", *enough, "--out", str(whole))["cut"] == {}
+
+
+# --------------------------------------------------------------------------- progress
+
+
+def said_prompts(capsys: pytest.CaptureFixture[str]) -> list[int]:
+    """Prompts that the lines so far call done."""
+    lines = capsys.readouterr().err.splitlines()
+    return [int(line.split()[0]) for line in lines if " prompts " in line and " of " in line]
+
+
+def test_progress_moves_within_a_shard(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipe, "SAID_EVERY", 0.0)
+    options = CollectOptions(
+        model=ModelOptions(target=str(folder / "target")),
+        prompts=folder / "prompts.jsonl",
+        out=tmp_path / "store",
+        max_new_tokens=6,
+        batch_size=1,
+    )
+    recipe.run(options)
+    assert said_prompts(capsys) == [1, 2, 3, 4, 4]  # one shard: a batch each, then the whole
+
+
+def test_progress_goes_by_tokens_where_prompts_end_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With several temperatures no prompt is done before the last of them."""
+    monkeypatch.setattr(recipe, "SAID_EVERY", 0.0)
+    requests = [CollectRequest(prompt_id=str(n), prompt=(1,)) for n in range(10)]
+    header = StoreHeader(
+        target="t", tokenizer_sha256="", vocab_size=2, top_k=1, settings={}, prompts_sha256=""
+    )
+    store = TrajectoryStore.create(tmp_path, header)
+    store.write(0, [])  # of an earlier run
+    with recipe.CollectProgress(split(requests, 4), store) as progress:
+        progress.on_batch(0, 30)
+        progress.on_shard(ShardDone(number=1, trajectories=8, tokens=80, done=2, total=3))
+        progress.on_batch(0, 20)
+        progress.on_batch(0, 70)
+        progress.on_batch(2, 75)
+        progress.on_shard(ShardDone(number=2, trajectories=4, tokens=75, done=3, total=3))
+        assert progress.bar.tasks[0].completed == progress.bar.tasks[0].total == 10
+    assert said_prompts(capsys) == [4, 8, 9, 10, 10, 10]

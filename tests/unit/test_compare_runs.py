@@ -1,0 +1,231 @@
+"""Runs are read from what they wrote, and what cannot be read is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith.bench.compare import compare_folders
+from draftsmith.bench.compare_figures import RunFigures
+from draftsmith.bench.compare_pool import compare
+from draftsmith.bench.compare_runs import read_runs
+from draftsmith.bench.records import BASELINE, RunRecord, append
+from draftsmith.errors import InputError
+from draftsmith.provenance import write_json_atomic
+
+
+def distilled(folder: Path, **results: Any) -> Path:
+    write_json_atomic(
+        folder / "run.json",
+        {"verb": "distill", "seed": 7, "results": {"objective": "rkl"} | results},
+    )
+    return folder
+
+
+def a_record(drafter: str, prompt: int, language: str, *, temperature: float = 0.0) -> RunRecord:
+    plain = drafter == BASELINE
+    return RunRecord(
+        prompt=f"p{prompt}",
+        language=language,
+        drafter=drafter,
+        temperature=temperature,
+        repeat=0,
+        seed=0,
+        place=0,
+        group=prompt,
+        prompt_tokens=7,
+        tokens=40,
+        decode_tokens=39,
+        steps=40 if plain else 20 - 4 * (language == "ko"),
+        decode_steps=39 if plain else 19,
+        accepted=0 if plain else 20,
+        offered=0 if plain else 50,
+        proposed=0 if plain else 50,
+        finish_reason="length",
+        seconds=2.5,
+        prefill_seconds=0.5,
+        decode_seconds=2.0 if plain else 1.0,
+        digest="ab" * 8,
+    )
+
+
+def benched(folder: Path, *drafters: str, temperature: float = 0.0) -> Path:
+    lines = [
+        a_record(drafter, prompt, language, temperature=temperature)
+        for drafter in (BASELINE, *drafters)
+        for prompt, language in enumerate(("fr", "ko"))
+    ]
+    append(folder / "records.jsonl", lines)
+    write_json_atomic(folder / "summary.json", {"target": "models/t"})
+    return folder
+
+
+def test_a_distil_run_is_read_from_its_results(tmp_path: Path) -> None:
+    folder = distilled(
+        tmp_path / "a",
+        forcing="beam",
+        beams=8,
+        teacher_temperature=1,
+        top_k=50,
+        alpha=0.7,
+        tau_predicted=3.1,
+        answer_tokens=10,
+        store_bytes=3000,
+        quality=51.5,
+        quality_metric="chrF",
+        by_language={"ko": {"alpha": 0.6, "tokens": 9}},
+        training_loss=[[1, 2.0]],
+    )
+    whole, korean = read_runs([folder])
+    assert whole == RunFigures(
+        label="a",
+        objective="rkl",
+        forcing="beam",
+        beams=8,
+        teacher_temperature=1.0,
+        truncation="top-50",
+        seed=7,
+        alpha=0.7,
+        tau_predicted=3.1,
+        quality=51.5,
+        quality_metric="chrF",
+        storage_tokens=10,
+        storage_bytes=3000,
+    )
+    assert (korean.language, korean.alpha, korean.tau_predicted) == ("ko", 0.6, None)
+    (full,) = read_runs([distilled(tmp_path / "b", top_k=None)])
+    (silent,) = read_runs([distilled(tmp_path / "c")])
+    assert (full.truncation, silent.truncation) == ("full", None)
+
+
+def test_the_acceptance_before_training_is_the_undistilled_draft(tmp_path: Path) -> None:
+    same = [
+        distilled(tmp_path / n, alpha=0.7, alpha_before=0.51, seed=i) for i, n in enumerate("ab")
+    ]
+    *_, before = read_runs(same)
+    assert (before.objective, before.alpha, before.label) == ("none", 0.51, "before distillation")
+    other = distilled(tmp_path / "c", alpha=0.7, alpha_before=0.4)
+    assert [run.objective for run in read_runs([*same, other])] == ["rkl"] * 3
+    named = distilled(tmp_path / "d", objective="none", alpha=0.51, alpha_before=0.51)
+    assert len(read_runs([*same, named])) == 3
+
+
+def test_a_bench_is_read_from_its_records_by_language(tmp_path: Path) -> None:
+    runs = read_runs([benched(tmp_path / "bench", "prompt_lookup", "independent:models/x/draft")])
+    assert {run.label for run in runs} == {"prompt_lookup", "independent:draft"}
+    by = {(run.label, run.language): run for run in runs}
+    assert by["prompt_lookup", None].tau == pytest.approx(80 / 36)
+    assert by["prompt_lookup", "fr"].tau == 2.0
+    assert by["prompt_lookup", "ko"].tau == 2.5
+    assert by["prompt_lookup", None].alpha_decoded == 0.4
+    assert by["prompt_lookup", "ko"].speedup == pytest.approx(2.0)
+    assert {run.target for run in runs} == {"models/t"}
+    assert len(runs) == 6
+
+
+def test_a_bench_without_records_is_read_from_its_summary(tmp_path: Path) -> None:
+    entries = [
+        {"name": BASELINE, "temperature": 0.0, "tokens_per_step": 1.0},
+        {"name": "prompt_lookup", "temperature": 0.0, "tokens_per_step": 2.2, "speedup": None},
+    ]
+    write_json_atomic(tmp_path / "summary.json", {"target": "t", "drafters": entries, "x": 1})
+    (run,) = read_runs([tmp_path])
+    assert (run.label, run.tau, run.speedup) == ("prompt_lookup", 2.2, None)
+
+
+def test_a_measured_drafter_takes_over_the_setting_of_its_distil_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results: dict[str, Any] = {"forcing": "beam", "beams": 8, "alpha": 0.7, "tau_predicted": 3.0}
+    a = distilled(Path("runs/a"), **results, decoding_temperature=0.0)
+    b = distilled(Path("runs/b"), **results, decoding_temperature=1.0)
+    c = distilled(Path("runs/c"), **results)
+    bench = benched(Path("bench"), "independent:runs/a", "independent:runs/b", "prompt_lookup")
+    runs = read_runs([a, b, c, bench])
+    whole = {run.label: run for run in runs if run.language is None}
+    assert set(whole) == {"a", "b", "c", "prompt_lookup"}
+    assert (whole["a"].objective, whole["a"].beams, whole["a"].seed) == ("rkl", 8, 7)
+    assert whole["a"].tau == pytest.approx(80 / 36)
+    assert (whole["a"].alpha, whole["a"].tau_predicted) == (0.7, 3.0)
+    assert whole["b"].alpha is None  # expected at another temperature than decoded
+    assert (whole["c"].tau, whole["c"].alpha) == (None, 0.7)
+    assert whole["prompt_lookup"].objective is None
+    korean = next(run for run in runs if run.label == "a" and run.language == "ko")
+    assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 2.5, None)
+
+
+def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(
+    tmp_path: Path,
+) -> None:
+    a = distilled(tmp_path / "runs" / "draft", alpha=0.7)
+    bench = benched(tmp_path / "bench", "independent:models/base/draft", "independent:.../draft")
+    whole = {run.label: run for run in read_runs([a, bench]) if run.language is None}
+    assert whole["independent:base/draft"].objective is None
+    # outside of the bench's folder only the name is kept
+    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(80 / 36))
+
+
+def test_labels_are_as_short_as_they_can_be(tmp_path: Path) -> None:
+    folders = [distilled(tmp_path / name, alpha=0.5) for name in ("x/final", "y/final", "z")]
+    assert [run.label for run in read_runs(folders)] == ["x/final", "y/final", "z"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"alpha": "high"}, "alpha in .*run.json: expected float or none, got 'high'"),
+        ({"beams": 8.5}, "beams in .*run.json"),
+        ({"top_k": "50"}, "top_k in .*run.json"),
+        ({"seed": True}, "seed in .*run.json"),
+        ({"alpha": 70.0}, "alpha must be between 0 and 1"),
+        ({"by_language": {"ko": {"alpha": "x"}}}, "alpha in .*run.json, by_language, ko"),
+        ({"by_language": {"ko": 3}}, "expected an object in .*by_language, ko"),
+        ({"by_language": 3}, "by_language in .*run.json"),
+        ({"objective": None}, "no figures to compare"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_file(
+    tmp_path: Path, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        read_runs([distilled(tmp_path / "odd", **wrong)])
+    assert "odd" in str(caught.value)
+
+
+def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing is no folder"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(InputError, match="holds no run"):
+        read_runs([tmp_path])
+    (tmp_path / "run.json").write_text('{"results": ', encoding="utf-8")
+    with pytest.raises(InputError, match=r"run\.json is not JSON"):
+        read_runs([tmp_path])
+    (tmp_path / "run.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(InputError, match=r"run\.json holds no JSON object"):
+        read_runs([tmp_path])
+    (tmp_path / "run.json").write_text('{"verb": "distill"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"run\.json has no results"):
+        read_runs([tmp_path])
+    with pytest.raises(InputError, match="no runs to compare"):
+        compare([])
+
+
+def test_folders_become_a_comparison(tmp_path: Path) -> None:
+    folders = [
+        distilled(
+            tmp_path / f"{objective}{seed}", objective=objective, seed=seed, alpha=alpha + seed / 50
+        )
+        for objective, alpha in (("kl", 0.6), ("rkl", 0.7))
+        for seed in (0, 1)
+    ]
+    comparison = compare_folders(folders, tmp_path / "out")
+    (scope,) = comparison.scopes
+    assert scope.ranked_by == "alpha"
+    assert [(entry.name, entry.seeds) for entry in scope.entries] == [
+        ("reverse KL", 2),
+        ("forward KL", 2),
+    ]
+    assert (tmp_path / "out" / "comparison.html").is_file()

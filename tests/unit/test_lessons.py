@@ -1,0 +1,123 @@
+"""Lessons from a store: laws are decoded batch by batch, and are those of the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import save_pair
+from tests.unit.test_store import header, make_laws
+
+from draftsmith.distill import codec
+from draftsmith.distill.multi import Aggregate, Multi
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.sources import TrajectoryBlocks
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.option_groups import ScheduleOptions
+from draftsmith.options import DistillOptions
+from draftsmith.recipes import _lessons, _tokens
+from draftsmith.types import TopLaws, TrajectoryBatch
+
+VOCAB = 300
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> DistillOptions:
+    """Two stores of two shards each, two texts per prompt."""
+    save_pair(tmp_path, context=128)
+    sha256 = _tokens.sha256(_tokens.load_tokenizer(str(tmp_path / "target")), tmp_path / "target")
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        store = TrajectoryStore.create(
+            tmp_path / name, header(tokenizer_sha256=sha256, vocab_size=VOCAB)
+        )
+        for number in range(2):
+            store.write(number, [a_text(rng, f"p{number}{i // 2}", i % 2) for i in range(8)])
+    (tmp_path / "out" / "work").mkdir(parents=True)
+    return DistillOptions(
+        target=str(tmp_path / "target"),
+        drafter=str(tmp_path / "draft"),
+        store=(tmp_path / "a", tmp_path / "b"),
+        out=tmp_path / "out",
+        hold_out=0.2,
+        training=ScheduleOptions(block_length=32, batch_tokens=64),
+    )
+
+
+def a_text(rng: np.random.Generator, name: str, index: int) -> Trajectory:
+    tokens = tuple(rng.integers(1, VOCAB, rng.integers(1, 12)).tolist())
+    return Trajectory(
+        prompt_id=name,
+        forcing="sample",
+        index=index,
+        temperature=1.0,
+        prompt=(*name.encode(), 7),
+        tokens=tokens,
+        score=-float(rng.random()),
+        top=make_laws(rng, len(tokens), 5, VOCAB),
+    )
+
+
+def from_memory(options: DistillOptions) -> TrajectoryBlocks:
+    """What is learnt from when all laws are in memory."""
+    every = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
+    named = [replace(one, prompt_id=_lessons.prompt_key(one.prompt)) for one in every]
+    held = _lessons.held_out([one.prompt_id for one in named], options.hold_out)
+    kept = [Weighted(trajectory=one) for one in named if one.prompt_id not in held]
+    documents = Multi(aggregate=options.aggregate).apply(kept)
+    assert all(document.trajectory.top is not None for document in documents)
+    return TrajectoryBlocks(documents, end_id=0, length=32, batch_blocks=2, seed=0)
+
+
+def dense(batch: TrajectoryBatch) -> torch.Tensor:
+    """[N, V]: probabilities of the laws."""
+    assert isinstance(batch.laws, TopLaws)
+    p_NV = torch.zeros(len(batch.laws), VOCAB)
+    return p_NV.scatter_add(1, batch.laws.ids_NK, batch.laws.log_p_NK.exp())
+
+
+@pytest.mark.parametrize("aggregate", ["per_beam", "mixture"])
+def test_batches_are_those_of_laws_in_memory(options: DistillOptions, aggregate: Aggregate) -> None:
+    options = replace(options, aggregate=aggregate)
+    tokenizer = _tokens.load_tokenizer(options.target)
+    lesson = _lessons.from_store(options, tokenizer, VOCAB, None)
+    wanted = from_memory(options)
+    assert lesson.steps_per_epoch == wanted.steps_per_epoch
+    for step in (0, 3, 1):
+        one, other = lesson.source.batch(step, 0, 1), wanted.batch(step)
+        for name in ("tokens_BT", "loss_mask_BT", "documents_BT", "law_row_BT", "weights_BT"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        if aggregate == "per_beam":
+            assert torch.equal(dense(one), dense(other))
+        else:  # means are rounded as a store rounds laws
+            torch.testing.assert_close(dense(one), dense(other), rtol=2e-3, atol=0)
+
+
+def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
+    options: DistillOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = codec.decode
+
+    def counted(laws: codec.EncodedLaws) -> TopK:
+        top = decode(laws)
+        decoded.append(len(top))
+        return top
+
+    monkeypatch.setattr(codec, "decode", counted)
+    tokenizer = _tokens.load_tokenizer(options.target)
+    lesson = _lessons.from_store(options, tokenizer, VOCAB, None)
+    assert decoded == []
+    batch = lesson.source.batch(0, 0, 1)
+    assert isinstance(batch.laws, TopLaws)
+    assert sum(decoded) == len(batch.laws) < lesson.facts["answer_tokens"]
+    source = lesson.source
+    assert isinstance(source, TrajectoryBlocks)
+    documents = [document for block in source.blocks for document in block.documents]
+    assert all(document.trajectory.top is None for document in documents)
+    assert lesson.held_out is not None
+    assert isinstance(lesson.held_out.batch(0, 0, 1).laws, TopLaws)

@@ -1,0 +1,343 @@
+"""The parts of `draftsmith quickstart`: prompts, amounts, a short distillation, and what is said of
+it, which never claims more than was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.tiny_models import save_pair
+
+from draftsmith.bench.page import render
+from draftsmith.bench.records import BASELINE, Divergence, RunRecord
+from draftsmith.bench.runner import Item
+from draftsmith.bench.statistics import Interval
+from draftsmith.bench.suites import Prompt
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.errors import InputError
+from draftsmith.law import Sampler
+from draftsmith.recipes import _short_distillation as short
+from draftsmith.recipes import _stdlib_prompts
+from draftsmith.recipes._amount import (
+    FEWEST_PROMPTS,
+    FEWEST_TOKENS,
+    MOST_REPEATS,
+    Amount,
+    choose_amount,
+)
+from draftsmith.recipes._before_after import (
+    AFTER,
+    BEFORE,
+    Change,
+    Side,
+    alphas,
+    find_changes,
+    target_texts,
+)
+from draftsmith.recipes._outcome import Outcome
+from draftsmith.recipes._short_distillation import Collected, Distilled
+from draftsmith.recipes.quickstart import QuickstartReport
+from draftsmith.targets.hf import HFTarget, load_target
+
+# --------------------------------------------------------------------------- amounts and prompts
+
+
+def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
+    seconds = 100.0
+    for each in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
+        amount = choose_amount(seconds, each=each, prompts=8, tokens=128)
+        assert amount.repeats in (1, MOST_REPEATS)
+        assert FEWEST_PROMPTS <= amount.prompts <= 8
+        assert FEWEST_TOKENS <= amount.tokens <= 128
+        needed = each * amount.prompts * amount.repeats * amount.tokens / 128
+        assert needed <= seconds or amount.tokens == FEWEST_TOKENS
+    assert choose_amount(seconds, each=1.0, prompts=2, tokens=128).prompts == 2
+    least = choose_amount(seconds, each=1e4, prompts=2, tokens=8)
+    assert least == Amount(prompts=2, repeats=1, tokens=8)
+
+
+def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
+    first = _stdlib_prompts.held_out_prompts(8)
+    assert first == _stdlib_prompts.held_out_prompts(8)
+    assert _stdlib_prompts.held_out_prompts(3) == first[:3]
+    assert len({prompt.id for prompt in first}) == 8
+    for prompt in first:
+        lines = (prompt.text or "").splitlines()
+        assert 2 <= len(lines) <= _stdlib_prompts.CONTEXT_LINES
+        assert any("def " in line for line in lines)
+
+
+def test_no_file_gives_prompts_to_learn_from_and_to_measure_on() -> None:
+    def files(prompts: Iterator[Prompt]) -> set[str]:
+        return {prompt.id.rpartition(":")[0] for prompt in prompts}
+
+    held = files(iter(_stdlib_prompts.held_out_prompts(10_000)))
+    learnt = files(islice(_stdlib_prompts.training_prompts(), 60))
+    assert len(held) > 10
+    assert len(learnt) >= 20  # at most three of a file
+    assert not held & learnt
+
+
+# --------------------------------------------------------------------------- a short distillation
+
+SHORT = [Prompt(id=str(i), text=f"the cat sat on {i} mats") for i in range(13)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_pair(folder, context=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(models: Path) -> HFTarget:
+    return load_target(str(models / "target"))
+
+
+@pytest.fixture(scope="module")
+def collected(
+    models: Path, target: HFTarget, tmp_path_factory: pytest.TempPathFactory
+) -> Collected:
+    """Ten of thirteen prompts, at two temperatures; the trial's pace is given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
+        return short.collect(
+            target,
+            str(models / "target"),
+            iter(SHORT),
+            tmp_path_factory.mktemp("collected"),
+            temperatures=(0.0, 0.8),
+            seconds=1050.0,
+            max_new_tokens=6,
+            seed=0,
+            console=Console(quiet=True),
+        )
+
+
+def test_as_many_prompts_are_collected_as_the_time_allows(collected: Collected) -> None:
+    texts = list(TrajectoryStore.open(collected.store).trajectories())
+    assert [(text.prompt_id, text.temperature) for text in texts] == [
+        (str(number), temperature) for number in range(10) for temperature in (0.0, 0.8)
+    ]
+    assert collected.tokens == sum(len(text.tokens) for text in texts)
+    assert (collected.prompts, collected.trajectories) == (10, 20)
+
+
+def test_a_trial_tells_a_pace_and_a_prompt_without_room_is_refused(target: HFTarget) -> None:
+    assert short.seconds_per_text(target, tuple(SHORT), 6, seed=0) > 0
+    endless = Prompt(id="long", text="return left " * 200)
+    assert short.seconds_per_text(target, (endless, *SHORT), 6, seed=0) > 0
+    with pytest.raises(InputError, match="No prompt fits into the 128 positions"):
+        short.seconds_per_text(target, (endless,), 6, seed=0)
+
+
+def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
+    models: Path, collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (models / "draft/model.safetensors").read_bytes()
+    monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 10.0))
+    learnt = short.distil(
+        str(models / "target"),
+        str(models / "draft"),
+        collected,
+        tmp_path,
+        seconds=1290.0,  # twelve steps, five evaluations, and what the rest of this takes
+        seed=0,
+        console=Console(quiet=True),
+    )
+    assert learnt.steps == 12
+    record = json.loads((learnt.draft / "run.json").read_text())
+    assert record["verb"] == "distill"
+    assert record["results"]["steps"] == 12
+    assert (learnt.draft / "model.safetensors").read_bytes() != shipped
+    assert (models / "draft/model.safetensors").read_bytes() == shipped
+
+
+def test_the_trial_of_training_leaves_nothing_behind(
+    models: Path, collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds_per_step = short.seconds_per_step
+
+    def tried(options: short.DistillOptions) -> tuple[float, float]:
+        step, evaluation = seconds_per_step(options)
+        assert step > 0
+        assert evaluation > 0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(short, "seconds_per_step", tried)
+    with pytest.raises(KeyboardInterrupt):
+        short.distil(
+            str(models / "target"),
+            str(models / "draft"),
+            collected,
+            tmp_path,
+            seconds=1.0,
+            seed=0,
+            console=Console(quiet=True),
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------- before and after
+
+
+def test_alpha_is_one_for_the_target_itself_and_less_for_another(
+    models: Path, target: HFTarget
+) -> None:
+    items = [Item(prompt=p.id, tokens=p.token_ids(target.tokenizer)) for p in SHORT[:3]]
+    samplers = [Sampler(temperature=0.0), Sampler(temperature=0.8)]
+    texts = target_texts(target, items, samplers, max_new_tokens=8, seed=0)
+    assert {t: len(some) for t, some in texts.items()} == {0.0: 3, 0.8: 3}
+    itself = alphas(target, models / "target", texts)
+    assert itself == pytest.approx({0.0: 1.0, 0.8: 1.0}, abs=1e-5)
+    for alpha in alphas(target, models / "draft", texts).values():
+        assert 0 < alpha < 1
+
+
+def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
+    return RunRecord(
+        prompt=f"p{prompt}",
+        drafter=name,
+        temperature=0.0,
+        repeat=0,
+        seed=0,
+        place=0,
+        group=prompt,
+        prompt_tokens=7,
+        tokens=40,
+        decode_tokens=39,
+        steps=steps,
+        decode_steps=steps - 1,
+        accepted=40 - steps,
+        offered=60,
+        proposed=60,
+        finish_reason="length",
+        seconds=seconds,
+        prefill_seconds=0.0,
+        decode_seconds=seconds,
+        digest="ab" * 8,
+        identical=same,
+        divergence=None if same else Divergence(at=1, gap=0.0, bound=0.1),
+    )
+
+
+def test_a_change_is_read_from_records_of_the_same_prompts() -> None:
+    records = [
+        record
+        for prompt in range(4)
+        for record in (
+            a_record(BASELINE, prompt, 8.0, steps=40),
+            a_record(BEFORE, prompt, 4.0, steps=20),
+            a_record(AFTER, prompt, 2.5, steps=16),
+        )
+    ]
+    (change,) = find_changes(records, {0.0: 0.5}, {0.0: 0.6})
+    assert (change.before.speedup, change.after.speedup) == pytest.approx((2.0, 3.2))
+    assert (change.before.tokens_per_step, change.after.tokens_per_step) == (2.0, 2.5)
+    assert (change.before.alpha, change.after.alpha) == (0.5, 0.6)
+    assert change.ratio == pytest.approx(1.6)
+    assert change.same_tokens is True
+    assert (change.accepted, change.fast) == ("more often", "faster")
+    records[-1] = a_record(AFTER, 3, 2.5, steps=16, same=False)
+    (change,) = find_changes(records, {0.0: 0.5}, {0.0: 0.6})
+    assert change.same_tokens is False
+
+
+def a_change(
+    temperature: float, alphas: tuple[float, float], interval: tuple[float, float] | None
+) -> Change:
+    before, after = (
+        Side(alpha=alpha, tokens_per_step=1.5, speedup=1.2, speedup_ci95=None) for alpha in alphas
+    )
+    low, high = interval or (1.5, 1.5)
+    return Change(
+        temperature=temperature,
+        before=before,
+        after=after,
+        ratio=(low + high) / 2,
+        ratio_ci95=None if interval is None else Interval(low=low, high=high),
+        same_tokens=None,
+    )
+
+
+def an_outcome(*changes: Change) -> Outcome:
+    return Outcome(
+        draft="models/draft",
+        collected=Collected(
+            store=Path("store"), prompts=3, trajectories=6, tokens=12_345, seconds=20.0
+        ),
+        distilled=Distilled(draft=Path("draft"), steps=100, tokens=800_000, seconds=61.0),
+        changes=changes,
+        prompts=4,
+        texts=1,
+        equality=("At temperature 0 <nothing> changed.",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("alphas", "interval", "accepted", "fast"),
+    [
+        ((0.50, 0.60), (1.05, 1.40), "more often", "faster"),
+        ((0.50, 0.60), (0.95, 1.40), "more often", "not measurably faster"),
+        ((0.50, 0.60), None, "more often", "not measurably faster"),  # one prompt: anything goes
+        ((0.50, 0.5001), (0.99, 1.01), "no more often", "not measurably faster"),
+        ((0.50, 0.45), (0.80, 0.97), "less often", "slower"),
+    ],
+)
+def test_what_lies_within_the_noise_is_no_gain(
+    alphas: tuple[float, float], interval: tuple[float, float] | None, accepted: str, fast: str
+) -> None:
+    change = a_change(0.8, alphas, interval)
+    assert (change.accepted, change.fast) == (accepted, fast)
+    sentence = an_outcome(change).sentence
+    assert f"accepted {accepted} at temperature 0.8 than before" in sentence
+    assert sentence.endswith(f"decoding with it is {fast} at temperature 0.8.")
+    better = accepted == "more often" or fast == "faster"
+    assert ("no better" in sentence) == (not better)
+
+
+def test_the_sentence_tells_temperatures_apart() -> None:
+    outcome = an_outcome(
+        a_change(0.0, (0.5, 0.6), (1.1, 1.2)),
+        a_change(0.8, (0.5, 0.6), (0.9, 1.2)),
+        a_change(1.0, (0.5, 0.6), (1.1, 1.2)),
+    )
+    assert outcome.sentence == (
+        "After 61 s of distillation on 12,345 tokens of the target the draft model is accepted "
+        "more often at temperature 0 and 0.8 and 1 than before, and decoding with it is faster at "
+        "temperature 0 and 1 and not measurably faster at temperature 0.8."
+    )
+
+
+def test_page_terminal_and_json_tell_the_same() -> None:
+    outcome = an_outcome(a_change(0.8, (0.5, 0.612), (1.1, 1.2)))
+    report = QuickstartReport(
+        target="models/target",
+        dtype="float32",
+        records=(a_record(BASELINE, 0, 8.0, steps=40),),
+        command="draftsmith quickstart",
+        versions={},
+        machine={},
+        max_new_tokens=40,
+    )
+    assert outcome.sentence not in render(report, ())
+    page = render(replace(report, sections=(outcome.section,)), ())
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(outcome.table())
+    for row in outcome.rows:
+        for cell in row[1:]:
+            assert f"<td>{cell}</td>" in page
+            assert cell in captured.get()
+    assert outcome.sentence in page
+    assert "&lt;nothing&gt; changed" in page
+    (entry,) = outcome.payload()["temperatures"]
+    assert entry["after"]["alpha"] == 0.612
+    assert entry["speed_ratio_ci95"] == [1.1, 1.2]
+    assert json.dumps(outcome.payload())
