@@ -26,6 +26,10 @@ from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
 @lru_cache(maxsize=256)
 def shape_parents(shape: TreeShape) -> tuple[int, ...]:
     """Parents of a full tree of this shape, level by level (siblings adjacent, in order)."""
+    if shape.paths:
+        ordered = sorted(shape.paths, key=lambda path: (len(path), path))
+        place = {(): ROOT} | {path: n for n, path in enumerate(ordered)}
+        return tuple(place[path[:-1]] for path in ordered)
     parents: list[int] = []
     level = [ROOT]
     for width in shape.widths:
@@ -34,6 +38,40 @@ def shape_parents(shape: TreeShape) -> tuple[int, ...]:
             parents.extend([node] * width)
         level = list(range(start, len(parents)))
     return tuple(parents)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Level:
+    """One depth of a tree of fixed shape: F parents, up to W children each.
+
+    parents   -1  -1  0  0  1        frontier  0  1
+    nodes      0   1  2  3  4        kids      2  3        N (here 5) where there is no child
+                                               4  5
+    """
+
+    frontier_F: np.ndarray
+    """Nodes of the depth before that have children (ROOT for the first)."""
+    kids_FW: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def levels(shape: TreeShape) -> tuple[Level, ...]:
+    """The depths of a tree of fixed shape, from the root down."""
+    parents = shape_parents(shape)
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    out: list[Level] = []
+    frontier = [ROOT]
+    while any(node in children for node in frontier):
+        frontier = [node for node in frontier if node in children]
+        width = max(len(children[node]) for node in frontier)
+        kids = np.full((len(frontier), width), len(parents), dtype=np.int64)
+        for row, node in enumerate(frontier):
+            kids[row, : len(children[node])] = children[node]
+        out.append(Level(np.array(frontier), kids))
+        frontier = [node for own in frontier for node in children[own]]
+    return tuple(out)
 
 
 def depths(parents_BN: np.ndarray) -> np.ndarray:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from draftsmith.tree_text import check_paths
+
 if TYPE_CHECKING:
     from draftsmith.law import Law
 
@@ -54,9 +56,29 @@ class Signals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeShape:
-    """How large a tree may be: `widths[d]` children for every node at depth d (chain: all 1)."""
+    """How large a tree may be, in one of three ways:
+
+    widths (2, 1)                    every node at depth d has widths[d] children; a chain: all 1
+    paths ((0,), (1,), (0, 0))       just these nodes: the first and second child of the root, and
+                                     the first child of the first (EAGLE-1, Medusa)
+    widths (10, 10, 10), keep 59     grown from what the drafter says: widths[d] beams live on at
+                                     each depth, and of all nodes seen on the way the `keep` most
+                                     probable paths are proposed (EAGLE-2)
+    """
 
     widths: tuple[int, ...] = ()
+    paths: tuple[tuple[int, ...], ...] = ()
+    """Each node by the ranks of its ancestors and its own, in order of length; all its ancestors
+    are there, and all its elder siblings."""
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.paths:
+            check_paths(self.paths)
+        if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
+            raise ValueError("a tree has either widths (and perhaps keep) or paths")
+        if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
+            raise ValueError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
 
     @classmethod
     def chain(cls, length: int) -> TreeShape:
@@ -64,23 +86,35 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        return len(self.widths)
+        return len(self.paths[-1]) if self.paths else len(self.widths)
 
     @property
     def is_chain(self) -> bool:
-        return all(width == 1 for width in self.widths)
+        if self.paths:
+            return len(self.paths) == self.depth
+        return self.keep is None and all(width == 1 for width in self.widths)
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.keep is not None
 
     @property
     def num_nodes(self) -> int:
+        """The most that are proposed."""
+        if self.paths:
+            return len(self.paths)
         nodes, level = 0, 1
         for width in self.widths:
             level *= width
             nodes += level
-        return nodes
+        return nodes if self.keep is None else min(self.keep, nodes)
 
     def clip(self, depth: int) -> TreeShape:
         """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
-        return TreeShape(widths=self.widths[: max(depth, 0)])
+        depth = max(depth, 0)
+        if self.paths:
+            return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))
+        return TreeShape(widths=self.widths[:depth], keep=self.keep if depth else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,11 +274,20 @@ class TrajectoryBatch:
     """Row of `laws` that the token at this position was drawn from; -1: no law, learn the token."""
     weights_BT: Tensor | None = None
     """How much a token counts (position of the *token*); None: every one as much as another."""
+    features_BTS: Tensor | None = None
+    """Hidden signals of the target at each position; None: not collected."""
 
     def tokens_ahead(self, k: int) -> Tensor:
         """[B, T]: the token k places to the right of each position (0 past the end)."""
         out = torch.zeros_like(self.tokens_BT)
         out[:, : out.shape[1] - k] = self.tokens_BT[:, k:]
+        return out
+
+    def features_ahead(self, k: int) -> Tensor:
+        """[B, T, S]: the target's signals k places to the right (0 past the end)."""
+        assert self.features_BTS is not None, "collect them with the trajectories"
+        out = torch.zeros_like(self.features_BTS)
+        out[:, : out.shape[1] - k] = self.features_BTS[:, k:]
         return out
 
     def law_ahead(self, k: int) -> Tensor:
@@ -281,6 +324,11 @@ class DraftPrediction:
     ahead: int
     """How many places ahead of its position each state predicts."""
     feature_BTH: Tensor | None = None
+    """States that shall equal the target's features one place before what is predicted."""
+    weight: float = 1.0
+    """How much this step counts beside the others (EAGLE-3 and Medusa: 0.8 ** step)."""
+    head: Callable[[Tensor], Tensor] | None = None
+    """What turns these states into logits; None: the drafter's own `head()`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.fspad import Fspad
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.drafters.prompt_lookup import PromptLookup
@@ -20,6 +27,8 @@ from .reference_drafters import Greedy, Sampled, Whimsical, WithoutReplacement
 
 CHAIN = TreeShape.chain(2)
 TREE = TreeShape(widths=(2, 1))
+PATHS = TreeShape(paths=((0,), (1,), (1, 0)))
+DYNAMIC = TreeShape(widths=(2, 2), keep=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,20 @@ def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = T
         ),
         shape=shape,
         draws=draws,
+    )
+
+
+def _features(
+    kind: str, cls: type[FeatureDrafter], shape: TreeShape, proposal: str = "greedy"
+) -> Case:
+    """With random weights: they are made when the drafter is bound to its target."""
+    return Case(
+        kind=kind,
+        label=f"{kind}-{'dynamic' if shape.is_dynamic else proposal}",
+        build=lambda _: cls(cls.Config(proposal=proposal)),  # type: ignore[arg-type]
+        shape=shape,
+        draws=proposal != "greedy",
+        remembers=True,
     )
 
 
@@ -114,6 +137,24 @@ CASES = (
     _independent("sampled", TREE, "independent-tree"),
     _independent("without_replacement", TREE, "independent-distinct"),
     _independent("greedy", TREE, "independent-greedy", draws=False),
+    _independent("sampled", PATHS, "independent-paths"),
+    _independent("without_replacement", PATHS, "independent-distinct-paths"),
+    _independent("sampled", DYNAMIC, "independent-dynamic", draws=False),
+    _features("eagle", Eagle, DYNAMIC),
+    _features("eagle", Eagle, PATHS, proposal="without_replacement"),
+    _features("eagle", Eagle, CHAIN, proposal="sampled"),
+    _features("eagle3", Eagle3, DYNAMIC),
+    _features("hass", Hass, DYNAMIC),
+    _features("fspad", Fspad, DYNAMIC),
+    _features("griffin", Griffin, DYNAMIC),
+    _features("griffin", Griffin, TREE, proposal="greedy"),
+    Case(
+        kind="medusa",
+        label="medusa",
+        build=lambda _: Medusa(Medusa.Config(heads=2)),
+        shape=PATHS,
+        remembers=True,
+    ),
     _reference(Sampled, TREE, "reference-sampled"),
     _reference(WithoutReplacement, TREE, "reference-distinct"),
     _reference(Greedy, TREE, "reference-greedy", draws=False),

@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["units"],
+    ["units", "tree_text", "drafter_names"],
     ["law", "speedup", "detokenize", "config", "flags", "option_groups", "options", "provenance"],
     ["types"],
     ["cache", "trees", "ops", "rows", "lengths"],
@@ -58,6 +58,8 @@ LIGHT = [
     "option_groups",
     "options",
     "provenance",
+    "tree_text",
+    "drafter_names",
 ]
 HEAVY = {
     "torch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from draftsmith.errors import InputError
 from draftsmith.flags import flags_of, to_argv
 from draftsmith.option_groups import DraftingOptions, ModelOptions, SamplingOptions
 from draftsmith.options import BenchOptions, GenerateOptions
+from draftsmith.tree_text import TreeText
 
 BASE = ["--target", "T", "--prompt", "hello"]
 
@@ -46,7 +48,7 @@ BASE = ["--target", "T", "--prompt", "hello"]
         (["--target", ""], "--target must name"),
         (["--draft-length", "0"], "--draft-length must be at least 1"),
         (["--draft-length", "3", "--draft-tree", "2,1"], "exclude each other"),
-        (["--draft-tree", "2,0"], "every width"),
+        (["--draft-tree", "2,0"], "every number"),
         (["--draft-tree", "2,x"], "--draft-tree"),
         (["--drafter-option", "k"], "KEY=VALUE"),
         (["--json", "--stream"], "exclude each other"),
@@ -94,15 +96,43 @@ def test_a_value_that_starts_with_a_minus_sign_parses() -> None:
     assert options.sampling.presence_penalty == -0.5
 
 
-def test_lists_biases_and_trees_are_parsed() -> None:
+def test_lists_biases_and_trees_are_parsed(tmp_path: Path) -> None:
     bench = parse("bench", ["--target", "T", "--suite", "s", "--temperature", "0, 0.8"])
     assert isinstance(bench, BenchOptions)
     assert bench.temperatures() == (0.0, 0.8)
     assert bench.drafters() == ("none", "prompt_lookup")
     assert SamplingOptions(logit_bias="17:-5,42:-inf").biases() == {17: -5.0, 42: -math.inf}
-    assert DraftingOptions(draft_tree="4,2,2,1").widths() == (4, 2, 2, 1)
-    assert DraftingOptions(draft_length=3).widths() == (1, 1, 1)
-    assert DraftingOptions(draft_length="adaptive").widths() is None
+    assert DraftingOptions(draft_tree="4,2,2,1").tree() == TreeText(widths=(4, 2, 2, 1))
+    assert DraftingOptions(draft_tree="10x3:59").tree() == TreeText(widths=(10, 10, 10), keep=59)
+    assert DraftingOptions(draft_length=3).tree() == TreeText(widths=(1, 1, 1))
+    assert DraftingOptions(draft_length="adaptive").tree() is None
+    path = tmp_path / "tree.json"
+    path.write_text("[[1], [0], [0, 0]]")
+    assert DraftingOptions(draft_tree=str(path)).tree() == TreeText(paths=((0,), (1,), (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "must hold a list of paths"),
+        ("[]", "must hold a list of paths"),
+        ("[[0], [true]]", "must hold a list of paths"),
+        ("[[0], [2]]", "comes without its ancestors"),
+        ("[[0, 0]]", "comes without its ancestors"),
+        ("[", "cannot be read"),
+    ],
+)
+def test_a_file_of_paths_is_checked(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=said):
+        DraftingOptions(draft_tree=str(path)).validate()
+
+
+@pytest.mark.parametrize("text", ["", "3,x", "10x6", "0x3:4", "3x2:0", "2,0", "gone.json"])
+def test_a_tree_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--draft-tree"):
+        DraftingOptions(draft_tree=text).validate()
 
 
 def test_drafter_options_go_to_the_drafter_they_name() -> None:

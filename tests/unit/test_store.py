@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftsmith.distill.codec import error_bound
+from draftsmith.distill.sealed import read_sealed, write_sealed
 from draftsmith.distill.store import MANIFEST, Skipped, StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
@@ -156,6 +157,20 @@ def test_the_summary_counts_everything(tmp_path: Path) -> None:
     assert 0 < features == summary.feature_bytes
     assert summary.bytes_per_token == (summary.bytes - features) / tokens
     assert store.shard(1).skipped == tuple(skipped)
+
+
+def test_references_that_were_cut_are_counted_by_reason(tmp_path: Path) -> None:
+    store = TrajectoryStore.create(tmp_path, header())
+    store.write(0, make(2), cut={"too long": 2})
+    store.write(1, make(2), cut={"too long": 1, "no room": 1})
+    store.write(2, make(2))
+    assert store.summary().cut == {"too long": 3, "no room": 1}
+    path = tmp_path / "shard-00002.json"
+    content = read_sealed(path, "")
+    del content["cut"]  # as it was written before they were counted
+    write_sealed(path, content)
+    assert store.summary().cut == {"too long": 3, "no room": 1}
+    check_same(store.read(2), make(2))
 
 
 # --------------------------------------------------------------------------- the size

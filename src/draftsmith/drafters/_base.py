@@ -46,6 +46,22 @@ class TargetView(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def max_length(self) -> int | None: ...
+    @property
+    def config(self) -> Any:
+        """The transformers configuration of its text decoder; None for targets without one."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [..] -> its input embeddings [.., H]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """States after the final norm [.., H] -> logits [.., V], scale and soft-cap included."""
+        ...
+
+    def head_weight(self) -> Tensor:
+        """[V, H]: the matrix of `head`."""
+        ...
 
 
 class DraftState(abc.ABC):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.errors import UnsupportedModel
+from draftsmith.targets._head import causal_head
 from draftsmith.types import DraftPrediction, TrajectoryBatch
+
+__all__ = ["causal_forward", "causal_head", "document_positions"]
 
 
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:
@@ -40,23 +42,6 @@ def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPredi
         mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
         ahead=1,
     )
-
-
-def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward."""
-    head = model.get_output_embeddings()
-    config = model.config.to_dict()
-    multiply = config.get("logit_scale") or 1.0  # Cohere
-    divide = config.get("logits_scaling") or 1.0  # Granite
-    cap = config.get("final_logit_softcapping")  # Gemma 2
-
-    def logits(hidden: Tensor) -> Tensor:
-        out: Tensor = head(hidden)
-        if multiply != 1.0 or divide != 1.0:
-            out = out * (multiply / divide)
-        return cap * torch.tanh(out / cap) if cap else out
-
-    return logits
 
 
 def document_positions(documents_BT: Tensor) -> Tensor:

@@ -1,167 +1,146 @@
-"""Growing a draft tree with a language model, level by level, over the model's own cache.
+"""Growing a draft tree of fixed shape, level by level: its nodes do not depend on the model.
 
-    cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
-    fed in          first: what is not cached     then one level per forward, each node seeing
-                    yet, up to the root           its ancestors; the deepest level is never fed
+    fed in    first: what the model does not       then the nodes that have children, one level
+              know yet, up to the root             per forward, each seeing its ancestors
 
-Node order is the shape's (level by level, siblings adjacent) and is also the order of columns.
+Node order is the shape's (level by level, siblings adjacent). Trees that follow what the model says
+are in `_dynamic.py`; both feed a `Reader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.cache import KVCache, lay_out
 from draftsmith.law import History, Law, Noise, Purpose, Sampler
-from draftsmith.targets._base import Target, feed_beginning, stay_inside
-from draftsmith.trees import depths, geometry, history_at, shape_parents
-from draftsmith.types import PADDING, DraftTree, Proposal, Signals, TreeShape
+from draftsmith.trees import history_at, levels, sees, shape_parents
+from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 Choice = Literal["sampled", "without_replacement", "greedy"]
-_NO_NODES = np.zeros((1, 0), dtype=np.int64)
+PROPOSALS: dict[Choice, Proposal] = {
+    "sampled": Proposal.SAMPLED,
+    "without_replacement": Proposal.WITHOUT_REPLACEMENT,
+    "greedy": Proposal.OPAQUE,
+}
+
+
+class Reader(Protocol):
+    """A draft model that reads a tree, one level after the other, behind what it knows."""
+
+    def root(self) -> Tensor:
+        """[B, V] logits over the target's vocabulary, behind the last known token."""
+        ...
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        """[B, F, V] logits behind F nodes of the next depth.
+
+        Args:
+            see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
+            above_BF: each one's parent among the nodes of the level before (0: the root).
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Vocabularies:
-    """How the draft model's ids and the target's correspond."""
+class Draw:
+    """How children are chosen."""
 
-    size: int
-    """Of the target's vocabulary."""
-    to_draft: Callable[[np.ndarray], np.ndarray]
-    """Target ids -> ids that the draft model is fed."""
-    to_target: Callable[[Tensor], Tensor]
-    """Draft logits [R, Vd] -> logits [R, size], -inf where the draft model has no token."""
+    choice: Choice
+    sampler: Sampler
+    noise: Noise
+    known: Sequence[Sequence[int]]
+    """Tokens of each row."""
+    num_prompt: Sequence[int]
 
-
-def grow(
-    model: Target,
-    cache: KVCache,
-    known: Sequence[Sequence[int]],
-    num_prompt: Sequence[int],
-    shape: TreeShape,
-    choice: Choice,
-    vocabularies: Vocabularies,
-    sampler: Sampler,
-    noise: Noise,
-) -> DraftTree:
-    """Draft a tree of this shape below the last known token of each row.
-
-    The cache ends with the known tokens committed and all levels but the deepest staged.
-    """
-    num_rows = len(known)
-    pending = [
-        vocabularies.to_draft(np.asarray(row[int(cache.lengths_B[b]) :], dtype=np.int64)).tolist()
-        for b, row in enumerate(known)
-    ]
-    pending = feed_beginning(model, cache, pending)
-    empty = np.broadcast_to(_NO_NODES, (num_rows, 0))
-    logits_R = _feed(model, cache, pending, empty, empty)[:, -1]
-    cache.commit(np.array([len(row) for row in pending]))
-
-    template = np.array(shape_parents(shape), dtype=np.int64)
-    parents = np.broadcast_to(template, (num_rows, len(template))).copy()
-    tokens = np.zeros_like(parents)
-    laws: list[Law] = []
-    q_rows = np.zeros_like(parents)
-    level_of = depths(template[None])[0]
-    frontier = np.array([-1])
-    for depth, width in enumerate(shape.widths):
-        # laws at the frontier, row-major: (row 0, frontier 0), (row 0, frontier 1), ...
-        scores = vocabularies.to_target(logits_R)
-        rows = np.repeat(np.arange(num_rows), len(frontier))
-        at = np.tile(frontier, num_rows)
-        nodes = np.flatnonzero(level_of == depth + 1)
-        kids = nodes.reshape(len(frontier), width)[np.tile(np.arange(len(frontier)), num_rows)]
-        if choice == "greedy":
-            drawn = scores.topk(width, dim=-1).indices.cpu().numpy()
-        else:
-            history = (
-                [
-                    history_at(
-                        History(tokens=known[b], num_prompt=num_prompt[b]), tokens[b], template, n
-                    )
-                    for b, n in zip(rows.tolist(), at.tolist(), strict=True)
-                ]
-                if sampler.needs_history
-                else ()
+    def histories(
+        self, tokens_BN: np.ndarray, parents_N: np.ndarray, nodes: np.ndarray
+    ) -> list[History]:
+        """The tokens before the law behind each node, row by row; none if nobody reads them."""
+        if not self.sampler.needs_history:
+            return []
+        return [
+            history_at(
+                History(tokens=self.known[b], num_prompt=self.num_prompt[b]),
+                tokens_BN[b],
+                parents_N,
+                n,
             )
-            law = sampler.law(scores, history)
-            q_rows[rows[:, None], kids] = (
-                sum(part.num_rows for part in laws) + np.arange(len(rows))
-            )[:, None]
+            for b in range(len(self.known))
+            for n in nodes.tolist()
+        ]
+
+
+def grow(reader: Reader, shape: TreeShape, how: Draw) -> tuple[DraftTree, np.ndarray]:
+    """Draft a tree of this fixed shape; also, per node, its number among those fed (or -1)."""
+    num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
+    num_nodes = len(template)
+    # one column more: children that a ragged level does not have are written there
+    tokens = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
+    parents = np.broadcast_to(np.append(template, ROOT), tokens.shape).copy()
+    q_rows = np.zeros_like(tokens)
+    laws: list[Law] = []
+    fed = np.full(num_nodes + 1, -1, dtype=np.int64)
+    order: list[int] = []
+    see_NN = sees(template[None])[0]
+    before = np.array([ROOT])
+    plan = levels(shape)
+    for depth, level in enumerate(plan):
+        if depth == 0:
+            logits_BFV = reader.root()[:, None]
+        else:
+            nodes = level.frontier_F
+            above = np.searchsorted(before, template[nodes])  # nodes ascend within a level
+            fed[nodes] = len(order) + np.arange(len(nodes))
+            order += nodes.tolist()
+            logits_BFV = reader.level(
+                torch.from_numpy(tokens[:, nodes]),
+                torch.from_numpy(see_NN[nodes][:, order]).expand(num_rows, -1, -1),
+                torch.from_numpy(above).expand(num_rows, -1),
+            )
+        before = level.frontier_F
+        scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
+        rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
+        kids = np.tile(level.kids_FW, (num_rows, 1))
+        width = kids.shape[1]
+        if how.choice == "greedy":
+            drawn = scores_RV.topk(width, dim=-1).indices.cpu().numpy()
+        else:
+            law = how.sampler.law(scores_RV, how.histories(tokens, template, level.frontier_F))
+            first = sum(part.num_rows for part in laws)
+            q_rows[rows[:, None], kids] = (first + np.arange(len(rows)))[:, None]
             laws.append(law)
-            drawn, spent = _draw(law, choice, rows, depth, kids, noise)
+            drawn, spent = _draw(law, how, rows, depth, kids)
             parents[rows[:, None], kids] = np.where(spent, PADDING, parents[rows[:, None], kids])
         tokens[rows[:, None], kids] = drawn
-        frontier = nodes
-        if depth + 1 < shape.depth:
-            logits_R = _feed_level(model, cache, vocabularies, tokens, template, nodes)
-    if choice == "without_replacement":
+    parents = parents[:, :num_nodes]
+    if how.choice == "without_replacement":
         _drop_orphans(parents)
-    proposal = {
-        "sampled": Proposal.SAMPLED,
-        "without_replacement": Proposal.WITHOUT_REPLACEMENT,
-        "greedy": Proposal.OPAQUE,
-    }[choice]
-    return DraftTree(
-        tokens_BN=torch.from_numpy(tokens),
-        parents_BN=torch.from_numpy(parents),
-        proposal=proposal,
+    tree = DraftTree(
+        tokens_BN=torch.from_numpy(tokens[:, :num_nodes].copy()),
+        parents_BN=torch.from_numpy(parents.copy()),
+        proposal=PROPOSALS[how.choice],
         q=Law.cat(laws) if laws else None,
-        q_rows_BN=torch.from_numpy(q_rows) if laws else None,
+        q_rows_BN=torch.from_numpy(q_rows[:, :num_nodes].copy()) if laws else None,
     )
-
-
-def _feed(
-    model: Target,
-    cache: KVCache,
-    pending: Sequence[Sequence[int]],
-    tokens_BN: np.ndarray,
-    parents_BN: np.ndarray,
-) -> Tensor:
-    fed, block = lay_out(cache, pending, tokens_BN, parents_BN)
-    stay_inside(model, block)
-    return model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
-
-
-def _feed_level(
-    model: Target,
-    cache: KVCache,
-    vocabularies: Vocabularies,
-    tokens: np.ndarray,
-    template: np.ndarray,
-    nodes: np.ndarray,
-) -> Tensor:
-    """Logits [B * len(nodes), Vd] behind one level's nodes."""
-    num_rows, upto = len(tokens), int(nodes[-1]) + 1
-    depth, see = geometry(template[None, :upto])
-    block = cache.stage(
-        np.broadcast_to(depth[:, nodes] - 1, (num_rows, len(nodes))),
-        np.broadcast_to(see[:, nodes], (num_rows, len(nodes), upto)),
-    )
-    stay_inside(model, block)
-    fed = torch.from_numpy(vocabularies.to_draft(tokens[:, nodes]))
-    out = model.forward(fed, block, len(nodes), Signals()).logits_BNV
-    return out.reshape(-1, out.shape[-1])
+    return tree, np.broadcast_to(fed[:num_nodes], (num_rows, num_nodes))
 
 
 def _draw(
-    law: Law, choice: Choice, rows: np.ndarray, depth: int, kids: np.ndarray, noise: Noise
+    law: Law, how: Draw, rows: np.ndarray, depth: int, kids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, spent) [R, width]; spent: the support was used up, there is no such child."""
     drawn = np.zeros(kids.shape, dtype=np.int64)
     spent = np.zeros(kids.shape, dtype=bool)
     left = law
     for k in range(kids.shape[1]):
-        token = left.draw(noise, rows, depth, Purpose.DRAFT, kids[:, k])
+        token = left.draw(how.noise, rows, depth, Purpose.DRAFT, kids[:, k])
         drawn[:, k] = token.cpu().numpy()
-        if choice == "without_replacement":
+        if how.choice == "without_replacement":
             spent[:, k] = (drawn[:, :k] == drawn[:, k : k + 1]).any(1)
             left = left.without(token)
     return drawn, spent

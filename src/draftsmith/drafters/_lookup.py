@@ -2,7 +2,8 @@
 
     prompt_lookup                   drafters/prompt_lookup.py
     independent:PATH_OR_HUB_ID      the part behind the colon is the drafter's `source`
-    runs/my-draft                   a folder with a transformers model: independent:runs/my-draft
+    runs/my-draft                   a folder: of a transformers model, independent:runs/my-draft;
+                                    of a drafter that `distill` wrote, its own kind
 
 A drafter module names its class in `DRAFTER`.
 """
@@ -19,9 +20,9 @@ from pathlib import Path
 
 import draftsmith.drafters
 from draftsmith.config import from_dict, override
+from draftsmith.drafter_names import drafter_manifest, drafter_parts
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError, nearest
-from draftsmith.option_groups import drafter_parts
 
 ENTRY_POINTS = "draftsmith.drafters"
 
@@ -78,5 +79,7 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     if takes_source:
         if not source:
             raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
+        if (Path(source) / "drafter.json").is_file():
+            given |= drafter_manifest(Path(source))["options"]
         given["source"] = source
     return cls(override(from_dict(cls.Config, given), assignments))

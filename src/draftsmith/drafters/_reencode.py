@@ -19,7 +19,8 @@ import numpy as np
 
 from draftsmith.cache import KVCache
 from draftsmith.drafters._base import Accepted, DraftState, TargetView
-from draftsmith.drafters._grow import Vocabularies, grow
+from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._reader import ModelReader, Vocabularies
 from draftsmith.law import Noise, Sampler
 from draftsmith.rows import common_prefix
 from draftsmith.targets._base import Target
@@ -93,16 +94,17 @@ def reencoded_tree(
     same = Vocabularies(
         size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
     )
-    grown = grow(
-        draft,
-        state.cache,
-        [row.ids for row in state.rows],
-        [len(row.ids) for row in state.rows],
+    known = [row.ids for row in state.rows]
+    grown, _ = grow(
+        ModelReader(draft, state.cache, known, same),
         TreeShape.chain(shape.depth),
-        "greedy",  # a token is kept when the target's own draw equals it: the likeliest serves best
-        same,
-        sampler,
-        noise,
+        Draw(
+            choice="greedy",  # kept when the target's own draw equals it: the likeliest serves best
+            sampler=sampler,
+            noise=noise,
+            known=known,
+            num_prompt=[len(row) for row in known],
+        ),
     )
     state.cache.rollback()
     state.fed = [list(row.ids) for row in state.rows]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftsmith.drafters._grow import Vocabularies
+from draftsmith.drafters._reader import Vocabularies
 from draftsmith.errors import BackendError
 
 SUBSET_FILE = "draft_vocab.safetensors"

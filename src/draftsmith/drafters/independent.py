@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,9 @@ from torch import Tensor
 from draftsmith.cache import KVCache
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters._causal import causal_forward, causal_head
-from draftsmith.drafters._grow import Choice, Vocabularies, grow
+from draftsmith.drafters._dynamic import grow_dynamic
+from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._reader import ModelReader, Vocabularies
 from draftsmith.drafters._reencode import ReencodedState, reencoded_tree
 from draftsmith.drafters._vocabulary import Subset, padded, same_tokens
 from draftsmith.law import Noise, Sampler
@@ -46,6 +48,8 @@ class _State(DraftState):
     cache: KVCache
     known: list[list[int]]
     num_prompt: list[int]
+    fed_BN: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    """Of the last tree's nodes: which column of those staged each was fed in, or -1."""
 
     def take(self, rows: Sequence[int]) -> _State:
         self.cache.take(rows)
@@ -158,30 +162,29 @@ class Independent(Drafter):
         if isinstance(state, ReencodedState):
             return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None
-        choice: Choice = self.config.proposal
-        tree = grow(
-            self._draft,
-            state.cache,
-            state.known,
-            state.num_prompt,
-            shape,
-            choice,
-            self._vocabularies,
-            sampler,
-            noise,
+        reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
+        how = Draw(
+            choice=self.config.proposal,
+            sampler=sampler,
+            noise=noise,
+            known=state.known,
+            num_prompt=state.num_prompt,
         )
+        grown = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
+        tree, state.fed_BN = grown
         return _inside(tree, state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         if isinstance(state, ReencodedState):
             return state.advance(accepted)
         assert isinstance(state, _State)
-        # nodes of the deepest level were never fed: what was staged bounds what can be kept
-        path = accepted.verdict.path_BD.numpy()
-        num = accepted.verdict.num_accepted_B.numpy()
-        fed = ((path >= 0) & (path < state.cache.staged)).sum(1)
-        num = np.minimum(num, fed)
-        state.cache.commit(np.zeros_like(num), path, num)
+        # nodes without children were never fed: of an accepted path that can be its last one
+        if accepted.tree.num_nodes:
+            path_BD = accepted.verdict.path_BD.numpy()
+            columns_BD = np.take_along_axis(state.fed_BN, np.maximum(path_BD, 0), axis=1)
+            fed = ((path_BD >= 0) & (columns_BD >= 0)).sum(1)
+            num = np.minimum(accepted.verdict.num_accepted_B.numpy(), fed)
+            state.cache.commit(np.zeros_like(num), columns_BD, num)
         for row, new in zip(state.known, accepted.emitted, strict=True):
             row.extend(new)
         return state

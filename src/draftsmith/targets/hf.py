@@ -17,6 +17,7 @@ from draftsmith.ops import attention
 from draftsmith.ops.linear import PackedLinears
 from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
 from draftsmith.targets._check import self_check
+from draftsmith.targets._head import causal_head
 from draftsmith.types import Signals, TargetOutput
 
 _DTYPES = {
@@ -86,12 +87,24 @@ class HFTarget:
         )
         attention.register()
         self._packed = PackedLinears(model)
+        self._logits = causal_head(model)
         self._use_attention(attention.NAME)
         if check:
             self_check(self, title)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return KVCache(self._spec, num_rows, capacity)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._logits(hidden)
+
+    def head_weight(self) -> Tensor:
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
 
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:

@@ -7,9 +7,11 @@ cache. A wrong mask, position, commit or rollback changes the law that comes out
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.cache import Block, KVCache, KVSpec
@@ -80,9 +82,45 @@ class TabularTarget:
             there_BTS = seen_BTS & (at_BS[:, None, :] == (positions_BT - lag)[:, :, None])
             token_BT = (there_BTS * tokens_BS[:, None, :]).sum(-1)
             row_BT = row_BT * (self.vocab_size + 1) + token_BT
-        row_BT = row_BT[:, -keep:].long()
         # two tokens at one position (a broken mask) can point outside the table
-        return TargetOutput(logits_BNV=self.table_CV[row_BT.remainder(len(self.table_CV))])
+        row_BT = row_BT.long().remainder(len(self.table_CV))
+        return TargetOutput(
+            logits_BNV=self.table_CV[row_BT[:, -keep:]],
+            signals_BTS=self._states(row_BT, signals),
+        )
+
+    def _states(self, row_BT: Tensor, signals: Signals) -> Tensor | None:
+        """[B, T, C] per signal: which row of the table the law is, as a hidden state."""
+        count = len(signals.layers) + signals.last_hidden
+        if not count:
+            return None
+        return F.one_hot(row_BT, len(self.table_CV)).to(self.dtype).repeat(1, 1, count)
+
+    @cached_property
+    def config(self) -> Any:
+        """Measures for drafters that read hidden states; there are no layers."""
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=len(self.table_CV),
+            intermediate_size=16,
+            num_hidden_layers=8,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+            max_position_embeddings=self.max_length or 512,
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[.., C]: one-hot, as far as the states are wide."""
+        return F.one_hot(tokens.remainder(len(self.table_CV)), len(self.table_CV)).to(self.dtype)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.table_CV
+
+    def head_weight(self) -> Tensor:
+        return self.table_CV.T
 
 
 def tiny_target(

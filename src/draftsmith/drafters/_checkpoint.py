@@ -1,0 +1,163 @@
+"""Networks of feature-level drafters on disk.
+
+    FOLDER/config.json           measures of the network, as transformers writes a Llama's
+    FOLDER/model.safetensors     its weights, named as in the released checkpoints
+    FOLDER/drafter.json          ours: kind and options (released folders have none)
+
+Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only, no code), names
+with the prefix `model.`, and a copy of the target's embedding, which must be the target's. Every
+tensor is used or refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.drafters._base import TargetView
+from draftsmith.errors import BackendError
+from draftsmith.provenance import atomic_path, write_json_atomic
+
+WEIGHTS = "model.safetensors"
+PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+MANIFEST = "drafter.json"
+EMBEDDING = "embed_tokens.weight"
+RENAMED = {"draft_id_to_target_id": "d2t"}
+"""Names that serving engines give to tensors."""
+
+
+def save_network(
+    network: nn.Module, config: LlamaConfig, folder: Path, *, kind: str, options: Any
+) -> None:
+    """Write a drafter's folder; `options`: the drafter's `Config`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
+    with atomic_path(folder / WEIGHTS) as part:
+        save_file(tensors, part)
+    write_json_atomic(folder / "config.json", config.to_dict())
+    known = {name: value for name, value in asdict(options).items() if name != "source"}
+    write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known})
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The measures of the network in a folder.
+
+    Raises:
+        BackendError: there is no readable config.json.
+    """
+    try:
+        return LlamaConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise BackendError(f"Cannot read the drafter's config.json in {folder}: {error}") from error
+
+
+def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
+    """Fill the network with the folder's weights.
+
+    Raises:
+        BackendError: no weights, or tensors that are missing, unknown or of another shape; or an
+            embedding that is not the target's: the drafter was made for another target.
+    """
+    found = {_plain(name): one for name, one in read_tensors(folder).items()}
+    embedding = found.pop(EMBEDDING, None)
+    if embedding is not None:
+        _check_embedding(embedding, target, folder)
+    subset = found.pop("t2d", None)
+    wanted = network.state_dict()
+    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or unknown:
+        parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]
+        said = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
+        raise BackendError(f"The drafter in {folder} {said}: it is of another kind, or incomplete.")
+    for name, one in sorted(found.items()):
+        if one.shape != wanted[name].shape:
+            raise BackendError(
+                f"The drafter in {folder} does not fit its config.json: {name} is "
+                f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
+            )
+    network.load_state_dict(found)
+    if subset is not None:
+        _check_subset(subset, found["d2t"], folder)
+
+
+def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> None:
+    """Refuse a network that reads other states than this target's.
+
+    Raises:
+        BackendError: naming what differs.
+    """
+    theirs = target.config
+    for key, own, other in (
+        (
+            "hidden_size",
+            getattr(config, "target_hidden_size", config.hidden_size),
+            theirs.hidden_size,
+        ),
+        ("vocab_size", config.vocab_size, theirs.vocab_size),
+    ):
+        if own != other:
+            raise BackendError(
+                f"The drafter in {folder} was made for another target: its {key} is {own}, the "
+                f"target's is {other}."
+            )
+
+
+def read_tensors(folder: Path) -> Mapping[str, Tensor]:
+    """All tensors of a folder.
+
+    Raises:
+        BackendError: none of the known files is there, or it cannot be read.
+    """
+    try:
+        if (folder / WEIGHTS).is_file():
+            return load_file(folder / WEIGHTS)
+        for name in PICKLED:
+            if (folder / name).is_file():
+                loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
+                return {str(key): one for key, one in loaded.items()}
+    except Exception as error:  # whatever the readers raise
+        raise BackendError(f"Cannot read the drafter's weights in {folder}: {error}") from error
+    names = ", ".join((WEIGHTS, *PICKLED))
+    raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
+
+
+def _plain(name: str) -> str:
+    name = name.removeprefix("model.")
+    if name.split(".")[0].isdigit():  # Medusa's heads are released without a name of their own
+        name = f"medusa_head.{name}"
+    return RENAMED.get(name, name)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> None:
+    ids = torch.arange(min(len(embedding), 64), device=target.device)
+    with torch.no_grad():
+        theirs = target.embed(ids).float().cpu()
+    own = embedding[: len(ids)].float()
+    same = own.shape == theirs.shape and torch.allclose(own, theirs, rtol=0.02, atol=1e-3)
+    if not same:
+        raise BackendError(
+            f"The drafter in {folder} was made for another target: its copy of the embedding is "
+            "not this target's."
+        )
+
+
+def _check_subset(t2d: Tensor, d2t: Tensor, folder: Path) -> None:
+    ids = d2t.long() + torch.arange(len(d2t))
+    inside = bool(((ids >= 0) & (ids < len(t2d))).all())
+    if not inside or int(t2d.bool().sum()) != len(d2t) or not bool(t2d.bool()[ids].all()):
+        raise BackendError(
+            f"The drafter in {folder} has maps between vocabularies that contradict each other "
+            "(d2t and t2d): train or convert it again."
+        )

@@ -1,0 +1,159 @@
+"""The drafter around a `Network`: what EAGLE and its descendants do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from draftsmith.drafters import _rollout
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters._checkpoint import (
+    check_measures,
+    load_network,
+    read_config,
+    save_network,
+)
+from draftsmith.drafters._dynamic import grow_dynamic
+from draftsmith.drafters._features import FeatureState, Network, PairReader, new_state
+from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._layers import draft_config
+from draftsmith.drafters._rollout import Rollout
+from draftsmith.law import Noise, Sampler
+from draftsmith.types import (
+    DraftPrediction,
+    DraftTree,
+    RequestBatch,
+    Signals,
+    TrajectoryBatch,
+    TreeShape,
+)
+
+
+class FeatureDrafter(Drafter):
+    """A small network over the target's hidden states. Subclasses say which network, and how it
+    learns beyond one step."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        source: str = ""
+        """Folder with the trained network."""
+        proposal: Literal["greedy", "without_replacement", "sampled"] = "greedy"
+        """Children in a static tree or chain: the top tokens, or draws. Dynamic trees take the top
+        tokens."""
+        noise: float = 0.2
+        """Training: uniform noise on features, of this width times 512 / tokens of the text."""
+        seed: int = 0
+        """Keys the first weights of a network that is trained from nothing."""
+
+    config: Config
+    signals = Signals(last_hidden=True)
+    trains = True
+    takes_trees = True
+    default_shape = TreeShape(widths=(10,) * 6, keep=59)
+    """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
+    layer: LlamaConfig
+    """Measures of the network: the target's, or those of its folder."""
+    network_class: ClassVar[type[Network]]
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.network: Network | None = None
+        self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
+
+    @property
+    def target(self) -> TargetView:
+        """What `bind` borrowed."""
+        assert self._borrowed, "bind the drafter first"
+        return self._borrowed[0]
+
+    def bind(self, target: TargetView) -> None:
+        """Borrow embedding and head; read the network, or without a source make a random one.
+
+        Raises:
+            BackendError: the folder cannot be read, or was made for another target or kind.
+        """
+        self._borrowed = [target]
+        if self.network is not None:  # bound before: what was learnt stays
+            return
+        source = Path(self.config.source)
+        self.layer = draft_config(target.config)
+        if self.config.source:
+            self.layer = read_config(source)
+            check_measures(self.layer, target, source)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            network = self.network_class(self.layer)
+        self.network = network.to(dtype=target.dtype, device=target.device)
+        if self.config.source:
+            load_network(self.network, source, target)
+
+    def save(self, folder: Path, *, kind: str) -> None:
+        """Write the network, in the layout of the released checkpoints."""
+        assert self.network is not None
+        save_network(self.network, self.layer, folder, kind=kind, options=self.config)
+
+    # ------------------------------------------------------------------ drafting
+
+    def start(self, request: RequestBatch) -> DraftState:
+        longest = max(len(row) for row in request.tokens) + request.max_new_tokens
+        return new_state(
+            request.tokens,
+            self.target,
+            self.layer,
+            self._signal_width(),
+            longest + self.default_shape.num_nodes,
+        )
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert isinstance(state, FeatureState) and self.network is not None
+        if state.is_blank:
+            return DraftTree.empty(len(state.known))
+        reader = PairReader(self.network, self.target, state)
+        how = Draw(
+            choice=self.config.proposal,
+            sampler=sampler,
+            noise=noise,
+            known=state.known,
+            num_prompt=state.num_prompt,
+        )
+        tree, _ = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
+        state.cache.rollback()
+        return tree
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        assert isinstance(state, FeatureState)
+        state.advance(accepted)
+        return state
+
+    def _signal_width(self) -> int:
+        return int(self.target.config.hidden_size)
+
+    # ------------------------------------------------------------------ training
+
+    def forward(
+        self, batch: TrajectoryBatch, carry: Rollout | None
+    ) -> tuple[DraftPrediction, Rollout]:
+        assert self.network is not None
+        now = _rollout.begin(batch, self.config.noise) if carry is None else carry
+        prediction, after = _rollout.advance(self.network, self.target, batch, now)
+        after = self.settle(prediction, batch, after)
+        return prediction, _rollout.detached(after) if self.backward == "each" else after
+
+    def settle(
+        self, prediction: DraftPrediction, batch: TrajectoryBatch, after: Rollout
+    ) -> Rollout:
+        """What a drafter does between two steps of a roll-out (GRIFFIN: its mask)."""
+        return after
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        network, target = self.network, self.target
+        assert network is not None
+        return lambda hidden: network.logits(hidden, target)

@@ -1,0 +1,144 @@
+"""Blocks that feature-level drafters are made of. Module names are those of the released
+checkpoints, so that state dicts need no renaming.
+
+How queries meet keys is handed in (`Attend`): decoding reads a cache, training rolls chains out.
+
+Shape letters: B rows, T places, H hidden, I intermediate, A attention heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query [B, A, T, D], key and value [B, Akv, T, D]) -> [B, A, T, D]."""
+
+
+def draft_config(target: Any) -> LlamaConfig:
+    """One decoder layer of the target's measures (`target`: its transformers configuration)."""
+    heads = target.num_attention_heads
+    known: dict[str, Any] = {
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(target, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(target, "head_dim", None) or target.hidden_size // heads,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rms_norm_eps": getattr(target, "rms_norm_eps", 1e-6),
+    }
+    config = LlamaConfig(**known)
+    rope = dict(getattr(target, "rope_parameters", None) or {})
+    if "full_attention" in rope:  # one per kind of layer; a drafter has no window
+        rope = dict(rope["full_attention"])
+    if "rope_theta" in rope:
+        config.rope_parameters = {"rope_type": "default", **rope}
+    # Qwen2 has these biases and no key that says so
+    config.attention_bias = bool(
+        getattr(target, "attention_bias", target.model_type in ("qwen2", "qwen2_moe"))
+    )
+    return config
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32 or wider."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; the input may be wider than the output."""
+
+    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+        super().__init__()
+        heads, shared = config.num_attention_heads, config.num_key_value_heads
+        assert shared is not None and config.head_dim is not None
+        self.head_dim = config.head_dim
+        wide, bias = width or config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(wide, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(wide, shared * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(wide, shared * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
+
+    def forward(self, x_BTH: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """[B, T, H] after attention, the residual not added."""
+        q, k, v = (
+            project(x_BTH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = apply_rotary_pos_emb(q, k, *cos_sin)
+        mixed = attend(q, k, v)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Rotary(nn.Module):
+    """cos and sin for positions, [B, T, D] each, in the drafter's number format."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        # outside the module tree: frequencies stay float32 whatever the weights become
+        self._rotary = [LlamaRotaryEmbedding(config)]
+
+    def forward(self, positions_BT: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        rotary = self._rotary[0].to(like.device)
+        cos, sin = rotary(like, positions_BT)
+        return cos, sin
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x), to any width."""
+
+    def __init__(self, width: int, inner: int, out: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DraftLayer(nn.Module):
+    """The decoder layer of EAGLE and its descendants: no norm before attention.
+
+    `halves` 2: the feed-forward part writes a state to predict from and one to go on with, each on
+    a copy of the residual (FSPAD, GRIFFIN).
+    """
+
+    def __init__(self, config: LlamaConfig, halves: int = 1) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size, halves * hidden)
+        self.halves = halves
+
+    def forward(
+        self, x_BTH: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """(state that predicts, state that goes on) [B, T, H] each; the same for halves 1."""
+        x_BTH = x_BTH + self.self_attn(x_BTH, cos_sin, attend)
+        added = self.mlp(self.post_attention_layernorm(x_BTH))
+        if self.halves == 1:
+            out = x_BTH + added
+            return out, out
+        predict, regress = added.chunk(2, dim=-1)
+        return x_BTH + predict, x_BTH + regress

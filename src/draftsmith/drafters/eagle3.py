@@ -1,0 +1,141 @@
+"""`eagle3`: features of three layers, vocabulary and head of its own (EAGLE-3, arXiv 2503.01840).
+
+    f_t = fc [h_low ; h_middle ; h_high]               at the first draft
+    attention reads [rms e(x_{t+1}) ; rms f_t]          twice as wide; the residual is f_t
+    logits = lm_head(rms(g)) over the draft vocabulary, g goes on un-normed
+
+Training is the roll-out of `_rollout.py` in one graph (training-time test): no feature is imitated,
+later steps count 0.8 ** step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.drafters._base import TargetView
+from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters._features import Network
+from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters._rollout import Rollout
+from draftsmith.errors import InputError
+from draftsmith.types import DraftPrediction, Signals, TrajectoryBatch
+
+
+class WideLayer(nn.Module):
+    """Attention over token and feature side by side; the feature alone is the residual."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, width=2 * hidden)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
+
+    def forward(
+        self,
+        embedded_BTH: Tensor,
+        feature_BTH: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+    ) -> Tensor:
+        both = [self.input_layernorm(embedded_BTH), self.hidden_norm(feature_BTH)]
+        out = feature_BTH + self.self_attn(torch.cat(both, dim=-1), cos_sin, attend)
+        added: Tensor = self.mlp(self.post_attention_layernorm(out))
+        return out + added
+
+
+class Eagle3Network(Network):
+    """Fusion, one wide layer, norm and head."""
+
+    d2t: Tensor
+    """[Vd] int64: a draft id's distance to the target's id."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        hidden, size = config.hidden_size, getattr(config, "draft_vocab_size", config.vocab_size)
+        self.fc = nn.Linear(3 * hidden, hidden, bias=False)
+        self.midlayer = WideLayer(config)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, size, bias=False)
+        self.register_buffer("d2t", torch.zeros(size, dtype=torch.long))
+        self.rotary = Rotary(config)
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[Vd]: the target's id of each draft id."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def forward(
+        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        # the target's three layers at the first draft, then the state of the draft before
+        own = feature_BTS.shape[-1] == self.fc.out_features
+        feature = feature_BTS if own else self.fc(feature_BTS)
+        out = self.midlayer(embedded_BTH, feature, self.rotary(positions_BT, feature), attend)
+        return out, out
+
+    def logits(self, predict: Tensor, target: TargetView) -> Tensor:
+        own = self.lm_head(self.norm(predict))
+        if own.shape[-1] == target.vocab_size:
+            return own
+        wide = own.new_full((*own.shape[:-1], target.vocab_size), -torch.inf)
+        return wide.index_copy(-1, self.target_ids, own)
+
+
+class Eagle3(FeatureDrafter):
+    """EAGLE-3."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(FeatureDrafter.Config):
+        num_forwards: int = 7
+        """Training: drafts in a row that are learnt (length of the training-time test)."""
+        decay: float = 0.8
+        """Training: each counts this much of the one before."""
+        noise: float = 0.0
+        """Training: none, as published."""
+
+    config: Config
+    network_class = Eagle3Network
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.num_steps = self.config.num_forwards
+
+    def bind(self, target: TargetView) -> None:
+        super().bind(target)
+        self.signals = Signals(layers=fused_layers(int(target.config.num_hidden_layers)))
+
+    def _signal_width(self) -> int:
+        return 3 * super()._signal_width()
+
+    def forward(
+        self, batch: TrajectoryBatch, carry: Rollout | None
+    ) -> tuple[DraftPrediction, Rollout]:
+        step = 0 if carry is None else carry.step
+        prediction, after = super().forward(batch, carry)
+        weight = self.config.decay**step
+        return replace(prediction, feature_BTH=None, weight=weight), after
+
+
+def fused_layers(count: int) -> tuple[int, int, int]:
+    """Layers whose outputs are fused: 1, L / 2 - 1 and L - 4 (0-based).
+
+    Raises:
+        InputError: the target has too few layers for three different ones.
+    """
+    chosen = (1, count // 2 - 1, count - 4)
+    if not 0 <= chosen[0] < chosen[1] < chosen[2]:
+        raise InputError(
+            f"eagle3 reads layers 1, L/2 - 1 and L - 4 of a target, and this one has {count} "
+            "layers: it needs at least 7."
+        )
+    return chosen
+
+
+DRAFTER = Eagle3

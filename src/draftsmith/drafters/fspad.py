@@ -1,0 +1,62 @@
+"""`fspad`: the sampled token selects what it needs of a feature (FSPAD, arXiv 2408.15562).
+
+    h = W [e ; f] + b,   x = h + W_d (silu(W_g e) * W_u rms(h))          feature sampling
+    [predict | regress] = [r | r] + mlp(rms(r)),  r = x + attention(x)   partial alignment
+
+The gate sees the token's embedding alone. One half of the output predicts the token, the other is
+aligned with the target's feature and goes on to the next draft.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters._features import Network
+from draftsmith.drafters._layers import Attend, DraftLayer, RMSNorm, Rotary, SwiGLU
+
+
+class FeatureSampling(nn.Module):
+    """In place of EAGLE's `fc`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden)
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
+
+    def forward(self, embedded: Tensor, feature: Tensor) -> Tensor:
+        mixed: Tensor = self.fc(torch.cat([embedded, feature], dim=-1))
+        gate = F.silu(self.mlp.gate_proj(embedded))
+        chosen: Tensor = gate * self.mlp.up_proj(self.post_attention_layernorm(mixed))
+        return mixed + self.mlp.down_proj(chosen)
+
+
+class FspadNetwork(Network):
+    """Feature sampling, then a layer with two outputs."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.fc = FeatureSampling(config)
+        self.layers = nn.ModuleList([DraftLayer(config, halves=2)])
+        self.rotary = Rotary(config)
+
+    def forward(
+        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        mixed = self.fc(embedded_BTH, feature_BTS)
+        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
+        return out
+
+
+class Fspad(FeatureDrafter):
+    """FSPAD; trained in one step, as EAGLE."""
+
+    network_class = FspadNetwork
+
+
+DRAFTER = Fspad

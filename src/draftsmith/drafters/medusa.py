@@ -1,0 +1,253 @@
+"""`medusa`: heads on the target's last state, one per place ahead (Medusa, arXiv 2401.10774).
+
+    f_t -> head 0: x_{t+2}    head 1: x_{t+3}    ...      (the target's own head says x_{t+1})
+
+Head k is a residual block, x + silu(W x + b), `layers` of them, and a linear layer of its own. The
+blocks start as the identity and the linear layers as the target's head, so that every head begins
+as the target's own law. Heads do not see what the others drafted: a tree of their best tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters._checkpoint import load_network, read_tensors, save_network
+from draftsmith.drafters._dynamic import grow_dynamic
+from draftsmith.drafters._grow import Draw, grow
+from draftsmith.errors import BackendError
+from draftsmith.law import Noise, Sampler
+from draftsmith.types import (
+    DraftPrediction,
+    DraftTree,
+    RequestBatch,
+    Signals,
+    TrajectoryBatch,
+    TreeShape,
+)
+
+
+class ResidualBlock(nn.Module):
+    """x + silu(W x + b), W and b zero at first."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + F.silu(self.linear(x))
+        return out
+
+
+class Heads(nn.Module):
+    """K heads; the names are those of the released checkpoints (`medusa_head.k.i...`)."""
+
+    def __init__(self, count: int, layers: int, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.medusa_head = nn.ModuleList(
+            nn.Sequential(
+                *(ResidualBlock(hidden) for _ in range(layers)),
+                nn.Linear(hidden, vocab, bias=False),
+            )
+            for _ in range(count)
+        )
+
+    def states(self, k: int, feature: Tensor) -> Tensor:
+        """[.., H]: behind the residual blocks of head k."""
+        out: Tensor = self._head(k)[:-1](feature)
+        return out
+
+    def logits(self, k: int, states: Tensor) -> Tensor:
+        """[.., V]: the linear layer of head k."""
+        out: Tensor = self._head(k)[-1](states)
+        return out
+
+    def start(self, k: int, weight_VH: Tensor) -> None:
+        """Make the linear layer of head k a copy of the target's head."""
+        last = self._head(k)[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.data.copy_(weight_VH)
+
+    def _head(self, k: int) -> nn.Sequential:
+        head = self.medusa_head[k]
+        assert isinstance(head, nn.Sequential)
+        return head
+
+
+@dataclass(slots=True)
+class _State(DraftState):
+    """The target's state behind the last token that it was fed, per row; None before any."""
+
+    known: list[list[int]]
+    num_prompt: list[int]
+    feature_BH: Tensor | None = None
+
+    def take(self, rows: Sequence[int]) -> _State:
+        index = torch.as_tensor(list(rows))
+        kept = self.feature_BH
+        return _State(
+            known=[self.known[b] for b in rows],
+            num_prompt=[self.num_prompt[b] for b in rows],
+            feature_BH=None if kept is None else kept[index.to(kept.device)],
+        )
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
+        # the next forward of the target says a new one
+        return _State(known=[list(row) for row in tokens], num_prompt=[len(row) for row in tokens])
+
+
+class _HeadReader:
+    """Laws by depth alone: every node of a depth has the same (a `Reader`)."""
+
+    def __init__(self, heads: Heads, feature_BH: Tensor) -> None:
+        self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
+
+    def root(self) -> Tensor:
+        return self._heads.logits(0, self._heads.states(0, self._feature_BH))
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        self._depth += 1
+        logits_BV = self._heads.logits(
+            self._depth, self._heads.states(self._depth, self._feature_BH)
+        )
+        return logits_BV[:, None].expand(-1, tokens_BF.shape[1], -1)
+
+
+class Medusa(Drafter):
+    """Medusa-1: heads on a frozen target."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        source: str = ""
+        """Folder with the trained heads."""
+        heads: int = 4
+        """Training: how many places ahead."""
+        layers: int = 1
+        """Training: residual blocks per head."""
+        decay: float = 0.8
+        """Training: each head counts this much of the one before."""
+
+    config: Config
+    signals = Signals(last_hidden=True)
+    trains = True
+    takes_trees = True
+    backward = "each"
+    default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.network: Heads | None = None
+        self.num_steps = self.longest = self.config.heads
+
+    def bind(self, target: TargetView) -> None:
+        """Read the heads, or without a source make some that say what the target's own head says.
+
+        Raises:
+            BackendError: the folder cannot be read, or was made for another target.
+        """
+        if self.network is not None:
+            return
+        weight = target.head_weight()
+        if self.config.source:
+            self._load(Path(self.config.source), target, weight)
+        else:
+            self.network = self._heads(self.config.heads, self.config.layers, target, weight)
+
+    def _heads(self, count: int, layers: int, target: TargetView, weight: Tensor) -> Heads:
+        heads = Heads(count, layers, weight.shape[1], weight.shape[0])
+        for k in range(count):
+            heads.start(k, weight)
+        return heads.to(dtype=target.dtype, device=target.device)
+
+    def _load(self, folder: Path, target: TargetView, weight: Tensor) -> None:
+        names = [name.removeprefix("medusa_head.") for name in read_tensors(folder)]
+        places = [name.split(".") for name in names]
+        if not all(
+            len(place) > 2 and place[0].isdigit() and place[1].isdigit() for place in places
+        ):
+            raise BackendError(f"The drafter in {folder} holds no Medusa heads ({names[0]}, ...).")
+        count = 1 + max(int(place[0]) for place in places)
+        layers = max(int(place[1]) for place in places)
+        self.network = self._heads(count, layers, target, weight)
+        load_network(self.network, folder, target)
+        self.num_steps = self.longest = count
+
+    def save(self, folder: Path, *, kind: str) -> None:
+        """Write the heads."""
+        assert self.network is not None
+        config = LlamaConfig(medusa_num_heads=len(self.network.medusa_head))
+        save_network(self.network, config, folder, kind=kind, options=self.config)
+
+    # ------------------------------------------------------------------ drafting
+
+    def start(self, request: RequestBatch) -> DraftState:
+        known = [list(row) for row in request.tokens]
+        return _State(known=known, num_prompt=[len(row) for row in known])
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert isinstance(state, _State) and self.network is not None
+        if state.feature_BH is None:
+            return DraftTree.empty(len(state.known))
+        shape = shape.clip(self.num_steps)
+        reader = _HeadReader(self.network, state.feature_BH)
+        how = Draw(
+            choice="greedy",
+            sampler=sampler,
+            noise=noise,
+            known=state.known,
+            num_prompt=state.num_prompt,
+        )
+        tree, _ = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
+        return tree
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        assert isinstance(state, _State)
+        signals_BTS = accepted.out.signals_BTS
+        assert signals_BTS is not None
+        # the last token that was fed and kept: the root, or the end of the accepted path
+        first_node = signals_BTS.shape[1] - accepted.tree.num_nodes
+        path_BD = accepted.verdict.path_BD.numpy()
+        num_B = accepted.verdict.num_accepted_B.numpy()
+        last_B = np.full(len(num_B), first_node - 1)
+        for b, num in enumerate(num_B.tolist()):
+            if num:
+                last_B[b] = first_node + path_BD[b, num - 1]
+            state.known[b].extend(accepted.emitted[b])
+        rows = torch.arange(len(num_B), device=signals_BTS.device)
+        state.feature_BH = signals_BTS[rows, torch.from_numpy(last_B).to(signals_BTS.device)]
+        return state
+
+    # ------------------------------------------------------------------ training
+
+    def forward(self, batch: TrajectoryBatch, carry: int | None) -> tuple[DraftPrediction, int]:
+        assert self.network is not None and batch.features_BTS is not None
+        k = 0 if carry is None else carry
+        network = self.network
+        prediction = DraftPrediction(
+            hidden_BTH=network.states(k, batch.features_BTS),
+            mask_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool),
+            ahead=2 + k,
+            weight=self.config.decay**k,
+            head=lambda states: network.logits(k, states),
+        )
+        return prediction, k + 1
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        network = self.network
+        assert network is not None
+        return lambda states: network.logits(0, states)
+
+
+DRAFTER = Medusa

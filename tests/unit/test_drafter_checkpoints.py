@@ -1,0 +1,174 @@
+"""Folders of feature-level drafters: what is written is read, what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.fspad import Fspad
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.medusa import Medusa
+from draftsmith.errors import BackendError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+
+KINDS: dict[str, type[Drafter]] = {
+    "eagle": Eagle,
+    "eagle3": Eagle3,
+    "fspad": Fspad,
+    "griffin": Griffin,
+    "hass": Hass,
+    "medusa": Medusa,
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(64, layers=8)
+
+
+def made(kind: str, target: HFTarget, source: str = "") -> Drafter:
+    drafter = KINDS[kind](KINDS[kind].Config(source=source))  # type: ignore[call-arg]
+    drafter.bind(target)
+    return drafter
+
+
+def saved(kind: str, target: HFTarget, folder: Path) -> dict[str, Tensor]:
+    """A drafter with weights of its own on disk; its tensors."""
+    drafter = made(kind, target)
+    for parameter in drafter.parameters():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    drafter.save(folder, kind=kind)  # type: ignore[operator]
+    return drafter.network.state_dict()  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_read_again(kind: str, target: HFTarget, tmp_path: Path) -> None:
+    written = saved(kind, target, tmp_path)
+    read = made(kind, target, str(tmp_path)).network.state_dict()  # type: ignore[union-attr,operator]
+    assert written.keys() == read.keys()
+    assert all(torch.equal(written[name], read[name]) for name in written)
+
+
+RELEASED = {
+    "eagle": {"fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight"},
+    "fspad": {"fc.fc.bias", "fc.post_attention_layernorm.weight", "fc.mlp.gate_proj.weight"},
+    "griffin": {"fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight"},
+    "eagle3": {
+        "midlayer.hidden_norm.weight",
+        "midlayer.self_attn.q_proj.weight",
+        "d2t",
+        "norm.weight",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RELEASED)
+def test_tensors_have_the_released_names(kind: str, target: HFTarget, tmp_path: Path) -> None:
+    assert RELEASED[kind] <= saved(kind, target, tmp_path).keys()
+
+
+def test_neither_embedding_nor_head_of_the_target_is_written(
+    target: HFTarget, tmp_path: Path
+) -> None:
+    for kind in ("eagle", "hass", "fspad", "griffin"):
+        names = saved(kind, target, tmp_path / kind).keys()
+        assert not any(
+            "embed" in name or "lm_head" in name or name == "norm.weight" for name in names
+        )
+
+
+def test_a_released_folder_with_an_embedding_loads(target: HFTarget, tmp_path: Path) -> None:
+    written = saved("eagle", target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "drafter.json").unlink()
+    with torch.no_grad():
+        embedding = target.embed(torch.arange(64))
+    everything = {f"model.{name}": one for name, one in written.items()}
+    torch.save(everything | {"embed_tokens.weight": embedding}, tmp_path / "pytorch_model.bin")
+    drafter = made("eagle", target, str(tmp_path))
+    assert torch.equal(drafter.network.fc.weight, written["fc.weight"])  # type: ignore[union-attr]
+    torch.save(everything | {"embed_tokens.weight": embedding + 1}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BackendError, match="another target: its copy of the embedding"):
+        made("eagle", target, str(tmp_path))
+
+
+def test_code_in_a_pickle_is_not_run(target: HFTarget, tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (exec, ("raise SystemExit('ran')",))
+
+    saved("eagle", target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"fc.weight": Harmful()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BackendError, match="Cannot read the drafter's weights"):
+        made("eagle", target, str(tmp_path))
+
+
+def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:
+    written = saved("medusa", target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    bare = {name.removeprefix("medusa_head."): one for name, one in written.items()}
+    assert "0.0.linear.weight" in bare and "3.1.weight" in bare
+    torch.save(bare, tmp_path / "medusa_lm_head.pt")
+    drafter = made("medusa", target, str(tmp_path))
+    assert (drafter.num_steps, drafter.longest) == (4, 4)
+    read = drafter.network.state_dict()  # type: ignore[union-attr,operator]
+    assert all(torch.equal(written[name], read[name]) for name in written)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("fc.weight"), "lacks fc.weight"),
+        (lambda tensors: tensors.update(extra=torch.ones(2)), "holds, and its kind has no, extra"),
+        (lambda tensors: tensors.update({"fc.bias": torch.ones(3)}), r"fc.bias is \[3\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: object, said: str, target: HFTarget, tmp_path: Path
+) -> None:
+    saved("eagle", target, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)  # type: ignore[operator]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match=said):
+        made("eagle", target, str(tmp_path))
+
+
+def test_a_drafter_for_another_target_is_refused(target: HFTarget, tmp_path: Path) -> None:
+    saved("griffin", target, tmp_path)
+    for other in (tiny_target(64, hidden=64), tiny_target(80)):
+        with pytest.raises(BackendError, match="made for another target"):
+            made("griffin", other, str(tmp_path))
+
+
+def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) -> None:
+    saved("eagle3", target, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    t2d = torch.ones(64, dtype=torch.bool)
+    save_file(tensors | {"t2d": t2d}, tmp_path / "model.safetensors")
+    made("eagle3", target, str(tmp_path))
+    t2d[5] = False
+    save_file(tensors | {"t2d": t2d}, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match="contradict"):
+        made("eagle3", target, str(tmp_path))
+
+
+def test_a_folder_without_weights_or_measures_says_so(target: HFTarget, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"config\.json"):
+        made("eagle", target, str(tmp_path))
+    saved("eagle", target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(BackendError, match="holds no weights"):
+        made("eagle", target, str(tmp_path))
+    assert json.loads((tmp_path / "drafter.json").read_text())["kind"] == "eagle"

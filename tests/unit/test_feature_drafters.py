@@ -1,0 +1,246 @@
+"""Feature-level drafters: training sees what decoding will see, and decoding changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters._features import PairReader, new_state
+from draftsmith.drafters._rollout import Rollout, advance, begin
+from draftsmith.drafters.eagle import STATIC, Eagle
+from draftsmith.drafters.eagle3 import Eagle3, fused_layers
+from draftsmith.drafters.fspad import Fspad
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import InputError
+from draftsmith.law import Sampler
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+from draftsmith.types import Signals, TrajectoryBatch, TreeShape
+
+X = TypeVar("X", bound=Drafter)
+VOCAB = 64
+PAIRING = [Eagle, Hass, Fspad, Griffin]
+DRAFTERS = [*PAIRING, Eagle3, Medusa]
+SHAPES = {
+    "chain": TreeShape.chain(3),
+    "static": STATIC,
+    "dynamic": TreeShape(widths=(4, 4, 4), keep=9),
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(VOCAB, layers=8)
+
+
+def texts(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (rows, length), generator=generator)
+
+
+def bound(drafter: X, target: HFTarget) -> X:
+    drafter.bind(target)
+    return drafter
+
+
+def features_of(target: HFTarget, tokens_BT: Tensor, signals: Signals) -> Tensor:
+    """What transformers' own forward says, layer by layer."""
+    with target.native() as model, torch.no_grad():
+        out = model.get_decoder()(input_ids=tokens_BT, output_hidden_states=True)
+    if signals.last_hidden:
+        return out.last_hidden_state
+    return torch.cat([out.hidden_states[layer + 1] for layer in signals.layers], -1)
+
+
+def batch_of(
+    target: HFTarget, tokens_BT: Tensor, signals: Signals = Eagle.signals
+) -> TrajectoryBatch:
+    return TrajectoryBatch(
+        tokens_BT=tokens_BT,
+        loss_mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+        features_BTS=features_of(target, tokens_BT, signals),
+    )
+
+
+@pytest.mark.parametrize("cls", [*PAIRING, Eagle3])
+def test_a_roll_out_is_what_decoding_computes(cls: type[FeatureDrafter], target: HFTarget) -> None:
+    """At place t, step j of training = j levels of a chain of the text's own tokens below t."""
+    drafter = bound(cls(cls.Config(seed=1)), target)
+    assert drafter.network is not None
+    tokens_BT = texts(2, 9)
+    batch = batch_of(target, tokens_BT, drafter.signals)
+    assert batch.features_BTS is not None
+    rollout: Rollout = begin(batch, noise=0.0)
+    trained = []
+    with torch.no_grad():
+        for _ in range(4):
+            prediction, rollout = advance(drafter.network, target, batch, rollout)
+            trained.append(drafter.network.logits(prediction.hidden_BTH, target))
+    for t in range(4):
+        known = tokens_BT[:, : t + 2].tolist()
+        width = batch.features_BTS.shape[2]
+        state = new_state(known, target, drafter.layer, width, 32)
+        state.features.append(list(batch.features_BTS[:, : t + 1]))
+        reader = PairReader(drafter.network, target, state)
+        with torch.inference_mode():
+            decoded = [reader.root()]
+            for depth in range(1, 4):
+                decoded.append(
+                    reader.level(
+                        tokens_BT[:, t + 1 + depth, None],
+                        torch.ones(2, 1, depth, dtype=torch.bool),
+                        torch.zeros(2, 1, dtype=torch.long),
+                    )[:, 0]
+                )
+        for step in range(4):
+            torch.testing.assert_close(decoded[step], trained[step][:, t], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", [*PAIRING, Eagle3])
+def test_documents_of_a_block_are_rolled_out_alone(
+    cls: type[FeatureDrafter], target: HFTarget
+) -> None:
+    drafter = bound(cls(cls.Config(seed=1)), target)
+    assert drafter.network is not None
+    first, second = texts(1, 6, seed=1), texts(1, 8, seed=2)
+    packed = TrajectoryBatch(
+        tokens_BT=torch.cat([first, second], 1),
+        loss_mask_BT=torch.ones(1, 14, dtype=torch.bool),
+        documents_BT=torch.tensor([[0] * 6 + [1] * 8]),
+        features_BTS=torch.cat(
+            [features_of(target, text, drafter.signals) for text in (first, second)], 1
+        ),
+    )
+
+    def last_states(batch: TrajectoryBatch) -> list[Tensor]:
+        rollout, out = begin(batch, noise=0.0), []
+        for _ in range(3):
+            prediction, rollout = advance(drafter.network, target, batch, rollout)
+            out.append(prediction.hidden_BTH)
+        return out
+
+    for together, alone in zip(
+        last_states(packed),
+        last_states(batch_of(target, second, drafter.signals)),
+        strict=True,
+    ):
+        torch.testing.assert_close(together[:, 6:11], alone[:, :5], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_decoding_says_what_the_target_says(
+    cls: type[FeatureDrafter], shape: TreeShape, temperature: float, target: HFTarget
+) -> None:
+    drafter = bound(cls(), target)
+    prompts = [row.tolist()[: 3 + 2 * b] for b, row in enumerate(texts(3, 12, seed=5))]
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=17, rule="match", seed=4
+    )
+
+    def said(drafter: object, shape: TreeShape | None) -> list[list[int]]:
+        out: list[list[int]] = [[] for _ in prompts]
+        for step in decode(target, drafter, prompts, replace(options, shape=shape)):  # type: ignore[arg-type]
+            for row, new in zip(out, step.emitted, strict=True):
+                row += new
+        return out
+
+    assert said(drafter, shape) == said(NoDrafter(), None)
+
+
+def test_noise_is_uniform_and_shrinks_with_the_document(target: HFTarget) -> None:
+    tokens_BT = texts(1, 40)
+    batch = replace(batch_of(target, tokens_BT), documents_BT=torch.tensor([[0] * 8 + [1] * 32]))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        moved = begin(batch, noise=0.2).feature_BTH - batch.features_BTS
+    short, long = moved[:, :8].abs().max(), moved[:, 8:].abs().max()
+    assert 0.8 * 0.1 * 512 / 8 < float(short) <= 0.1 * 512 / 8
+    assert 0.8 * 0.1 * 512 / 32 < float(long) <= 0.1 * 512 / 32
+
+
+def test_a_griffin_chain_counts_while_the_text_stays_near_the_top(target: HFTarget) -> None:
+    tokens_BT = texts(2, 12, seed=8)
+    batch = batch_of(target, tokens_BT)
+    masks: dict[str, list[Tensor]] = {}
+    for shift in ("decode", "official"):
+        config = Griffin.Config(seed=1, noise=0.0, mask_shift=shift, mask_top=20)  # type: ignore[arg-type]
+        drafter = bound(Griffin(config), target)
+        carry, masks[shift], hits = None, [], []
+        for step in range(3):
+            prediction, carry = drafter(batch, carry)
+            masks[shift].append(prediction.mask_BT)
+            logits = drafter.head()(prediction.hidden_BTH)
+            hit = torch.zeros(2, 12, dtype=torch.bool)
+            for b in range(2):
+                for t in range(12):
+                    wanted = tokens_BT[b, t + 2 + step] if t + 2 + step < 12 else 0
+                    hit[b, t] = wanted in logits[b, t].topk(20).indices
+            hits.append(hit)
+    decode, official = masks["decode"], masks["official"]
+    assert decode[0].all() and official[0].all(), "the first step counts everywhere"
+    assert torch.equal(decode[1], hits[0]) and torch.equal(decode[2], hits[0] & hits[1])
+    for step in (1, 2):
+        assert torch.equal(official[step][:, :-1], decode[step][:, 1:])
+    assert 0 < int(decode[2].sum()) < decode[2].numel()
+
+
+def test_steps_that_are_learnt_one_by_one_hand_on_no_gradient(target: HFTarget) -> None:
+    batch = batch_of(target, texts(1, 8))
+    for cls, kept in ((Hass, False), (Eagle, True)):
+        drafter = bound(cls(cls.Config(seed=1)), target)
+        _, carry = drafter(batch, None)
+        assert carry.feature_BTH.requires_grad is kept
+        assert carry.keys[0].requires_grad is kept
+
+
+def test_medusa_heads_begin_as_the_target_s_own(target: HFTarget) -> None:
+    drafter = bound(Medusa(), target)
+    batch = batch_of(target, texts(2, 7))
+    assert batch.features_BTS is not None
+    carry = None
+    for k in range(4):
+        prediction, carry = drafter(batch, carry)
+        assert (prediction.ahead, prediction.weight) == (2 + k, 0.8**k)
+        assert prediction.head is not None
+        torch.testing.assert_close(
+            prediction.head(prediction.hidden_BTH), target.head(batch.features_BTS)
+        )
+
+
+def test_every_medusa_head_has_blocks_of_its_own(target: HFTarget) -> None:
+    drafter = bound(Medusa(Medusa.Config(heads=2, layers=3)), target)
+    assert drafter.network is not None
+    blocks = {id(p) for p in drafter.network.parameters()}
+    assert len(blocks) == 2 * (3 * 2 + 1)
+
+
+def test_eagle3_knows_only_its_draft_vocabulary(target: HFTarget) -> None:
+    drafter = bound(Eagle3(Eagle3.Config(seed=1)), target)
+    network = drafter.network
+    ids = torch.tensor([3, 4, 9, 40])
+    network.lm_head = torch.nn.Linear(32, 4, bias=False, dtype=torch.float64)
+    network.d2t = ids - torch.arange(4)
+    states = torch.randn(2, 5, 32, dtype=torch.float64)
+    logits = drafter.head()(states)
+    assert logits.shape == (2, 5, VOCAB)
+    torch.testing.assert_close(logits[..., ids], network.lm_head(network.norm(states)))
+    others = [v for v in range(VOCAB) if v not in ids.tolist()]
+    assert (logits[..., others] == -torch.inf).all()
+
+
+def test_eagle3_reads_the_published_layers() -> None:
+    assert fused_layers(32) == (1, 15, 28)
+    with pytest.raises(InputError, match="at least 7"):
+        fused_layers(6)
