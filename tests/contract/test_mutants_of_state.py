@@ -77,8 +77,8 @@ MUTANTS = {
         source(
             Independent,
             "advance",
-            "state.cache.commit(np.zeros_like(num), path, num)",
-            "state.cache.commit(np.zeros_like(num), np.zeros_like(path), num)",
+            "state.cache.commit(np.zeros_like(num), columns_BD, num)",
+            "state.cache.commit(np.zeros_like(num), np.zeros_like(columns_BD), num)",
         ),
         lambda: test_caches.test_drafts_depend_on_the_rows_tokens_alone(
             case("independent-tree"), 1.0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -86,6 +87,8 @@ def test_no_file_gives_prompts_to_learn_from_and_to_measure_on() -> None:
 # --------------------------------------------------------------------------- a short distillation
 
 SHORT = [Prompt(id=str(i), text=f"the cat sat on {i} mats") for i in range(13)]
+STOPPED = SimpleNamespace(monotonic=lambda: 0.0)
+"""A clock: what was measured is given, and nothing else takes time."""
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,7 @@ def collected(
 ) -> Collected:
     """Ten of thirteen prompts, at two temperatures; the trial's pace is given."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(short, "time", STOPPED)
         patch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
         return short.collect(
             target,
@@ -113,7 +117,7 @@ def collected(
             iter(SHORT),
             tmp_path_factory.mktemp("collected"),
             temperatures=(0.0, 0.8),
-            seconds=1050.0,
+            seconds=1050.0,  # two texts of a prompt take 100
             max_new_tokens=6,
             seed=0,
             console=Console(quiet=True),
@@ -141,20 +145,21 @@ def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
     models: Path, collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = (models / "draft/model.safetensors").read_bytes()
-    monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 10.0))
+    monkeypatch.setattr(short, "time", STOPPED)
+    monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 30.0))
     learnt = short.distil(
         str(models / "target"),
         str(models / "draft"),
         collected,
         tmp_path,
-        seconds=1290.0,  # twelve steps, five evaluations, and what the rest of this takes
+        seconds=1260.0,  # eleven steps and five evaluations; one step more would take too long
         seed=0,
         console=Console(quiet=True),
     )
-    assert learnt.steps == 12
+    assert learnt.steps == 11
     record = json.loads((learnt.draft / "run.json").read_text())
     assert record["verb"] == "distill"
-    assert record["results"]["steps"] == 12
+    assert record["results"]["steps"] == 11
     assert (learnt.draft / "model.safetensors").read_bytes() != shipped
     assert (models / "draft/model.safetensors").read_bytes() == shipped
 

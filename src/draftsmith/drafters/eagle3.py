@@ -21,7 +21,6 @@ from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._features import Network
 from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
 from draftsmith.drafters._rollout import Rollout
-from draftsmith.errors import InputError
 from draftsmith.types import DraftPrediction, Signals, TrajectoryBatch
 
 
@@ -124,18 +123,11 @@ class Eagle3(FeatureDrafter):
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:
-    """Layers whose outputs are fused: 1, L / 2 - 1 and L - 4 (0-based).
-
-    Raises:
-        InputError: the target has too few layers for three different ones.
-    """
-    chosen = (1, count // 2 - 1, count - 4)
-    if not 0 <= chosen[0] < chosen[1] < chosen[2]:
-        raise InputError(
-            f"eagle3 reads layers 1, L/2 - 1 and L - 4 of a target, and this one has {count} "
-            "layers: it needs at least 7."
-        )
-    return chosen
+    """Layers whose outputs are fused: 1, L / 2 - 1 and L - 4 (0-based); of a target with fewer than
+    seven layers, where these are not three, the first, the middle one and the last."""
+    if count < 7:
+        return (0, (count - 1) // 2, count - 1)
+    return (1, count // 2 - 1, count - 4)
 
 
 DRAFTER = Eagle3

@@ -40,6 +40,8 @@ from draftsmith.types import (
     TreeShape,
 )
 
+NOTHING_FED = np.zeros((0, 0), dtype=np.int64)
+
 
 @dataclass(slots=True)
 class _State(DraftState):
@@ -48,8 +50,8 @@ class _State(DraftState):
     cache: KVCache
     known: list[list[int]]
     num_prompt: list[int]
-    fed_BN: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    """Of the last tree's nodes: which column of those staged each was fed in, or -1."""
+    fed_BN: np.ndarray = field(default_factory=lambda: NOTHING_FED)
+    """Of the tree just drafted: which column of those staged each node was fed in, or -1."""
 
     def take(self, rows: Sequence[int]) -> _State:
         self.cache.take(rows)
@@ -179,12 +181,13 @@ class Independent(Drafter):
             return state.advance(accepted)
         assert isinstance(state, _State)
         # nodes without children were never fed: of an accepted path that can be its last one
-        if accepted.tree.num_nodes:
+        if state.fed_BN.size:
             path_BD = accepted.verdict.path_BD.numpy()
             columns_BD = np.take_along_axis(state.fed_BN, np.maximum(path_BD, 0), axis=1)
             fed = ((path_BD >= 0) & (columns_BD >= 0)).sum(1)
             num = np.minimum(accepted.verdict.num_accepted_B.numpy(), fed)
             state.cache.commit(np.zeros_like(num), columns_BD, num)
+            state.fed_BN = NOTHING_FED
         for row, new in zip(state.known, accepted.emitted, strict=True):
             row.extend(new)
         return state

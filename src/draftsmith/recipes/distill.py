@@ -89,7 +89,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     before = trainer.evaluate().get("acceptance")
     if before is not None:
         _say(f"held-out acceptance before: {before:.4f}")
-    _say(f"{trainer.config.steps} steps of {options.training.batch_tokens} tokens")
+    _say(f"{trainer.config.steps} steps")
     report = trainer.train()
     after = report.evaluation.get("acceptance")
     if report.best_step is not None:

@@ -50,8 +50,8 @@ from draftsmith.recipes._short_distillation import Collected, Distilled, collect
 from draftsmith.recipes._stdlib_prompts import training_prompts
 from draftsmith.recipes._streaming import DRAFTED, Stream
 
-# What may take how long, in seconds. Loading, warming up, cost tables, trials and the report come
-# on top; the whole should stay under four minutes on two cores.
+# What may take how long, in seconds. Loading, warming up, cost tables, the texts for alpha and the
+# report come on top; the whole should stay under four minutes on two cores.
 COMPARE_SECONDS = 50.0
 """The measured rounds of the first comparison."""
 COLLECT_SECONDS = 22.0

@@ -117,7 +117,8 @@ class TabularTarget:
         return F.one_hot(tokens.remainder(len(self.table_CV)), len(self.table_CV)).to(self.dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.table_CV
+        # of tokens without probability: -inf times anything would be NaN
+        return hidden @ self.table_CV.clamp(min=-100.0)
 
     def head_weight(self) -> Tensor:
         return self.table_CV.T
