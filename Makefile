@@ -15,7 +15,7 @@ ARGS ?=
 .PHONY: help install dev quickstart test test-full engines test-engines lint format types check clean
 
 help:
-	@echo "make quickstart  install, then decode with the shipped models and write runs/quickstart"
+	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
 	@echo "make engines     an environment with vLLM and Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
