@@ -28,6 +28,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,11 @@ class Lab:
 
     def store(self, name: str) -> CollectOptions:
         """Answers to `code` or `prose` prompts, as the paper draws them."""
-        known = {"code": training_prompts, "prose": lambda n: self.prose(held_out=False)[:n]}
+        known = {"code": training_prompts(), "prose": iter(self.prose(held_out=False))}
         count = self.prompts if name == "code" else self.prompts // 4
         return CollectOptions(
             model=ModelOptions(target=self.target),
-            prompts=self._write(f"learn-{name}", known[name](count)),
+            prompts=self._write(f"learn-{name}", list(islice(known[name], count))),
             out=self.work / "stores" / name,
             samples=1,
             temperatures="0,0.3,0.7,1",

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -83,7 +84,7 @@ class Counting:
 def write_prompts(path: Path, size: Size) -> None:
     lines = [
         json.dumps({"id": prompt.id, "prompt": prompt.text})
-        for prompt in training_prompts(size.prompts)
+        for prompt in islice(training_prompts(), size.prompts)
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
