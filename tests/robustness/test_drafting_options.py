@@ -109,9 +109,19 @@ def test_a_model_folder_is_a_draft_model(tmp_path: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "drafter.json").write_text("{")
+    (tmp_path / "weights.bin").write_text("{")
     with pytest.raises(InputError, match=r"has no config\.json: give a folder with a transformers"):
         load_drafter(str(tmp_path))
+    manifest = tmp_path / "drafter.json"
+    for content in ("{", "[]", '{"kind": "eagle"}', '{"kind": "eagle", "options": 3}'):
+        manifest.write_text(content)
+        with pytest.raises(InputError, match=r"drafter\.json cannot be read"):
+            load_drafter(str(tmp_path))
+    manifest.write_text('{"kind": "griffin", "options": {"num_forwards": 5}}')
+    drafter = load_drafter(str(tmp_path))
+    assert (type(drafter).__name__, drafter.num_steps) == ("Griffin", 5)
+    assert drafter.config.source == str(tmp_path)
+    manifest.unlink()
     with pytest.raises(InputError, match="'runs/nowhere' does not exist"):
         load_drafter("runs/nowhere")
     monkeypatch.chdir(tmp_path)

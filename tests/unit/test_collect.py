@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from draftsmith.cache import Block
 from draftsmith.decode import DecodeOptions
 from draftsmith.distill import teacher
 from draftsmith.distill.collect import (
@@ -31,7 +33,7 @@ from draftsmith.law import Sampler
 from draftsmith.targets import _base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals, TreeShape
+from draftsmith.types import Signals, TargetOutput, TreeShape
 
 VOCAB = 20
 ENDS = frozenset({2, 5})
@@ -504,9 +506,15 @@ def test_prompts_that_can_be_pass(target: HFTarget) -> None:
 
 
 def test_a_target_without_hidden_states_says_so() -> None:
+    class Mute(TabularTarget):
+        def forward(
+            self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
+        ) -> TargetOutput:
+            return super().forward(tokens_BT, block, keep, Signals())
+
     wanted = CollectSettings(max_new_tokens=2, top_k=2, signals=Signals(last_hidden=True))
     with pytest.raises(InputError, match="tabular has no hidden states"):
-        TransformersBackend(TabularTarget(8)).collect(requests([(1, 2)]), wanted)
+        TransformersBackend(Mute(8)).collect(requests([(1, 2)]), wanted)
 
 
 def test_broken_logits_are_not_stored() -> None:

@@ -74,6 +74,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
         with_transformers=options.hf_baseline,
     )
     bench = Bench(plan)
+    warn_if_busy()
     made = measure(bench, options.out)
     report = finish(bench, made, options.model.target, options.out, record)
     console = Console(highlight=False)
@@ -128,12 +129,12 @@ def _plain_answer(target: Target, ids: tuple[int, ...], max_new_tokens: int) -> 
 def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     """Run the rounds with a progress line on stderr; records are written as they come.
 
-    An interruption leaves what was measured, and says so.
+    An interruption leaves what was measured, and says so. Whether the machine is busy is for the
+    caller to ask first (`warn_if_busy`): a moment later the load is our own.
     """
     path = out / "records.jsonl"
     notes = Console(stderr=True, highlight=False, markup=False)
     made: list[RunRecord] = []
-    warn_if_busy(notes)
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -164,8 +165,9 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     return tuple(made)
 
 
-def warn_if_busy(notes: Console) -> None:
+def warn_if_busy() -> None:
     """Times taken beside other programs are not to be trusted: say so (where the system tells)."""
+    notes = Console(stderr=True, highlight=False, markup=False)
     if not hasattr(os, "getloadavg"):
         return
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1

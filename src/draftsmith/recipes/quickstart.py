@@ -90,6 +90,7 @@ class QuickstartReport(Report):
 def run(options: QuickstartOptions) -> dict[str, Any]:
     """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
     record = start_run("quickstart", options, seed=options.seed)
+    bench_recipe.warn_if_busy()
     scene = set_scene(options, NUM_PROMPTS)
     clear(options.out)  # all that can be missing is there
     choose_threads(scene)
