@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from draftsmith.recipes import collect, distill
 from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._stdlib_prompts import training_prompts
 from draftsmith.recipes._tokens import load_tokenizer
-from draftsmith.recipes._training import start_accelerator
+from draftsmith.recipes._training import start_accelerator, work_folder
 from draftsmith.types import TrajectoryBatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared
@@ -112,13 +113,14 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
         stored,
         store=(),
         online=True,
+        out=folder / "online",
         prompts=prompts,
         prompts_per_step=size.prompts_per_step,
         max_new_tokens=size.tokens,
     )
     return {
         "store": stored,
-        "store, target's laws": replace(stored, laws="teacher"),
+        "store, target's laws": replace(stored, laws="teacher", out=folder / "taught"),
         "online": online,
     }
 
@@ -135,12 +137,14 @@ def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     return trainer, counting
 
 
-def measure(folder: Path, size: Size) -> list[Figure]:
+def measure(folder: Path, size: Size, out: ExitStack) -> list[Figure]:
+    """`out` closes the runs' working folders."""
     prompts = folder / "prompts.jsonl"
     write_prompts(prompts, size)
-    trainers = {
-        name: make_trainer(options) for name, options in ways(folder, prompts, size).items()
-    }
+    trainers = {}
+    for name, options in ways(folder, prompts, size).items():
+        out.enter_context(work_folder(options.out))
+        trainers[name] = make_trainer(options)
     paces: dict[str, list[float]] = {name: [] for name in trainers}
     for number in range(size.rounds + 1):
         for name, (trainer, counting) in trainers.items():
@@ -172,8 +176,8 @@ def main() -> None:
     given = parser.parse_args()
     size = QUICK if given.quick else FULL
     quieten()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), size)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as out:
+        figures = measure(Path(folder), size, out)
     for one in figures:
         print(
             f"{one.way}: {one.tokens_per_second:,.0f} answer tokens/s, "
