@@ -34,9 +34,9 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
 from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import TreeShape
 from models import llama_110m, llama_draft, mini_code, random_llama, random_prompts

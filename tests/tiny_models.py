@@ -7,7 +7,16 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 TEXT = """
 def add(left, right):
@@ -71,3 +80,35 @@ def save_pair(folder: Path, *, context: int = 512) -> None:
                 parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder / "draft")
     tiny_tokenizer().save_pretrained(folder / "draft")
+
+
+FAMILIES: dict[str, type[PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "mixtral": MixtralConfig,
+    "gemma2": Gemma2Config,
+}
+
+
+def save_family(folder: Path, family: str) -> None:
+    """Write a random target of this family to `folder/target`, with biases where it has some."""
+    config = FAMILIES[family](
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from alignment_plots import Bar, save_pictures
 from exam import Exam
-from study import Examined, Run, collect, examine
+from study import Examined, Models, Run, collect, examine
 from writing import table, write_study
 
 from draftsmith.bench.compare_pool import pool
@@ -64,32 +64,31 @@ PROSE_WORDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lab:
-    """Where the study works, and how much of everything."""
+class Amounts:
+    """How much of everything."""
 
-    work: Path
-    models: Path
     prompts: int
     exam_prompts: int
     tokens: int
     steps: int
 
-    @property
-    def target(self) -> str:
-        return str(self.models / "target")
 
-    @property
-    def draft(self) -> str:
-        return str(self.models / "draft")
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """Where the study works, and on what."""
+
+    work: Path
+    models: Models
+    amounts: Amounts
 
     # ---------------------------------------------------------------- prompts
 
     @property
     def tasks(self) -> dict[str, Exam]:
         """Exams by name; prose is missing where the books are."""
-        held = held_out_prompts(100 * self.exam_prompts)
-        library = [p for p in held if "test" not in p.id][: self.exam_prompts]
-        tests = [p for p in held if "test" in p.id][: self.exam_prompts]
+        held = held_out_prompts(100 * self.amounts.exam_prompts)
+        library = [p for p in held if "test" not in p.id][: self.amounts.exam_prompts]
+        tests = [p for p in held if "test" in p.id][: self.amounts.exam_prompts]
         code = self._write("library", library)
         out = {
             "library": self._exam(code, (0.0,)),
@@ -98,15 +97,17 @@ class Lab:
         }
         prose = self.prose(held_out=True)
         if prose:
-            out["prose"] = self._exam(self._write("prose", prose[: self.exam_prompts]), (0.0,))
+            out["prose"] = self._exam(
+                self._write("prose", prose[: self.amounts.exam_prompts]), (0.0,)
+            )
         return out
 
     def _exam(self, prompts: Path, temperatures: tuple[float, ...], top_p: float = 1.0) -> Exam:
         return Exam(
-            target=self.target,
+            target=self.models.target,
             prompts=prompts,
-            limit=self.exam_prompts,
-            max_new_tokens=self.tokens,
+            limit=self.amounts.exam_prompts,
+            max_new_tokens=self.amounts.tokens,
             chains=GAMMAS,
             tree=(),
             temperatures=temperatures,
@@ -143,15 +144,15 @@ class Lab:
     def store(self, name: str) -> CollectOptions:
         """Answers to `code` or `prose` prompts, as the paper draws them."""
         known = {"code": training_prompts(), "prose": iter(self.prose(held_out=False))}
-        count = self.prompts if name == "code" else self.prompts // 4
+        count = self.amounts.prompts if name == "code" else self.amounts.prompts // 4
         return CollectOptions(
-            model=ModelOptions(target=self.target),
+            model=ModelOptions(target=self.models.target),
             prompts=self._write(f"learn-{name}", list(islice(known[name], count))),
             out=self.work / "stores" / name,
             samples=1,
             temperatures="0,0.3,0.7,1",
             top_p=0.95,
-            max_new_tokens=self.tokens,
+            max_new_tokens=self.amounts.tokens,
             batch_size=64,
         )
 
@@ -166,20 +167,20 @@ class Lab:
         drafter: str | None = None,
         label: str = "",
     ) -> Run:
-        steps = max(1, round(share * self.steps))
+        steps = max(1, round(share * self.amounts.steps))
         name = "-".join(filter(None, (loss, label, str(steps), f"s{seed}")))
         return Run(
             name=name,
             options=DistillOptions(
-                target=self.target,
-                drafter=drafter or self.draft,
+                target=self.models.target,
+                drafter=drafter or self.models.draft,
                 store=tuple(self.work / "stores" / store for store in stores),
                 objective=LOSSES[loss],
                 text=(STANDARD_LIBRARY,) if mixed else (),
                 training=ScheduleOptions(
                     duration=f"{steps}steps",
                     block_length=512,
-                    batch_tokens=9 * 512,  # 9:1 with one block of text
+                    batch_tokens=10 * 512,  # 9:1 with one block of text
                     learning_rate=1e-3,
                     min_learning_rate=0.0,
                     warmup=max(1, steps // 10),
@@ -197,20 +198,16 @@ class Lab:
         )
 
     @property
-    def base(self) -> Run:
-        return Run(name="undistilled", given=self.draft)
-
-    @property
     def unlearnt(self) -> str:
         """The draft's architecture with random weights."""
         folder = self.work / "random-draft"
         if not (folder / "config.json").is_file():
-            model = load_model(self.draft, dtype="float32")
+            model = load_model(self.models.draft, dtype="float32")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 fresh = type(model)(model.config)
             fresh.save_pretrained(folder)
-            load_target(self.draft).tokenizer.save_pretrained(folder)
+            load_target(self.models.draft).tokenizer.save_pretrained(folder)
         return str(folder)
 
 
@@ -246,13 +243,13 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
     "unmixed": unmixed,
     "outside": outside,
 }
-FULL = {"prompts": 400, "exam_prompts": 48, "tokens": 128, "steps": 400}
-QUICK = {"prompts": 8, "exam_prompts": 2, "tokens": 8, "steps": 4}
+FULL = Amounts(prompts=400, exam_prompts=48, tokens=128, steps=400)
+QUICK = Amounts(prompts=8, exam_prompts=2, tokens=8, steps=4)
 
 
 def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
     """Every setting on every task: tau and memory-bound speed-up, pooled over seeds."""
-    sizes = [_parameters(folder) for folder in (lab.draft, lab.target)]
+    sizes = [_parameters(folder) for folder in (lab.models.draft, lab.models.target)]
     out = []
     for task, some in done.items():
         groups: dict[str, list[Examined]] = {}
@@ -283,14 +280,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    lab = Lab(work=given.work, models=given.models, **(QUICK if given.quick else FULL))
+    lab = Lab(
+        work=given.work,
+        models=Models(folder=given.models),
+        amounts=QUICK if given.quick else FULL,
+    )
     chosen = [run for part in given.only.split(",") for run in PARTS[part](lab)]
-    runs = list({run.name: run for run in [lab.base, *chosen]}.values())
+    runs = list({run.name: run for run in [lab.models.base, *chosen]}.values())
     stores = {folder.name for run in runs if run.options for folder in run.options.store}
     collect([lab.store(name) for name in sorted(stores)], given.workers)
     done = {task: examine(runs, exam, lab.work, given.workers) for task, exam in lab.tasks.items()}
     made = bars(lab, done)
-    save_pictures(made, lab.steps, given.out / "alignment")
+    save_pictures(made, lab.amounts.steps, given.out / "alignment")
     for bar in made:
         print(
             f"{bar.task}, {bar.name}, gamma {bar.gamma}: tau {bar.tau.mean:.3f}, "
@@ -298,9 +299,9 @@ def main() -> None:
             file=sys.stderr,
         )
     facts: dict[str, Any] = {
-        "steps": lab.steps,
-        "prompts": lab.prompts,
-        "exam_prompts": lab.exam_prompts,
+        "steps": lab.amounts.steps,
+        "prompts": lab.amounts.prompts,
+        "exam_prompts": lab.amounts.exam_prompts,
         "bars": [bar.as_json() for bar in made],
         "tasks": {task: table(some) for task, some in done.items()},
     }

@@ -14,7 +14,7 @@ import argparse
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Size:
 
 
 FULL = Size(rounds=5, prompts=32, tokens=96, prompt_tokens=64, batch_size=32)
+LARGE = replace(FULL, rounds=3, prompts=16, tokens=32)
+"""For the larger model: `generate` takes a quarter of a minute for this."""
 QUICK = Size(rounds=1, prompts=3, tokens=6, prompt_tokens=12, batch_size=8)
 WAYS = {
     "greedy": CollectSettings(forcing="greedy"),
@@ -175,18 +177,19 @@ def measure(
     return out
 
 
-def subjects(size: Size) -> list[tuple[str, HFTarget, list[tuple[int, ...]]]]:
+def subjects(quick: bool) -> list[tuple[str, HFTarget, list[tuple[int, ...]], Size]]:
     """The shipped model on real code, and 110 M random weights on random tokens."""
     out = []
+    size, other = (QUICK, QUICK) if quick else (FULL, LARGE)
     small = mini_code()
     if small is None:
         print("models/mini-code is absent: left out", file=sys.stderr)
     else:
         texts = [prompt.token_ids(small.tokenizer) for prompt in held_out_prompts(size.prompts)]
-        out.append(("mini-code", small, [tuple(ids) for ids in texts]))
+        out.append(("mini-code", small, [tuple(ids) for ids in texts], size))
     large = llama_110m()
-    prompts = random_prompts(size.prompts, size.prompt_tokens, large.vocab_size)
-    return [*out, ("110 M bfloat16", large, prompts)]
+    prompts = random_prompts(other.prompts, other.prompt_tokens, large.vocab_size)
+    return [*out, ("110 M bfloat16", large, prompts, other)]
 
 
 def main() -> None:
@@ -194,10 +197,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the figures")
     given = parser.parse_args()
-    size = QUICK if given.quick else FULL
     began = time.monotonic()
     figures = []
-    for name, target, prompts in subjects(size):
+    for name, target, prompts, size in subjects(given.quick):
         for figure in measure(name, target, prompts, size):
             figures.append(figure)
             print(
@@ -210,7 +212,7 @@ def main() -> None:
         given.out / "distillation_collecting.json",
         {
             "quick": given.quick,
-            "size": asdict(size),
+            "sizes": [asdict(size) for size in ((QUICK,) if given.quick else (FULL, LARGE))],
             "seconds": round(time.monotonic() - began, 1),
             "threads": torch.get_num_threads(),
             "versions": versions(),

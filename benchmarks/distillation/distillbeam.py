@@ -5,6 +5,7 @@
 
 | part          | what varies                                                     | seeds |
 |---------------|-----------------------------------------------------------------|-------|
+| `rate`        | learning rates, for three objectives on drawn texts              | 1     |
 | `temperature` | gold texts: teacher at 0.7, 1, 2, and whole laws, per divergence | 1     |
 | `forcing`     | texts: gold, greedy, drawn, per divergence                       | 1     |
 | `sft`         | hard labels on each of them                                      | 1     |
@@ -29,8 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import ende
-from lab import Lab
-from study import Examined, Run, collect, examine, figures
+from lab import Amounts, Lab
+from study import Examined, Models, Run, collect, examine, figures
 from writing import as_row, difference, plain, table, write_study
 
 from draftsmith.bench.suites import load_prompts
@@ -46,13 +47,22 @@ SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 WIDTHS = (1, 2, 4, 8, 16)
 SEEDS = 5
 COSTED_PROMPTS = 200
-FULL = {"prompts": 3000, "exam_prompts": 256, "final_prompts": 512, "steps": 400}
-QUICK = {"prompts": 40, "exam_prompts": 8, "final_prompts": 8, "steps": 4}
+FULL = Amounts(prompts=3000, exam_prompts=256, final_prompts=512, steps=400)
+QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
 GOLD = DivergenceOptions(tail="renormalise")
 """The paper's treatment of cut laws; the only one with a meaning at every temperature."""
 
 
 # --------------------------------------------------------------------------- parts
+
+
+def rate(lab: Lab) -> list[Run]:
+    """Learning rates, for one hard, one mild and one bounded objective."""
+    return [
+        replace(lab, learning_rate=value).run("draws-1", objective, name=f"rate{value:g}")
+        for objective in ("sft", "kl", "tvd")
+        for value in (3e-4, 1e-3, 3e-3, 1e-2)
+    ]
 
 
 def temperature(lab: Lab) -> list[Run]:
@@ -135,7 +145,7 @@ def auto(lab: Lab) -> list[Run]:
     """As many prompts for each way as the teacher reads the same number of tokens for."""
     names = ("beams-auto", "beams-2", "beams-4", "beams-8", "draws-4")
     costs = teacher_costs(lab, names)
-    budget = min(costs.values()) * lab.prompts
+    budget = min(costs.values()) * lab.amounts.prompts
     return [
         lab.run(
             f"{name}@{int(budget / costs[name])}",
@@ -153,11 +163,11 @@ def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
     """Tokens that the teacher reads per prompt, over the first prompts."""
     path = lab.work / "teacher_costs.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    target = load_target(lab.target)
+    target = load_target(lab.models.target)
     for name in names:
         if name not in known:
             options = lab.store(name)
-            prompts = load_prompts(options.prompts, limit=min(COSTED_PROMPTS, lab.prompts))
+            prompts = load_prompts(options.prompts, limit=min(COSTED_PROMPTS, lab.amounts.prompts))
             backend = TransformersBackend(target, batch_size=options.batch_size)
             requests = make_requests(options, prompts, target.tokenizer)
             backend.collect(requests, make_settings(options))
@@ -167,6 +177,7 @@ def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[Lab], list[Run]]] = {
+    "rate": rate,
     "temperature": temperature,
     "forcing": forcing,
     "sft": sft,
@@ -189,6 +200,8 @@ def best(lab: Lab, done: Sequence[Examined]) -> dict[str, list[Run]]:
             kinds["sft" if sft else "several" if several else "one"].append(one)
     out = {}
     for kind, some in kinds.items():
+        if not some:
+            continue
         chosen = max(some, key=lambda one: one.marks.mean_tau).run
         out[kind] = [again(lab, chosen, seed) for seed in range(SEEDS)]
     return out
@@ -217,23 +230,22 @@ def main() -> None:
     unknown = set(given.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
-    amount = QUICK if given.quick else FULL
     lab = Lab(
-        models=given.models,
+        models=Models(folder=given.models),
         work=given.work,
-        learn=ende.training_prompts(given.work / "learn.jsonl", FULL["prompts"]),
+        learn=ende.training_prompts(given.work / "learn.jsonl", FULL.prompts),
         ask=ende.exam_prompts(given.work / "ask.jsonl"),
-        **amount,
+        amounts=QUICK if given.quick else FULL,
     )
     lab.cost_ratio()
-    runs = [lab.base, *(run for part in given.only.split(",") for run in PARTS[part](lab))]
+    runs = [lab.models.base, *(run for part in given.only.split(",") for run in PARTS[part](lab))]
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
     done = examine(runs, lab.exam, lab.work, given.workers)
     chosen = best(lab, done)
     finals = {
         kind: examine(some, lab.final_exam, lab.work, given.workers)
-        for kind, some in ({"undistilled": [lab.base]} | chosen).items()
+        for kind, some in ({"undistilled": [lab.models.base]} | chosen).items()
     }
     write(lab, done, finals, given.out)
 
@@ -247,8 +259,12 @@ def write(
 ) -> None:
     """Figures and the answers to the study's questions."""
     marks = {kind: [one.marks for one in some] for kind, some in finals.items()}
-    pairs = [("several", other) for other in ("undistilled", "one", "sft")]
-    differences = [difference(a, marks[a], b, marks[b]) for a, b in pairs]
+    others = [kind for kind in ("undistilled", "one", "sft") if kind in marks]
+    differences = [
+        difference("several", marks["several"], other, marks[other])
+        for other in others
+        if "several" in marks
+    ]
     for one in differences:
         print(
             f"{one.better} / {one.worse}: {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})",
@@ -262,11 +278,11 @@ def write(
             for one in done
         ],
         {
-            "steps": lab.steps,
+            "steps": lab.amounts.steps,
             "cost_ratio": lab.cost_ratio(),
-            "prompts": lab.prompts,
-            "exam_prompts": lab.exam_prompts,
-            "final_prompts": lab.final_prompts,
+            "prompts": lab.amounts.prompts,
+            "exam_prompts": lab.amounts.exam_prompts,
+            "final_prompts": lab.amounts.final_prompts,
             "runs": table(done),
             "best": {kind: [as_row(one) for one in some] for kind, some in finals.items()},
             "differences": plain(differences),

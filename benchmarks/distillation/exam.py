@@ -22,8 +22,8 @@ from draftsmith.distill.measure import MeasureOptions, measure_acceptance
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.law import Sampler
 from draftsmith.provenance import digest
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exam import Exam
-from study import Run
+from study import Models, Run
 
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
@@ -23,53 +23,54 @@ from draftsmith.targets.hf import load_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lab:
-    """Where a study works, and how much of everything."""
+class Amounts:
+    """How much of everything."""
 
-    models: Path
-    """Folders `target` and `draft`."""
+    prompts: int
+    exam_prompts: int
+    final_prompts: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """Where a study works, and on what."""
+
+    models: Models
     work: Path
     learn: Path
     """Prompts whose answers are learnt."""
     ask: Path
     """Prompts of the exams."""
-    prompts: int
-    exam_prompts: int
-    final_prompts: int
-    steps: int
+    amounts: Amounts
     learning_rate: float = 1e-3
-
-    @property
-    def target(self) -> str:
-        return str(self.models / "target")
-
-    @property
-    def draft(self) -> str:
-        return str(self.models / "draft")
 
     @property
     def exam(self) -> Exam:
         """What settings are chosen by."""
         return Exam(
-            target=self.target, prompts=self.ask, limit=self.exam_prompts, max_new_tokens=96
+            target=self.models.target,
+            prompts=self.ask,
+            limit=self.amounts.exam_prompts,
+            max_new_tokens=96,
         )
 
     @property
     def final_exam(self) -> Exam:
         """On other prompts: what was chosen for its marks there would seem better than it is."""
-        return replace(self.exam, skip=self.exam_prompts, limit=self.final_prompts)
+        return replace(self.exam, skip=self.amounts.exam_prompts, limit=self.amounts.final_prompts)
 
     def store(self, name: str) -> CollectOptions:
         """The collection of this name."""
         way, _, limit = name.partition("@")
         kind, _, number = way.partition("-")
         bare = CollectOptions(
-            model=ModelOptions(target=self.target),
+            model=ModelOptions(target=self.models.target),
             prompts=self.learn,
             out=self.work / "stores" / name,
             max_new_tokens=96,
             batch_size=64,
-            limit=int(limit or self.prompts),
+            limit=int(limit or self.amounts.prompts),
         )
         ways: dict[str, Callable[[], CollectOptions]] = {
             "gold": lambda: replace(bare, gold=True),
@@ -90,14 +91,14 @@ class Lab:
         label: str | None = None,
     ) -> Run:
         """A distillation from this collection. `change`: other than plain divergence options."""
-        steps = self.steps
+        steps = self.amounts.steps
         kind, _, number = store.partition("@")[0].partition("-")
         name = "-".join(filter(None, (store, objective, name, str(steps), f"s{seed}")))
         return Run(
             name=name,
             options=DistillOptions(
-                target=self.target,
-                drafter=self.draft,
+                target=self.models.target,
+                drafter=self.models.draft,
                 store=(self.work / "stores" / store,),
                 objective=replace(change or DivergenceOptions(), objective=objective),
                 training=ScheduleOptions(
@@ -126,13 +127,12 @@ class Lab:
         path = self.work / "cost_ratio.json"
         if not path.exists():
             context = tuple(range(1, 65))
-            probes = [ForwardProbe(load_target(m), context, 1) for m in (self.draft, self.target)]
+            probes = [
+                ForwardProbe(load_target(m), context, 1)
+                for m in (self.models.draft, self.models.target)
+            ]
             rounds = [[probe.seconds(1) for probe in probes] for _ in range(100)]
             own, other = (statistics.median(column) for column in zip(*rounds[20:], strict=True))
             write_json_atomic(path, {"draft_ms": 1e3 * own, "target_ms": 1e3 * other})
         known = json.loads(path.read_text(encoding="utf-8"))
         return float(known["draft_ms"] / known["target_ms"])
-
-    @property
-    def base(self) -> Run:
-        return Run(name="undistilled", given=self.draft)

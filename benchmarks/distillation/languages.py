@@ -22,8 +22,8 @@ from pathlib import Path
 import ende
 import numpy as np
 from exam import Exam
-from lab import Lab
-from study import Run, collect, examine, figures
+from lab import Amounts, Lab
+from study import Models, Run, collect, examine, figures
 from writing import table, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
@@ -46,8 +46,8 @@ CORPORA = (
     *("wmt_news-test2008", "wmt_newssyscomb2009"),
 )
 OBJECTIVES = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
-FULL = {"prompts": 3000, "exam_prompts": 200, "final_prompts": 200, "steps": 600}
-QUICK = {"prompts": 30, "exam_prompts": 4, "final_prompts": 4, "steps": 4}
+FULL = Amounts(prompts=3000, exam_prompts=200, final_prompts=200, steps=600)
+QUICK = Amounts(prompts=30, exam_prompts=4, final_prompts=4, steps=4)
 PASSES = 2
 HELD_OUT = 0.002
 SMALL_STEPS = "4steps"
@@ -160,11 +160,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ende.ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     models = train_models(given.work, quick=given.quick)
-    learn = learning_prompts(given.work / "learn.jsonl", FULL["prompts"])
-    amount = QUICK if given.quick else FULL
-    lab = Lab(models=models, work=given.work, learn=learn, ask=learn, **amount)
+    learn = learning_prompts(given.work / "learn.jsonl", FULL.prompts)
+    lab = Lab(
+        models=Models(folder=models),
+        work=given.work,
+        learn=learn,
+        ask=learn,
+        amounts=QUICK if given.quick else FULL,
+    )
     lab.cost_ratio()
-    runs: list[Run] = [lab.base]
+    runs: list[Run] = [lab.models.base]
     runs += [lab.run(store, one) for one in OBJECTIVES for store in ("greedy", "beams-8")]
     collect([lab.store(name) for name in ("greedy", "beams-8")], given.workers)
     done = {
@@ -182,7 +187,7 @@ def main() -> None:
         for one in some
     ]
     facts = {
-        "steps": lab.steps,
+        "steps": lab.amounts.steps,
         "languages": {language: table(some) for language, some in done.items()},
     }
     for language, some in done.items():

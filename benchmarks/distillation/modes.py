@@ -31,6 +31,7 @@ from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.recipes import collect, distill
 from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._stdlib_prompts import training_prompts
+from draftsmith.recipes._students import open_student
 from draftsmith.recipes._tokens import load_tokenizer
 from draftsmith.recipes._training import start_accelerator, work_folder
 from draftsmith.types import TrajectoryBatch
@@ -127,12 +128,12 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
 
 def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     tokenizer = load_tokenizer(options.target)
-    model = distill.open_student(options.drafter, tokenizer)
-    lesson = distill.make_lesson(options, tokenizer, None)
+    student = open_student(options, tokenizer)
+    lesson = distill.make_lesson(options, tokenizer, student, None)
     counting = Counting(lesson.source)
     accelerator = start_accelerator(options, options.training)
     trainer = distill.make_trainer(
-        options, model, replace(lesson, source=counting), "", 1000, accelerator
+        options, student, replace(lesson, source=counting), 1000, accelerator
     )
     return trainer, counting
 

@@ -54,6 +54,26 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """A folder with `target` and `draft`."""
+
+    folder: Path
+
+    @property
+    def target(self) -> str:
+        return str(self.folder / "target")
+
+    @property
+    def draft(self) -> str:
+        return str(self.folder / "draft")
+
+    @property
+    def base(self) -> Run:
+        """The draft model as it stands."""
+        return Run(name="undistilled", given=self.draft)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
     """A run with its marks."""
 
@@ -72,9 +92,7 @@ def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[E
     missing = [run for run in runs if not _marks(run, exam, work).is_file()]
     jobs = [(run, exam, work) for run in missing]
     _each("training", _train_and_examine, jobs, [run.name for run in missing], workers)
-    return [
-        Examined(run=run, marks=Marks.read(work / "runs" / run.name / "marks.json")) for run in runs
-    ]
+    return [Examined(run=run, marks=Marks.read(_marks(run, exam, work))) for run in runs]
 
 
 def figures(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from draftsmith.errors import DraftsmithError as DraftsmithError
     from draftsmith.generation import generate as generate
     from draftsmith.law import Law as Law
-    from draftsmith.law import Sampler as Sampler
+    from draftsmith.sampler import Sampler as Sampler
     from draftsmith.targets.hf import load_target as load_target
     from draftsmith.targets.toy import TabularTarget as TabularTarget
     from draftsmith.targets.toy import tiny_target as tiny_target
@@ -49,7 +49,7 @@ _HOMES = {
     "Law": "draftsmith.law",
     "Prompt": "draftsmith.bench.suites",
     "Proposal": "draftsmith.types",
-    "Sampler": "draftsmith.law",
+    "Sampler": "draftsmith.sampler",
     "Session": "draftsmith.decode",
     "TabularTarget": "draftsmith.targets.toy",
     "Trainer": "draftsmith.distill.trainer",

@@ -14,10 +14,8 @@ prompt, so a drafter that needs no target signals drafts in it already.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -26,9 +24,11 @@ import torch
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Sampler
-from draftsmith.rows import Row, StopStrings, common_prefix
+from draftsmith.law import Noise
+from draftsmith.rows import Row, StopStrings, common_prefix, start_rows
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target, feed_beginning
+from draftsmith.timing import Recorder
 from draftsmith.trees import limit_depth, pad_nodes
 from draftsmith.types import (
     PADDING,
@@ -44,39 +44,6 @@ from draftsmith.types import (
 from draftsmith.verify import TreeLaws, candidate_children, make_rule, offered_depth, verify
 
 X = TypeVar("X")
-
-
-class Recorder:
-    """Adds up wall-clock seconds by name: `with recorder.time("draft"): ...`."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def time(self, name: str) -> _Timing:
-        return _Timing(self, name)
-
-    def snapshot(self) -> dict[str, float]:
-        return dict(self.seconds)
-
-
-class _Timing:
-    __slots__ = ("_name", "_recorder", "_start")
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        spent = time.perf_counter() - self._start
-        seconds = self._recorder.seconds
-        seconds[self._name] = seconds.get(self._name, 0.0) + spent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,13 +113,16 @@ def decode(
         LossyRule, UnsupportedProposal: see `verify`.
     """
     ids = tuple(range(len(prompts))) if request_ids is None else tuple(request_ids)
-    rows = _begin(target, prompts, ids, options)
+    rows = start_rows(
+        prompts,
+        ids,
+        max_new_tokens=options.max_new_tokens,
+        target=target.name,
+        vocab_size=target.vocab_size,
+        max_length=target.max_length,
+    )
     end_ids = frozenset() if options.ignore_end else target.end_ids
     stops = StopStrings(options.stop_strings, target.tokenizer)
-    if options.stop_strings and target.tokenizer is None:
-        raise InputError("Stop strings need a tokenizer, and this target has none.")
-    if "" in options.stop_strings:
-        raise InputError("A stop string is empty: it would stop everywhere.")
     shape = drafter.default_shape if options.shape is None else options.shape
     recorder = recorder or Recorder()
     request = RequestBatch(
@@ -213,42 +183,6 @@ def decode(
                     state, base_noise = state.take(keep), base_noise.take(keep)
     finally:
         cache.rollback()
-
-
-def _begin(
-    target: Target, prompts: Sequence[Sequence[int]], ids: tuple[int, ...], options: DecodeOptions
-) -> list[Row]:
-    if not prompts:
-        raise InputError("There is no prompt to continue.")
-    if len(ids) != len(prompts):
-        raise InputError(f"{len(prompts)} prompts need as many request ids, got {len(ids)}.")
-    if options.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, got {options.max_new_tokens}.")
-    rows = []
-    for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        if not len(prompt):
-            raise InputError(f"Prompt {number} is empty: give at least one token.")
-        if target.max_length is not None and len(prompt) >= target.max_length:
-            raise InputError(
-                f"Prompt {number} has {len(prompt)} tokens, but {target.name} has a context of "
-                f"{target.max_length}: shorten it so that at least one token fits behind it."
-            )
-        bad = [t for t in prompt if not 0 <= t < target.vocab_size]
-        if bad:
-            raise InputError(
-                f"Prompt {number} holds token {bad[0]}, outside the target's vocabulary of "
-                f"{target.vocab_size}: it was made with another tokenizer."
-            )
-        rows.append(
-            Row(
-                request_id=request_id,
-                tokens=list(prompt),
-                num_prompt=len(prompt),
-                max_new_tokens=options.max_new_tokens,
-                max_length=target.max_length,
-            )
-        )
-    return rows
 
 
 def _open(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from draftsmith.decode import DecodeOptions, Recorder, decode
+from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError
 from draftsmith.rows import StopStrings
 from draftsmith.targets._base import Target
+from draftsmith.timing import Recorder
 from draftsmith.types import DecodeStep
 
 

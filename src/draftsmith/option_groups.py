@@ -115,7 +115,13 @@ class DraftingOptions(OptionGroup):
             require(length >= 1, f"--draft-length must be at least 1, got {length}")
         if self.draft_tree is not None:
             require(length is None, "--draft-length and --draft-tree exclude each other: give one")
-            self.tree()
+            drawn = self.draft_proposal not in (None, "greedy")
+            require(
+                parse_tree(self.draft_tree).keep is None or not drawn,
+                f"--draft-tree {self.draft_tree} grows from the most probable tokens, where "
+                f"--draft-proposal {self.draft_proposal} does nothing: leave it out, or give a "
+                "tree of fixed shape, such as 4,2,1",
+            )
         for text in self.drafter_option:
             key, equals, _ = text.partition("=")
             good = bool(equals and key.strip())
@@ -322,19 +328,16 @@ class KeptOptions(OptionGroup):
     top_k: int = 50
     """Keep the teacher's k most probable tokens at each place; 0: its whole law."""
     features: str = ""
-    """Keep hidden states too: layer numbers and `last` (after the final norm), by commas."""
+    """Keep hidden states too: those that a drafter reads (`eagle3`), or layer numbers and `last`
+    (after the final norm), by commas."""
 
-    def signals(self) -> tuple[bool, tuple[int, ...]]:
-        """(state after the final norm, layers) of `features`."""
-        words = parse_list(self.features, str, name="--features") if self.features else ()
-        layers = [word for word in words if word != "last"]
-        good = all(word.isdigit() for word in layers)
-        require(good, f"--features: layer numbers and 'last', by commas; got {self.features!r}")
-        return "last" in words, tuple(int(word) for word in layers)
+    def feature_words(self) -> tuple[str, ...]:
+        """`features`, word by word."""
+        return parse_list(self.features, str, name="--features") if self.features else ()
 
     def validate(self) -> None:
         at_least(0, "--top-k", self.top_k)
-        self.signals()
+        self.feature_words()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +365,24 @@ class ScaleOptions(OptionGroup):
         at_least(1, "--shard-size", self.shard_size)
         at_least(1, "--workers", self.workers)
         self.most_bytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationOptions(OptionGroup):
+    """What a drafter over hidden states learns beside the divergence; left out: as published."""
+
+    token_weight: float | None = None
+    """Of the divergence from the target's law."""
+    feature_weight: float | None = None
+    """Of the distance between its states and the target's."""
+    top_weight: float | None = None
+    """Of the cross-entropy over the target's ten most probable tokens."""
+
+    def validate(self) -> None:
+        for name in ("token_weight", "feature_weight", "top_weight"):
+            value = getattr(self, name)
+            good = value is None or (math.isfinite(value) and value >= 0)
+            require(good, f"--{name.replace('_', '-')} must be 0 or more, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from draftsmith.option_groups import (
     ArchitectureOptions,
     DivergenceOptions,
     DraftingOptions,
+    ImitationOptions,
     KeptOptions,
     Many,
     ModelOptions,
@@ -266,7 +267,10 @@ class DistillOptions(VerbOptions):
     target: str
     """Folder or hub id of the target: its tokenizer, and its laws with --laws teacher."""
     drafter: str
-    """Folder or hub id of the draft model to start from."""
+    """A draft model to start from (folder or hub id), or a kind of drafter over hidden states:
+    eagle, eagle3, hass, fspad, griffin, medusa, or one of these with a folder, KIND:FOLDER."""
+    drafter_option: Many = ()
+    """An option of that drafter, as KEY=VALUE."""
     store: tuple[Path, ...] = ()
     """Stores that `draftsmith collect` wrote."""
     online: bool = False
@@ -285,6 +289,7 @@ class DistillOptions(VerbOptions):
     laws: Literal["store", "teacher"] = "store"
     """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
     objective: DivergenceOptions = field(default_factory=lambda: DivergenceOptions())
+    imitation: ImitationOptions = field(default_factory=lambda: ImitationOptions())
     aggregate: Literal["per_beam", "mixture"] = "per_beam"
     """Several trajectories: each has its own laws, or all the mean of theirs."""
     beam_weights: Literal["uniform", "score"] = "uniform"
@@ -294,7 +299,7 @@ class DistillOptions(VerbOptions):
     text: tuple[str, ...] = ()
     """Pre-training text to mix in: files, folders or glob patterns, as for `pretrain`."""
     text_share: float = 0.1
-    """With --text: its share of each batch."""
+    """With --text: its share of --batch-tokens; with --online it stands beside the prompts."""
     hold_out: float = 0.05
     """Share of prompts, by a hash of their ids, on which acceptance is measured."""
     training: ScheduleOptions = field(
@@ -340,6 +345,9 @@ class DistillOptions(VerbOptions):
             unused("--on-policy", self.on_policy, 0.0, "--online")
             unused("--prompts-per-step", self.prompts_per_step, 8, "--online")
             unused("--max-new-tokens", self.max_new_tokens, 128, "--online")
+        for text in self.drafter_option:
+            good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
+            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
         if not self.text:
             unused("--text-share", self.text_share, 0.1, "--text")
         if self.beam_weights == "uniform":

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftsmith.law import History
+from draftsmith.errors import InputError
+from draftsmith.sampler import History
 from draftsmith.types import RowStats
 
 
@@ -29,9 +30,16 @@ class StopStrings:
 
     Only a tail of the text is decoded: a string of n bytes spans at most n tokens, and a few more
     settle what a tokenizer does at the edge.
+
+    Raises:
+        InputError: an empty string, or no tokenizer to find any with.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        if strings and tokenizer is None:
+            raise InputError("Stop strings need a tokenizer, and this target has none.")
+        if "" in strings:
+            raise InputError("A stop string is empty: it would stop everywhere.")
         self.strings, self._tokenizer = tuple(strings), tokenizer
         self._window = max((len(s.encode()) for s in strings), default=0) + 8
 
@@ -111,3 +119,50 @@ class Row:
             last_offered=offered,
             last_accepted=accepted,
         )
+
+
+def start_rows(
+    prompts: Sequence[Sequence[int]],
+    ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    target: str,
+    vocab_size: int,
+    max_length: int | None,
+) -> list[Row]:
+    """A row per prompt, for a target of this name, vocabulary and context.
+
+    Raises:
+        InputError: a prompt that cannot be continued, or no room for a new token.
+    """
+    if not prompts:
+        raise InputError("There is no prompt to continue.")
+    if len(ids) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts need as many request ids, got {len(ids)}.")
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
+    rows = []
+    for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        if not len(prompt):
+            raise InputError(f"Prompt {number} is empty: give at least one token.")
+        if max_length is not None and len(prompt) >= max_length:
+            raise InputError(
+                f"Prompt {number} has {len(prompt)} tokens, but {target} has a context of "
+                f"{max_length}: shorten it so that at least one token fits behind it."
+            )
+        bad = [t for t in prompt if not 0 <= t < vocab_size]
+        if bad:
+            raise InputError(
+                f"Prompt {number} holds token {bad[0]}, outside the target's vocabulary of "
+                f"{vocab_size}: it was made with another tokenizer."
+            )
+        rows.append(
+            Row(
+                request_id=request_id,
+                tokens=list(prompt),
+                num_prompt=len(prompt),
+                max_new_tokens=max_new_tokens,
+                max_length=max_length,
+            )
+        )
+    return rows

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.law import History
+from draftsmith.sampler import History
 from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
 
 

@@ -315,6 +315,16 @@ class TrajectoryBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowHead:
+    """A head over some of the target's tokens."""
+
+    ids_D: Tensor
+    """[D]: the target's ids of its columns, upwards."""
+    head: Callable[[Tensor], Tensor]
+    """[.., H] -> logits [.., D]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DraftPrediction:
     """A drafter's training output: states, no logits. The objective applies the head in chunks."""
 
@@ -329,6 +339,8 @@ class DraftPrediction:
     """How much this step counts beside the others (EAGLE-3 and Medusa: 0.8 ** step)."""
     head: Callable[[Tensor], Tensor] | None = None
     """What turns these states into logits; None: the drafter's own `head()`."""
+    narrow: NarrowHead | None = None
+    """A drafter that knows only some tokens learns over these; None: it knows all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import InputError, LossyRule, UnsupportedProposal, nearest
-from draftsmith.law import History, Law, Noise, Purpose, Sampler
+from draftsmith.law import Law, Noise, Purpose
+from draftsmith.sampler import History, Sampler
 from draftsmith.trees import history_at
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, Verdict
 

@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.law import Law, Noise, Purpose, Sampler
+from draftsmith.law import Law, Noise, Purpose
+from draftsmith.sampler import Sampler
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 from .enumeration import EnumeratingNoise, Key

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.law import History, Law, Noise, Purpose, Sampler
+from draftsmith.law import Law, Noise, Purpose
+from draftsmith.sampler import History, Sampler
 from draftsmith.targets.toy import TabularTarget
 from draftsmith.trees import shape_parents
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, RequestBatch, TreeShape

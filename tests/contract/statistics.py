@@ -14,7 +14,8 @@ import torch
 
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
-from draftsmith.law import Noise, Purpose, Sampler
+from draftsmith.law import Noise, Purpose
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
 from draftsmith.trees import depths, shape_parents
 from draftsmith.types import DraftTree, Proposal, TreeShape

@@ -14,7 +14,8 @@ from torch import Tensor
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.decode import DecodeOptions, Session, decode
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import DraftTree, RequestBatch, Signals, TreeShape

@@ -18,7 +18,7 @@ import torch
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 from draftsmith.types import TreeShape

@@ -14,7 +14,7 @@ from draftsmith.bench.equality import divergence
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 

@@ -14,7 +14,8 @@ import pytest
 
 from draftsmith import cache, decode, rows, trees, verify
 from draftsmith.drafters._base import Drafter
-from draftsmith.law import Law, Sampler
+from draftsmith.law import Law
+from draftsmith.sampler import Sampler
 from draftsmith.types import TreeShape
 
 from . import mutants

@@ -12,8 +12,8 @@ import pytest
 
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters._lookup import kinds
-from draftsmith.law import Sampler
 from draftsmith.plan.control import AdaptiveLength
+from draftsmith.sampler import Sampler
 from draftsmith.types import TreeShape
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
 from tests.llama2c import weights_folder

@@ -10,7 +10,7 @@ import pytest
 
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget
 from draftsmith.types import TreeShape

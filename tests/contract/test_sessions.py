@@ -13,7 +13,7 @@ import pytest
 
 from draftsmith.decode import DecodeOptions, Session, decode
 from draftsmith.drafters._base import Drafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, Case

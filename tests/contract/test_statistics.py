@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from draftsmith.decode import DecodeOptions
-from draftsmith.law import Noise, Purpose, Rows, Sampler
+from draftsmith.law import Noise, Purpose, Rows
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
 from draftsmith.types import TreeShape
 

@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
 
 V = 8

@@ -12,7 +12,7 @@ import pytest
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ import transformers
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
 

@@ -14,7 +14,7 @@ from draftsmith.cache import lay_out
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals, TargetOutput
 

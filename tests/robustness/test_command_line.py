@@ -79,6 +79,11 @@ def refused(found: tuple[int, str, str], code: int, *parts: str) -> None:
         ),
         (["--prompt", "x", "--draft-proposal", "greedy"], 2, ["--draft-proposal"]),
         (
+            ["--prompt", "x", "--draft-tree", "4x3:8", "--draft-proposal", "sampled"],
+            2,
+            ["--draft-tree 4x3:8 grows", "--draft-proposal sampled does nothing: leave it out"],
+        ),
+        (
             ["--prompt", "x", "--drafter", "prompt_lookup", "--draft-length", "128"],
             2,
             ["does not fit into the context", "128 positions"],

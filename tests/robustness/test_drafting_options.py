@@ -12,13 +12,13 @@ from tests.tiny_models import tiny_tokenizer
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.equality import first_difference
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.drafters._lookup import drafter_class, load_drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.option_groups import DraftingOptions
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.recipes._drafting import open_drafters
-from draftsmith.targets.toy import TabularTarget
+from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape
 
 __all__ = ["command", "models"]
@@ -91,6 +91,98 @@ def test_an_adaptive_length_stays_within_what_the_drafter_can() -> None:
 def test_draft_models_declare_that_they_take_trees() -> None:
     assert Independent.takes_trees
     assert Independent(Independent.Config(), model=TabularTarget(8)).longest is None
+
+
+# ---------------------------------------------------------------------------- trained drafters
+
+TINY = tiny_target(64)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of trained drafters, named by their kind."""
+    folder = tmp_path_factory.mktemp("trained")
+    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa"):
+        drafter = drafter_class(kind)()
+        drafter.bind(TINY)
+        drafter.save(folder / kind, kind=kind)  # type: ignore[operator]
+    return folder
+
+
+def opened_folders(*names: Path | str, **options: Any) -> tuple[Arm, ...]:
+    return open_drafters([str(name) for name in names], DraftingOptions(**options), TINY)
+
+
+def refusal(*names: Path | str, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        opened_folders(*names, **options)
+    return str(caught.value)
+
+
+def test_heads_that_were_not_trained_are_not_advised(trained: Path) -> None:
+    medusa = trained / "medusa"
+    (arm,) = opened_folders(medusa, draft_length=4)
+    assert arm.drafter.longest == 4
+    said = f"{medusa} drafts at most 4 tokens: {{}} must not be longer."
+    assert refusal(medusa, draft_length=6) == said.format("--draft-length")
+    assert refusal(medusa, draft_tree="2,1,1,1,1") == said.format("--draft-tree")
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        *[(kind, "noise=0.1") for kind in ("eagle", "eagle3", "hass", "fspad", "griffin")],
+        *[(kind, "num-forwards=2") for kind in ("eagle3", "hass", "griffin")],
+        ("eagle", "seed=0"),
+        ("eagle3", "decay=0.5"),
+        ("griffin", "mask_top=5"),
+        ("griffin", "mask_shift=official"),
+        *[("medusa", option) for option in ("heads=2", "layers=2", "decay=0.5")],
+    ],
+)
+def test_an_option_for_training_is_refused_where_nothing_is_trained(
+    kind: str, option: str, trained: Path
+) -> None:
+    folder, name = trained / kind, option.partition("=")[0].replace("-", "_")
+    what = f"--drafter-option {name}: {folder} reads it when it is trained"
+    assert what in refusal(folder, drafter_option=(option,))
+    assert what in refusal("none", folder, drafter_option=(f"{kind}.{option}",))
+
+
+def test_what_a_drafter_was_trained_with_stays_in_its_folder(trained: Path) -> None:
+    manifest = trained / "griffin" / "drafter.json"
+    before = manifest.read_text()
+    manifest.write_text(before.replace('"num_forwards": 3', '"num_forwards": 5'))
+    (arm,) = opened_folders(trained / "griffin", drafter_option=("proposal=greedy",))
+    assert arm.drafter.num_steps == 5
+    manifest.write_text(before)
+
+
+ASKED = {
+    "flag": {"draft_proposal": "sampled"},
+    "option": {"drafter_option": ("proposal=without_replacement",)},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_a_tree_that_grows_is_not_drawn(asked: dict[str, Any], trained: Path) -> None:
+    eagle = trained / "eagle"
+    assert f"the tree of {eagle} grows from its most probable tokens" in refusal(eagle, **asked)
+    for shape in ({"draft_length": 3}, {"draft_length": "adaptive"}, {"draft_tree": "2,1"}):
+        (arm,) = opened_folders(eagle, **asked, **shape)
+        assert arm.drafter.config.proposal != "greedy"
+        assert not arm.used_shape.is_dynamic
+    (arm,) = opened_folders(eagle, draft_proposal="greedy")
+    assert arm.used_shape.is_dynamic
+
+
+def test_a_proposal_is_for_those_drafters_that_can_follow_it(trained: Path) -> None:
+    eagle, medusa = trained / "eagle", trained / "medusa"
+    assert "is for draft models" in refusal("none", medusa, draft_proposal="greedy")
+    assert "grows from" in refusal("none", eagle, draft_proposal="sampled")
+    assert "grows from" in refusal("none", eagle, drafter_option=("eagle.proposal=sampled",))
+    opened_folders("none", eagle, draft_proposal="sampled", draft_length=3)
+    opened_folders("none", medusa, eagle, draft_proposal="greedy")
 
 
 # ---------------------------------------------------------------------------- by folder

@@ -18,7 +18,7 @@ from draftsmith.bench.costs import (
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape
 

@@ -11,7 +11,7 @@ from draftsmith.cache import Block
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import Signals, TargetOutput
 

@@ -24,7 +24,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape

@@ -29,7 +29,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
 from draftsmith.generation import generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets import _base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target

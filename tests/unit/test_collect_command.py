@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from tests.command_cases import (
 )
 from tests.tiny_models import tiny_tokenizer
 
+from draftsmith.distill import room
 from draftsmith.distill.scale_out import ShardDone, split
 from draftsmith.distill.store import StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectory import CollectRequest
-from draftsmith.option_groups import ModelOptions
+from draftsmith.option_groups import KeptOptions, ModelOptions
 from draftsmith.options import CollectOptions
 from draftsmith.recipes import collect as recipe
 
@@ -109,6 +111,19 @@ def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None
 
 
 @pytest.mark.parametrize(
+    ("drafter", "words"), [("eagle3", "0,0,1"), ("griffin", "last"), ("medusa", "last")]
+)
+def test_hidden_states_of_a_drafter_come_by_its_name(
+    tmp_path: Path, collect: Command, drafter: str, words: str
+) -> None:
+    collect(tmp_path / "store", "--features", drafter)
+    assert collect(tmp_path / "store", "--features", words)["written"] == 0  # the same store
+    signals = TrajectoryStore.open(tmp_path / "store").header.signals
+    width = 32 * (len(signals.layers) + signals.last_hidden)
+    assert {one.features.shape[1] for one in trajectories(tmp_path / "store")} == {width}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--top-k", "301"], "--top-k 301 is more than the 300 tokens of the target"),
@@ -116,7 +131,12 @@ def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None
         (["--beams", "two"], "--beams must be a whole number or auto, got 'two'"),
         (["--temperatures", "0.5,-1"], "--temperature must be 0 (greedy) or a positive number"),
         (["--max-bytes", "much"], "--max-bytes must be a size such as 500MB"),
-        (["--features", "last,x"], "--features: layer numbers and 'last'"),
+        (["--features", "last,x"], "--features: layer numbers and 'last', by commas, or one"),
+        (["--features", "eagel3"], "Unknown drafter 'eagel3'; did you mean 'eagle3'?"),
+        (["--features", "eagle3,last"], "or one drafter; got 'eagle3,last'"),
+        (["--features", "prompt_lookup"], "this drafter reads no hidden states"),
+        (["--features", "1,2"], "--features names layer 2, and the target has 2"),
+        (["--features", "last", "--backend", "vllm"], "--features needs --backend transformers"),
         (["--system", "Be brief."], "--system is for chats"),
     ],
 )
@@ -131,6 +151,52 @@ def test_a_full_budget_keeps_what_is_there(tmp_path: Path, collect: Command) -> 
     said = collect(tmp_path / "store", "--max-bytes", "4KB", code=2)
     assert "larger than 4,000 bytes" in said
     assert "everything so far is kept" in said
+
+
+def test_hidden_states_that_cannot_fit_are_refused_before_anything_is_computed(
+    tmp_path: Path, collect: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four usable prompts of at least two tokens each, 32 numbers of two bytes per token."""
+    out = tmp_path / "store"
+    said = collect(out, "--features", "last", "--max-bytes", "200B", code=2)
+    assert "hidden states of at least" in said and "larger than 200 bytes" in said
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: usage._replace(free=200))
+    said = collect(out, "--features", "last", code=3)
+    assert "would fill the disk" in said and "(200 bytes are free)" in said
+    assert not out.exists()
+
+
+def test_the_least_that_hidden_states_take_is_told_and_not_more_than_they_take(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, taken = [], []
+    for length in (1, 6):
+        out = tmp_path / str(length)
+        options = CollectOptions(
+            model=ModelOptions(target=str(folder / "target")),
+            prompts=folder / "prompts.jsonl",
+            out=out,
+            samples=2,
+            max_new_tokens=length,
+            kept=KeptOptions(features="last"),
+        )
+        capsys.readouterr()
+        result = recipe.run(options)
+        err = capsys.readouterr().err
+        assert "(64 per token)" in err
+        told.append(int(err.partition("at least ")[2].partition(" bytes")[0].replace(",", "")))
+        numbers = [t.features.size for t in trajectories(out) if t.features is not None]
+        taken.append(2 * sum(numbers))
+        assert result.feature_bytes >= taken[-1] >= told[-1]
+        assert f"{result.feature_bytes:,} bytes of hidden states" in err
+    assert told[0] == told[1] == taken[0] < taken[1]  # exact where every answer has one token
+
+
+def test_what_is_stored_already_needs_no_more_room(tmp_path: Path, collect: Command) -> None:
+    out = tmp_path / "store"
+    collect(out, "--features", "last")
+    assert collect(out, "--features", "last", "--max-bytes", "1KB")["written"] == 0
 
 
 def test_a_store_that_was_too_small_from_the_first_shard_on_is_gone_on_with(

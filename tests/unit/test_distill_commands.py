@@ -131,6 +131,16 @@ def test_online_and_on_policy_with_text_beside_it(
     assert record["results"]["on_policy"] == 0.5
 
 
+def test_a_duration_in_tokens_counts_text_too(
+    folder: Path, tmp_path: Path, command: Command, store: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 40)
+    words = ["--store", str(store), "--text", str(text), "--text-share", "0.4"]
+    fixed = distill_words(folder, tmp_path / "out", *words, "--eval-every", "0")
+    assert command("distill", *fixed, "--duration", "320tokens")["tokens"] == 320
+
+
 def test_bad_options_of_distill(
     folder: Path, tmp_path: Path, command: Command, store: Path
 ) -> None:

@@ -15,7 +15,8 @@ from tests.small_laws import CASES, TAILS, top
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftsmith.distill.distillation import Acceptance, Distillation, dense_distillation
+from draftsmith.distill.distillation import Acceptance, Distillation
+from draftsmith.distill.distillation_dense import dense_distillation
 from draftsmith.distill.divergence import DIVERGENCES, Reading, Tail
 from draftsmith.distill.objective import CrossEntropy, LossTerms, Objective
 from draftsmith.errors import InputError

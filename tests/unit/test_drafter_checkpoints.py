@@ -110,7 +110,7 @@ def test_code_in_a_pickle_is_not_run(target: HFTarget, tmp_path: Path) -> None:
     saved("eagle", target, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({"fc.weight": Harmful()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(BackendError, match="Cannot read the drafter's weights"):
+    with pytest.raises(BackendError, match="Cannot load the drafter's weights"):
         made("eagle", target, str(tmp_path))
 
 

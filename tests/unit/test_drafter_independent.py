@@ -15,7 +15,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.generation import Generation, generate
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape

@@ -15,7 +15,8 @@ from draftsmith.drafters._lookup import load_drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import PADDING, RequestBatch, TreeShape

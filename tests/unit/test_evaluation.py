@@ -175,7 +175,7 @@ def test_processes_in_turn_measure_each_batch_once_and_call_as_often(every: int)
             return TrajectoryBatch(tokens_BT=tokens, loss_mask_BT=tokens >= 0)
 
     calls = [0] * every
-    total = torch.zeros(5, 2, dtype=torch.float64)
+    total = torch.zeros(5, 1, 2, 1, dtype=torch.float64)
     for process in range(every):
 
         def forward(
@@ -187,7 +187,7 @@ def test_processes_in_turn_measure_each_batch_once_and_call_as_often(every: int)
 
         evaluation = Evaluation(batches=Numbered(), objective=CrossEntropy())
         total += sums_of(evaluation, forward, 5, 1, (process, every))
-    assert total.tolist() == [[10.0 + index, 1.0] for index in range(5)]
+    assert total.flatten(1).tolist() == [[10.0 + index, 1.0] for index in range(5)]
     assert set(calls) == {-(-5 // every)}
 
 

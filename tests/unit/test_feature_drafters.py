@@ -21,7 +21,7 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 from draftsmith.types import Signals, TrajectoryBatch, TreeShape

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.distill.distillation import Distillation, dense_distillation
+from draftsmith.distill.distillation import Distillation
+from draftsmith.distill.distillation_dense import dense_distillation
 from draftsmith.distill.imitation import Imitation
 from draftsmith.errors import InputError
 from draftsmith.types import DraftPrediction, FullLaws, TrajectoryBatch
@@ -51,17 +52,22 @@ def made(*, feature: bool = True) -> tuple[DraftPrediction, TrajectoryBatch, Ten
 def test_the_loss_is_the_published_sum(top_weight: float) -> None:
     prediction, batch, weight = made()
     assert prediction.feature_BTH is not None and batch.features_BTS is not None
-    token = Distillation(divergence="kl", top_weight=top_weight, top=4)
-    objective = Imitation(token=token, token_weight=0.1, feature_weight=1.0)
+    token = Distillation(divergence="kl", top=4)
+    objective = Imitation(
+        token=token, token_weight=0.1, feature_weight=1.0, top_weight=0.1 * top_weight
+    )
     found = objective.loss(prediction, batch, lambda hidden: hidden @ weight.T)
     expected = torch.zeros((), dtype=torch.float64)
-    counted = 0.0
+    counted = all_counted = 0.0
     for b in range(B):
         for t in range(T - 2):
-            if not (prediction.mask_BT[b, t] and batch.loss_mask_BT[b, t + 2]):
-                continue
             assert batch.weights_BT is not None
             much = float(batch.weights_BT[b, t + 2])
+            if not batch.loss_mask_BT[b, t + 2]:
+                continue
+            all_counted += much
+            if not prediction.mask_BT[b, t]:
+                continue
             target = batch.features_BTS[b, t + 1]
             log_p = torch.log_softmax(target @ weight.T, -1)
             log_q = torch.log_softmax(prediction.hidden_BTH[b, t] @ weight.T, -1)
@@ -71,8 +77,12 @@ def test_the_loss_is_the_published_sum(top_weight: float) -> None:
             apart = F.smooth_l1_loss(prediction.feature_BTH[b, t], target)
             expected = expected + much * (0.1 * nats + apart)
             counted += much
-    torch.testing.assert_close(found.total, expected, rtol=1e-6, atol=1e-8)
-    assert float(found.weight) == pytest.approx(counted, rel=1e-6)
+    # a mean over what the mask leaves, times what the batch counts
+    torch.testing.assert_close(
+        found.total / found.weight, expected / counted, rtol=1e-6, atol=1e-8
+    )
+    assert float(found.weight) == pytest.approx(all_counted, rel=1e-6)
+    assert counted < all_counted
 
 
 def test_the_top_term_has_a_readable_twin() -> None:
@@ -91,7 +101,8 @@ def test_a_drafter_without_states_learns_tokens_alone() -> None:
     token = Distillation(divergence="tvd")
     found = Imitation(token=token).loss(prediction, batch, lambda hidden: hidden @ weight.T)
     alone = token.loss(prediction, batch, lambda hidden: hidden @ weight.T)
-    torch.testing.assert_close(found.total, 0.1 * alone.total)
+    mean = found.total / found.weight
+    torch.testing.assert_close(mean, 0.1 * alone.total / alone.weight)
 
 
 def test_negative_weights_are_refused() -> None:

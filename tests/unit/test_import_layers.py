@@ -20,8 +20,18 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["units", "tree_text", "drafter_names"],
-    ["law", "speedup", "detokenize", "config", "flags", "option_groups", "options", "provenance"],
+    ["units", "timing", "tree_text", "drafter_names"],
+    [
+        "law",
+        "sampler",
+        "speedup",
+        "detokenize",
+        "config",
+        "flags",
+        "option_groups",
+        "options",
+        "provenance",
+    ],
     ["types"],
     ["cache", "trees", "ops", "rows", "lengths"],
     ["targets"],
@@ -36,6 +46,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BESIDE = {
+    ("sampler", "law"),
     ("flags", "config"),
     ("option_groups", "config"),
     ("option_groups", "flags"),

@@ -17,10 +17,11 @@ from draftsmith.distill.packing import Weighted
 from draftsmith.distill.sources import TrajectoryBlocks
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
-from draftsmith.types import TopLaws, TrajectoryBatch
+from draftsmith.types import Signals, TopLaws, TrajectoryBatch
 
 VOCAB = 300
 
@@ -84,7 +85,7 @@ def dense(batch: TrajectoryBatch) -> torch.Tensor:
 def test_batches_are_those_of_laws_in_memory(options: DistillOptions, aggregate: Aggregate) -> None:
     options = replace(options, aggregate=aggregate)
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.from_store(options, tokenizer, VOCAB, None)
+    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
     wanted = from_memory(options)
     assert lesson.steps_per_epoch == wanted.steps_per_epoch
     for step in (0, 3, 1):
@@ -110,7 +111,7 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
 
     monkeypatch.setattr(codec, "decode", counted)
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.from_store(options, tokenizer, VOCAB, None)
+    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
     assert decoded == []
     batch = lesson.source.batch(0, 0, 1)
     assert isinstance(batch.laws, TopLaws)
@@ -121,3 +122,35 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
     assert all(document.trajectory.top is None for document in documents)
     assert lesson.held_out is not None
     assert isinstance(lesson.held_out.batch(0, 0, 1).laws, TopLaws)
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.1, 1), (0.25, 2), (0.6, 6)])
+def test_text_takes_its_share_of_the_batch(
+    options: DistillOptions, tmp_path: Path, share: float, rows: int
+) -> None:
+    """The tokens of a step are --batch-tokens, text included: a --duration in tokens means both."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 100)
+    training = replace(options.training, batch_tokens=10 * 32)
+    options = replace(options, training=training, text=(str(text),), text_share=share)
+    tokenizer = _tokens.load_tokenizer(options.target)
+    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+    for step in range(3):
+        batch = lesson.source.batch(step, 0, 1)
+        assert batch.tokens_BT.numel() == training.batch_tokens
+        assert batch.law_row_BT is not None
+        assert int((batch.law_row_BT < 0).all(1).sum()) == rows
+        parts = [lesson.source.batch(step, part, 2).tokens_BT.numel() for part in range(2)]
+        assert sum(parts) == training.batch_tokens
+    without = _lessons.from_store(replace(options, text=()), tokenizer, VOCAB, None, Signals())
+    assert lesson.steps_per_epoch == pytest.approx(without.steps_per_epoch * 10 / (10 - rows))
+
+
+@pytest.mark.parametrize(("share", "lacks"), [(0.1, "text"), (0.9, "answers")])
+def test_a_batch_without_text_or_without_answers_is_refused(
+    options: DistillOptions, share: float, lacks: str
+) -> None:
+    options = replace(options, text=("text.txt",), text_share=share)
+    tokenizer = _tokens.load_tokenizer(options.target)
+    with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
+        _lessons.from_store(options, tokenizer, VOCAB, None, Signals())

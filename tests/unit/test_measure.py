@@ -26,7 +26,8 @@ from draftsmith.distill.measure import (
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
-from draftsmith.law import Law, Sampler
+from draftsmith.law import Law
+from draftsmith.sampler import Sampler
 from draftsmith.speedup import tokens_per_step
 from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,11 @@ BASE = ["--target", "T", "--prompt", "hello"]
         (["--draft-length", "3", "--draft-tree", "2,1"], "exclude each other"),
         (["--draft-tree", "2,0"], "every number"),
         (["--draft-tree", "2,x"], "--draft-tree"),
+        (["--draft-tree", "4x3:8", "--draft-proposal", "sampled"], "--draft-tree 4x3:8 grows"),
+        (
+            ["--draft-tree", "4x3:8", "--draft-proposal", "without_replacement"],
+            "--draft-proposal without_replacement does nothing: leave it out, or give a tree",
+        ),
         (["--drafter-option", "k"], "KEY=VALUE"),
         (["--json", "--stream"], "exclude each other"),
     ],
@@ -133,6 +139,15 @@ def test_a_file_of_paths_is_checked(content: str, said: str, tmp_path: Path) -> 
 def test_a_tree_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--draft-tree"):
         DraftingOptions(draft_tree=text).validate()
+
+
+@pytest.mark.parametrize(
+    ("tree", "proposal"), [("4x3:8", "greedy"), ("4x3:8", None), ("4,2,1", "sampled")]
+)
+def test_a_tree_of_fixed_shape_is_drawn_and_one_that_grows_takes_the_best(
+    tree: str, proposal: Literal["greedy", "sampled"] | None
+) -> None:
+    DraftingOptions(draft_tree=tree, draft_proposal=proposal).validate()
 
 
 def test_drafter_options_go_to_the_drafter_they_name() -> None:

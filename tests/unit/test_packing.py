@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,60 @@ def test_narrow_and_wide_laws_share_a_batch() -> None:
     assert batch.laws is not None
     sums = batch.laws.log_p_NK.exp().sum(1)  # type: ignore[union-attr]
     torch.testing.assert_close(sums, torch.tensor([0.82, 1.0]))
+
+
+# --------------------------------------------------------------------------- hidden states
+
+
+def heard(document: Trajectory, first: float, width: int = 2) -> Trajectory:
+    """With features that tell whose they are, and of which place."""
+    places = len(document.prompt) + len(document.tokens)
+    ramp = first + np.arange(places * width, dtype=np.float32).reshape(places, width)
+    return replace(document, features=ramp)
+
+
+def test_features_stand_at_the_places_of_their_own_document() -> None:
+    """The drawing: two documents in a row, one in the other; separators and padding have none."""
+    first = heard(trajectory((1, 2), (3, 4, END)), 100)
+    second = heard(trajectory((5,), (6, 7, 8, END)), 200)
+    third = heard(trajectory((1, 2, 3), (4, 5)), 300)
+    batch = assemble(pack(plain(first, second, third), 12), 12, END)
+    assert batch.features_BTS is not None and batch.features_BTS.dtype == torch.float32
+    none = [0.0] * 2
+    rows = [
+        [*first.features.tolist(), none, *second.features.tolist(), none],  # type: ignore[union-attr]
+        [*third.features.tolist(), *[none] * 7],  # type: ignore[union-attr]
+    ]
+    assert batch.features_BTS.tolist() == rows
+    # what a place is to imitate one step ahead is the feature of the place behind it
+    assert batch.features_ahead(1)[0, :4].tolist() == rows[0][1:5]
+
+
+def test_features_are_cut_where_their_document_is() -> None:
+    long = heard(trajectory((1, 2), (3, 4, 5, 6, 7)), 100)
+    batch = assemble(pack(plain(long), 5), 5, END)
+    assert batch.features_BTS is not None and long.features is not None
+    assert batch.features_BTS[0].tolist() == long.features[:5].tolist()
+
+
+def test_without_features_there_are_none_and_some_are_refused() -> None:
+    bare, rich = trajectory((1,), (2, END)), heard(trajectory((3,), (4, END)), 1)
+    assert assemble(pack(plain(bare), 12), 12, END).features_BTS is None
+    with pytest.raises(InputError, match="1 of 2 trajectories of a batch have no hidden states"):
+        assemble(pack(plain(bare, rich), 12), 12, END)
+    wide = heard(trajectory((3,), (4, END)), 1, width=3)
+    with pytest.raises(InputError, match="hidden states of width 3 and 2 in one batch"):
+        assemble(pack(plain(rich, wide), 12), 12, END)
+
+
+def test_a_text_keeps_its_features_when_it_loses_its_laws_or_they_are_mixed() -> None:
+    group = plain(
+        *(heard(trajectory((1,), (n, END), index=n), 10.0 * n) for n in range(2, 5)),
+    )
+    for document, mixture in zip(group, mixed(group, [1 / 3] * 3), strict=True):
+        for other in (document.without_laws(), mixture):
+            assert torch.equal(other.states(3), document.states(3))
+    assert assemble(pack([d.without_laws() for d in group], 12), 12, END).laws is None
 
 
 # --------------------------------------------------------------------------- many of one prompt

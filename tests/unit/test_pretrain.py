@@ -30,12 +30,13 @@ from transformers import (
 from draftsmith.cli import parse
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.subclone import subclone_from
-from draftsmith.drafters._causal import causal_forward, causal_head, document_positions
+from draftsmith.drafters._causal import causal_forward, document_positions
 from draftsmith.errors import BackendError, InputError
 from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.options import PretrainOptions
 from draftsmith.recipes import _text, _tokens, pretrain
 from draftsmith.recipes._student import build_student, student_config
+from draftsmith.targets._head import causal_head
 from draftsmith.types import TrajectoryBatch
 from draftsmith.units import Duration
 

@@ -16,12 +16,12 @@ from tests.tiny_models import save_pair
 
 from draftsmith.bench.page import render
 from draftsmith.bench.records import BASELINE, Divergence, RunRecord
+from draftsmith.bench.report import Report
 from draftsmith.bench.runner import Item
 from draftsmith.bench.statistics import Interval
 from draftsmith.bench.suites import Prompt
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
 from draftsmith.recipes import _short_distillation as short
 from draftsmith.recipes import _stdlib_prompts
 from draftsmith.recipes._amount import (
@@ -42,7 +42,7 @@ from draftsmith.recipes._before_after import (
 )
 from draftsmith.recipes._outcome import Outcome
 from draftsmith.recipes._short_distillation import Collected, Distilled
-from draftsmith.recipes.quickstart import QuickstartReport
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 
 # --------------------------------------------------------------------------- amounts and prompts
@@ -322,7 +322,7 @@ def test_the_sentence_tells_temperatures_apart() -> None:
 
 def test_page_terminal_and_json_tell_the_same() -> None:
     outcome = an_outcome(a_change(0.8, (0.5, 0.612), (1.1, 1.2)))
-    report = QuickstartReport(
+    report = Report(
         target="models/target",
         dtype="float32",
         records=(a_record(BASELINE, 0, 8.0, steps=40),),

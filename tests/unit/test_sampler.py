@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from draftsmith.errors import BackendError, InputError
-from draftsmith.law import History, Sampler
+from draftsmith.sampler import History, Sampler
 
 SETTINGS = {
     "plain": Sampler(temperature=1.0),

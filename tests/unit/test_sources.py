@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,12 +143,20 @@ class Scripted:
         return made
 
 
-def online(teacher: Scripted, student: Scripted | None = None, share: float = 0.0) -> Online:
+ALIKE = Multi()
+
+
+def online(
+    teacher: Scripted,
+    student: Scripted | None = None,
+    share: float = 0.0,
+    multi: Multi = ALIKE,
+) -> Online:
     return Online(
         [CollectRequest(prompt_id=str(n), prompt=(n, 1)) for n in range(6)],
         teacher=teacher,
         settings=CollectSettings(forcing="beam", beams=2),
-        multi=Multi(),
+        multi=multi,
         end_id=END,
         length=10,
         prompts_per_step=4,
@@ -210,6 +219,66 @@ def test_a_part_draws_its_own_prompts_alone_and_parts_draw_what_one_would(parts:
     assert counted == int(whole.loss_mask_BT.sum())
     with pytest.raises(InputError, match="4 prompts per step do not fill 5 parts"):
         divided.batch(0, 4, 5)
+
+
+class Beams(Scripted):
+    """Beams of different lengths and scores."""
+
+    def collect(
+        self, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[Trajectory]:
+        return [
+            replace(one, index=beam, score=-float(beam), tokens=(*one.tokens[:2], *[beam] * beam))
+            for one in super().collect(requests, settings)
+            for beam in range(settings.beams if settings.forcing == "beam" else 1)  # type: ignore[arg-type]
+        ]
+
+
+def weight_of_texts(batches: Sequence[TrajectoryBatch]) -> dict[tuple[int, ...], float]:
+    """How much each text counts, wherever it stands."""
+    out: Counter[tuple[int, ...]] = Counter()
+    for batch in batches:
+        assert batch.documents_BT is not None and batch.weights_BT is not None
+        for b, owner in enumerate(batch.documents_BT):
+            for number in owner.unique():
+                place = (b, owner == number)
+                counted = batch.weights_BT[place] * batch.loss_mask_BT[place]
+                out[tuple(batch.tokens_BT[place].tolist())] += float(counted.sum())
+    return {text: weight for text, weight in out.items() if weight}
+
+
+@pytest.mark.parametrize("weights", ["uniform", "score"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_texts_weigh_the_same_in_parts_as_in_one_batch(parts: int, weights: str) -> None:
+    """Also where only some prompts have several texts, and where a step has a prompt twice: of six
+    prompts, four per step."""
+    multi = Multi(weights=weights)  # type: ignore[arg-type]
+    twice = 0
+    for step in range(12):
+        source = online(Beams(), Beams(), 0.5, multi)
+        twice += len(set(source._numbers(step))) < 4
+        whole = weight_of_texts([source.batch(step, 0, 1)])
+        divided = weight_of_texts([source.batch(step, part, parts) for part in range(parts)])
+        assert divided == pytest.approx(whole)
+    assert twice
+
+
+def test_the_mean_weight_of_a_token_is_1_where_beams_are_equally_long() -> None:
+    """As plain text beside them counts."""
+
+    class Even(Beams):
+        def collect(
+            self, requests: Sequence[CollectRequest], settings: CollectSettings
+        ) -> list[Trajectory]:
+            made = super().collect(requests, settings)
+            return [replace(one, tokens=(one.index, 1, END)) for one in made]
+
+    for step in range(4):
+        batch = online(Even(), Even(), 0.25).batch(step, 0, 1)
+        assert batch.weights_BT is not None
+        counted = batch.weights_BT[batch.loss_mask_BT]
+        assert float(counted.mean()) == pytest.approx(1.0)
+        assert float(counted.min()) < 1 < float(counted.max())
 
 
 def test_every_part_of_a_step_brings_the_student_up_to_date() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftsmith.distill import room
 from draftsmith.distill.codec import error_bound
 from draftsmith.distill.sealed import read_sealed, write_sealed
 from draftsmith.distill.store import MANIFEST, Skipped, StoreHeader, TrajectoryStore
@@ -389,3 +391,22 @@ def test_the_budget_is_kept_and_what_was_written_survives(tmp_path: Path) -> Non
     larger = TrajectoryStore.create(tmp_path, header(), max_bytes=2 * budget)
     larger.write(number, make(20, seed=number), skipped)
     assert larger.has(number)
+
+
+def test_a_shard_that_would_fill_the_disk_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TrajectoryStore.create(tmp_path, header())
+    store.write(0, make(20))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(room.shutil, "disk_usage", lambda path: usage._replace(free=2_000))
+        said = (
+            r"shard 1 of [\d,]+ bytes would fill the disk of the store .*\(2,000 bytes are free\)"
+        )
+        with pytest.raises(BackendError, match=said + ".*run the same command again"):
+            store.write(1, make(20, seed=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    store.write(1, make(20, seed=1))
+    check_same(store.read(1), make(20, seed=1))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
-from draftsmith.law import History, Law, Noise, Purpose, Rows, Sampler
+from draftsmith.law import Law, Noise, Purpose, Rows
+from draftsmith.sampler import History, Sampler
 from draftsmith.types import DraftTree, Proposal, Verdict
 from draftsmith.verify import (
     Match,

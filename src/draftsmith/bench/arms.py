@@ -13,10 +13,11 @@ from torch import Tensor
 
 from draftsmith.bench.records import PhaseSeconds
 from draftsmith.cache import Block, KVCache
-from draftsmith.decode import DecodeOptions, Recorder, decode
+from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
 from draftsmith.generation import DraftCounts
 from draftsmith.targets._base import Target
+from draftsmith.timing import Recorder
 from draftsmith.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
 
 SPLIT = ("draft", "target", "verify")

@@ -26,7 +26,7 @@ from draftsmith.bench.records import CostSeconds
 from draftsmith.cache import lay_out
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.types import Signals
 

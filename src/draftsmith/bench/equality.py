@@ -23,7 +23,7 @@ from torch import Tensor
 
 from draftsmith.bench.records import Divergence, Floor
 from draftsmith.cache import KVCache, lay_out
-from draftsmith.law import History, Sampler
+from draftsmith.sampler import History, Sampler
 from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.types import Signals
 

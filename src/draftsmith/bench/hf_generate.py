@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftsmith.bench.arms import TimedRun, now, undisturbed
-from draftsmith.law import Sampler
 from draftsmith.rows import until_end
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 
 

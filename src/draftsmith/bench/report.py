@@ -26,6 +26,16 @@ from draftsmith.provenance import jsonable
 HALF = ("bfloat16", "float16")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A further part of the page."""
+
+    title: str
+    sentences: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A finished measurement and what produced it."""
@@ -38,6 +48,8 @@ class Report:
     machine: Mapping[str, Any]
     max_new_tokens: int
     costs: CostTable | None = None
+    sections: tuple[Section, ...] = ()
+    """What the page tells beside the measurement."""
 
     @cached_property
     def figures(self) -> tuple[DrafterFigures, ...]:

@@ -34,7 +34,7 @@ from draftsmith.bench.records import (
 )
 from draftsmith.decode import DecodeOptions
 from draftsmith.detokenize import pieces
-from draftsmith.law import Sampler
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.hf import HFTarget
 

@@ -108,7 +108,8 @@ class PackedBlocks:
         documents_BT = None
         if not self.attend_across:
             owners = np.stack([owner for _, owner in blocks])
-            documents_BT = torch.from_numpy(owners.astype(np.int64))
+            begins = np.diff(owners, axis=1, prepend=owners[:, :1]) != 0
+            documents_BT = torch.from_numpy(begins.cumsum(axis=1))  # numbers inside the block
         known_BT = tokens_BT >= 0
         return TrajectoryBatch(
             tokens_BT=tokens_BT.where(known_BT, torch.tensor(self.stand_in)),

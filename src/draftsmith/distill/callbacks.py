@@ -12,6 +12,7 @@ A callback sees, it does not steer: nothing it does changes the weights.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -118,8 +119,7 @@ class ProgressBar(Callback):
 
     def on_evaluate(self, run: Run, values: dict[str, float]) -> None:
         if run.is_main:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-            self._say(f"step {run.step}: {shown}")
+            self._say(f"step {run.step}: {_shown(values)}")
 
     def on_end(self, run: Run) -> None:
         if self.progress is not None:
@@ -127,6 +127,14 @@ class ProgressBar(Callback):
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def _shown(values: dict[str, float]) -> str:
+    """Figures in one line; those of the depths of a chain, name_1, name_2, ..., behind one name."""
+    rows: dict[str, list[str]] = {}
+    for name, value in values.items():
+        rows.setdefault(re.sub(r"_\d+$", "", name), []).append(f"{value:.4f}")
+    return "  ".join(f"{name} {' '.join(figures)}" for name, figures in rows.items())
 
 
 class MetricsFile(Callback):

@@ -30,8 +30,8 @@ from draftsmith.distill.trajectory import (
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
 from draftsmith.rows import until_end
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.types import DecodeStep, Signals
 
@@ -233,8 +233,8 @@ class TransformersBackend:
         return [one for some in found for one in sorted(some, key=lambda one: one.index)]
 
     def _jobs_at_once(self, settings: CollectSettings) -> int:
-        width = settings.max_beams if settings.beams == "auto" else settings.beams
-        return max(1, self.batch_size // (width if settings.forcing == "beam" else 1))
+        width = settings.most_beams if settings.forcing == "beam" else 1
+        return max(1, self.batch_size // width)
 
     def _judged(
         self, made: list[_Made], settings: CollectSettings

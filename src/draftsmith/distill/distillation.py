@@ -1,4 +1,4 @@
-"""Learning a teacher's laws: the objective, its readable twin, and what an evaluation asks.
+"""Learning a teacher's laws: the objective, and what an evaluation asks.
 
     position       0     1     2     3
     law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
@@ -12,7 +12,7 @@ tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import get_args
 
@@ -84,15 +84,15 @@ class Distillation:
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x nats over the counted places, and the sum of their weights."""
-        taught_BT, plain_BT = _masks(prediction, batch, self.record)
+        taught_BT, plain_BT = masks(prediction, batch, self.record)
         draws = self.record.pools_cells and self.reading == "sampled"
-        taught = _gather(prediction, batch, taught_BT, draws=draws)
-        plain = _gather(prediction, batch, plain_BT)
-        vocab = _vocabulary(prediction, head)
-        _check(taught, vocab)
+        taught = gather(prediction, batch, taught_BT, draws=draws)
+        plain = gather(prediction, batch, plain_BT)
+        vocab = vocabulary(prediction, head)
+        check_laws(taught, vocab)
         rewards = self._rewards(head, taught, vocab) if self.record.pools_cells else None
 
-        def taught_nats(head: Head, part: _Places) -> Tensor:
+        def taught_nats(head: Head, part: Places) -> Tensor:
             knobs = Knobs(
                 beta=self.beta, reading=self.reading, rewards=rewards, uniform_N=part.uniform_N
             )
@@ -103,7 +103,7 @@ class Distillation:
             return _weighed(part, nats_N)
 
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        total = _wide(prediction.hidden_BTH[:0].sum())
+        total = wide(prediction.hidden_BTH[:0].sum())
         for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
             for part in places.split(self.cells, vocab):
                 summed = checkpoint(nats, head, part, use_reentrant=False)
@@ -111,7 +111,7 @@ class Distillation:
                 total = total + summed
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
-    def _rewards(self, head: Head, places: _Places, vocab: int) -> Rewards:
+    def _rewards(self, head: Head, places: Places, vocab: int) -> Rewards:
         """Statistics of all cells of all places: a pass of its own, before any loss."""
         counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
         with torch.no_grad():
@@ -119,11 +119,11 @@ class Distillation:
                 counts += div.count_rewards(self._cells(head, part))
         return Rewards.of(counts)
 
-    def _cells(self, head: Head, places: _Places) -> Cells:
-        logits_NV = _wide(head(places.hidden_NH))
+    def _cells(self, head: Head, places: Places) -> Cells:
+        logits_NV = wide(head(places.hidden_NH))
         laws = places.laws()
         if isinstance(laws, FullLaws):
-            return div.whole_cells(_teacher(laws, self.temperature, logits_NV), logits_NV)
+            return div.whole_cells(teacher_law(laws, self.temperature, logits_NV), logits_NV)
         return div.truncated_cells(
             laws,
             logits_NV,
@@ -153,23 +153,23 @@ class Acceptance:
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""
-        taught_BT, _ = _masks(prediction, batch, None)
-        places = _gather(prediction, batch, taught_BT)
+        taught_BT, _ = masks(prediction, batch, None)
+        places = gather(prediction, batch, taught_BT)
         with torch.no_grad():
-            vocab = _vocabulary(prediction, head)
-            _check(places, vocab)
-            total = _wide(prediction.hidden_BTH.new_zeros(()))
+            vocab = vocabulary(prediction, head)
+            check_laws(places, vocab)
+            total = wide(prediction.hidden_BTH.new_zeros(()))
             for part in places.split(self.cells, vocab):
-                overlap_N = self._overlap(part.laws(), _wide(head(part.hidden_NH)))
+                overlap_N = self._overlap(part.laws(), wide(head(part.hidden_NH)))
                 total = total + _weighed(part, overlap_N)
         return LossTerms(total=total, weight=places.weights_N.sum())
 
     def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
         if self.temperature == 0:
-            return (_preferred(laws) == logits_NV.argmax(-1)).to(logits_NV.dtype)
+            return (preferred(laws) == logits_NV.argmax(-1)).to(logits_NV.dtype)
         log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
         if isinstance(laws, FullLaws):
-            return div.acceptance(_teacher(laws, self.temperature, logits_NV), log_q_NV)
+            return div.acceptance(teacher_law(laws, self.temperature, logits_NV), log_q_NV)
         log_p_NK = _at_least(laws, self.temperature, logits_NV)
         return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
 
@@ -178,7 +178,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Places:
+class Places:
     """What is known of N places that count."""
 
     hidden_NH: Tensor
@@ -198,12 +198,12 @@ class _Places:
         assert self.all_laws is not None
         return self.all_laws.take(self.rows_N)
 
-    def split(self, cells: int, vocab: int) -> Iterator[_Places]:
+    def split(self, cells: int, vocab: int) -> Iterator[Places]:
         """Parts of at most `cells` logits."""
         size = max(1, cells // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
-            yield _Places(
+            yield Places(
                 hidden_NH=hidden_NH,
                 tokens_N=self.tokens_N[at],
                 rows_N=self.rows_N[at],
@@ -213,7 +213,7 @@ class _Places:
             )
 
 
-def _masks(
+def masks(
     prediction: DraftPrediction, batch: TrajectoryBatch, record: Divergence | None
 ) -> tuple[Tensor, Tensor]:
     """[B, T] each: counted places that learn a law, and those that learn their token."""
@@ -224,11 +224,11 @@ def _masks(
     return counted_BT & has_law_BT, counted_BT & ~has_law_BT
 
 
-def _gather(
+def gather(
     prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
-) -> _Places:
+) -> Places:
     weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
-    return _Places(
+    return Places(
         hidden_NH=prediction.hidden_BTH[mask_BT],
         tokens_N=batch.tokens_ahead(prediction.ahead)[mask_BT],
         rows_N=batch.law_ahead(prediction.ahead)[mask_BT],
@@ -238,22 +238,22 @@ def _gather(
     )
 
 
-def _plain_nats(head: Head, places: _Places) -> Tensor:
-    logits_NV = _wide(head(places.hidden_NH))
+def _plain_nats(head: Head, places: Places) -> Tensor:
+    logits_NV = wide(head(places.hidden_NH))
     return _weighed(places, F.cross_entropy(logits_NV, places.tokens_N, reduction="none"))
 
 
-def _weighed(places: _Places, nats_N: Tensor) -> Tensor:
+def _weighed(places: Places, nats_N: Tensor) -> Tensor:
     return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
 
 
-def _vocabulary(prediction: DraftPrediction, head: Head) -> int:
+def vocabulary(prediction: DraftPrediction, head: Head) -> int:
     """V, from the logits of one place."""
     with torch.no_grad():
         return int(head(prediction.hidden_BTH[0, :1]).shape[-1])
 
 
-def _check(places: _Places, vocab: int) -> None:
+def check_laws(places: Places, vocab: int) -> None:
     """InputError when truncated laws cannot be those of this student's vocabulary."""
     if not len(places) or isinstance(places.all_laws, FullLaws):
         return
@@ -269,7 +269,7 @@ def _check(places: _Places, vocab: int) -> None:
         raise InputError("a law holds no token at all; collect the trajectories again")
 
 
-def _teacher(laws: FullLaws, temperature: float, logits_NV: Tensor) -> Tensor:
+def teacher_law(laws: FullLaws, temperature: float, logits_NV: Tensor) -> Tensor:
     """[N, V] log p: the teacher's head on these places, no gradient."""
     with torch.no_grad():
         teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
@@ -281,7 +281,7 @@ def _teacher(laws: FullLaws, temperature: float, logits_NV: Tensor) -> Tensor:
         return torch.log_softmax(teacher_NV / temperature, dim=-1)
 
 
-def _preferred(laws: TeacherLaws) -> Tensor:
+def preferred(laws: TeacherLaws) -> Tensor:
     """[N]: the teacher's most probable token."""
     if isinstance(laws, FullLaws):
         return laws.head(laws.hidden_NH).argmax(-1)
@@ -311,7 +311,8 @@ def _at_least(laws: TopLaws, temperature: float, logits_NV: Tensor) -> Tensor:
     return a * log_p_NK - total_N[:, None]
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
+    """At least float32."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -327,81 +328,3 @@ def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
             raise InputError(f"{option.name} means nothing to divergence {record.name!r}")
         if option.name == "floor" and chosen.tail != "floor":
             raise InputError(f"floor means nothing with tail {chosen.tail!r}")
-
-
-# --------------------------------------------------------------------------- the readable twin
-
-
-def dense_distillation(
-    objective: Distillation, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head
-) -> LossTerms:
-    """The readable twin of `Distillation.loss`: all logits and all laws at once. For tests."""
-    logits_BTV = _wide(head(prediction.hidden_BTH))
-    taught_BT, plain_BT = _masks(prediction, batch, objective.record)
-    wanted_BT1 = batch.tokens_ahead(prediction.ahead)[..., None]
-    nats_BT = -torch.log_softmax(logits_BTV, dim=-1).gather(-1, wanted_BT1)[..., 0]
-    if taught_BT.any():
-        assert batch.laws is not None
-        laws = batch.laws.take(batch.law_ahead(prediction.ahead)[taught_BT])
-        cells = _dense_cells(objective, laws, logits_BTV[taught_BT])
-        draws = objective.record.pools_cells and objective.reading == "sampled"
-        knobs = Knobs(
-            beta=objective.beta,
-            reading=objective.reading,
-            rewards=Rewards.of(div.count_rewards(cells)),
-            uniform_N=torch.rand(len(laws), device=logits_BTV.device) if draws else None,
-        )
-        nats_N = objective.record.nats(cells, knobs)
-        if objective.top_weight:
-            top_N = div.top_cross_entropy(cells, objective.top)
-            nats_N = nats_N + objective.top_weight * top_N
-        nats_BT = nats_BT.masked_scatter(taught_BT, nats_N)
-    weights_BT = batch.weights_ahead(prediction.ahead) * (taught_BT | plain_BT)
-    return LossTerms(total=(nats_BT * weights_BT).sum(), weight=weights_BT.sum())
-
-
-def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> Cells:
-    """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
-    log_q_NV = torch.log_softmax(logits_NV, dim=-1)
-    if isinstance(laws, FullLaws):
-        teacher_NV = laws.head(laws.hidden_NH).detach().to(logits_NV.dtype)
-        log_p_NV = torch.log_softmax(teacher_NV / objective.temperature, dim=-1)
-        return Cells(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
-    p_NK = laws.log_p_NK.to(logits_NV.dtype).exp()
-    p_NV = torch.zeros_like(log_q_NV).scatter_add(-1, laws.ids_NK.long(), p_NK)
-    hat_NV = p_NV ** (1 / objective.temperature)
-    hat_NV = hat_NV / hat_NV.sum(-1, keepdim=True)
-    return _DENSE_TAILS[objective.tail](objective, p_NV, hat_NV, log_q_NV)
-
-
-def _dense_bucket(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
-    inside_NV = p_NV > 0
-    outside_N1 = ~inside_NV.all(-1, keepdim=True)
-    p_rest_N1 = (1 - p_NV.sum(-1, keepdim=True)).clamp(min=div.REST) * outside_N1
-    q_rest_N1 = (log_q_NV.exp() * ~inside_NV).sum(-1, keepdim=True)
-    q_rest_N1 = q_rest_N1.clamp(min=torch.finfo(q_rest_N1.dtype).tiny)
-    log_q_rest_N1 = q_rest_N1.log().masked_fill(~outside_N1, -math.inf)
-    return Cells(
-        log_p_NC=torch.cat([p_NV, p_rest_N1], dim=-1).log(),
-        log_q_NC=torch.cat([log_q_NV.masked_fill(~inside_NV, -math.inf), log_q_rest_N1], dim=-1),
-        letters_NC=torch.cat([inside_NV, outside_N1], dim=-1),
-    )
-
-
-def _dense_hat(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
-    if objective.record.on_support:
-        log_q_NV = torch.log_softmax(log_q_NV.masked_fill(p_NV == 0, -math.inf), dim=-1)
-    return Cells(log_p_NC=hat_NV.log(), log_q_NC=log_q_NV)
-
-
-def _dense_floor(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
-    outside_N1 = ~(p_NV > 0).all(-1, keepdim=True)
-    hat_NV = hat_NV.clamp(min=objective.floor).where(outside_N1, hat_NV)
-    return Cells(log_p_NC=(hat_NV / hat_NV.sum(-1, keepdim=True)).log(), log_q_NC=log_q_NV)
-
-
-_DENSE_TAILS: dict[Tail, Callable[[Distillation, Tensor, Tensor, Tensor], Cells]] = {
-    "bucket": _dense_bucket,
-    "renormalise": _dense_hat,
-    "floor": _dense_floor,
-}

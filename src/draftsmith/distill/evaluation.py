@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,15 @@ class Evaluation:
     while_training: int | None = 16
     """How many batches are looked at before the end of training; None: all."""
 
+    num_sums: ClassVar[int] = 1
+    """How many totals and weights the objective gives per step of the drafter; subclasses report
+    several figures from them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which it reports (figures of each step: those of the first)."""
+        return (self.name,) if self.weight_name is None else (self.name, self.weight_name)
+
     @property
     def sign(self) -> int:
         """Times a value: the smallest is the best."""
@@ -70,15 +79,17 @@ class Evaluation:
             return whole
         return min(whole, self.while_training)
 
-    def report(self, total: float, weight: float) -> dict[str, float]:
-        """What sums over all batches come to; no figure when nothing was counted."""
+    def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
+        """What sums over all batches come to (S steps of the drafter, F sums of each); no figure
+        when nothing was counted."""
+        total, weight = float(totals_SF.sum()), float(weights_SF.sum())
         values = {self.name: total / weight} if weight > 0 else {}
         return values if self.weight_name is None else {**values, self.weight_name: weight}
 
 
 def chooser(evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """The evaluation that chooses; InputError on two of them, or on one name for two figures."""
-    names = [name for e in evaluations for name in (e.name, e.weight_name) if name is not None]
+    names = [name for evaluation in evaluations for name in evaluation.names]
     if len(set(names)) < len(names):
         raise InputError(f"evaluations need different names, these are {', '.join(names)}")
     marked = [evaluation for evaluation in evaluations if evaluation.chooses]
@@ -95,7 +106,8 @@ def sums_of(
     num_steps: int,
     turns: tuple[int, int],
 ) -> Tensor:
-    """[batches, 2]: total and weight of this process's batches, 0 in the rows of the others'.
+    """[N, S, 2, F]: totals and weights of each step in this process's batches, 0 in the rows of the
+    others' (N batches, S steps, F sums).
 
     `turns`: number of this process, and of how many. They take turns, and all call the model as
     often (sharded weights need all of them). Summed over processes and then over rows, the result
@@ -104,19 +116,18 @@ def sums_of(
         5 batches, 2 processes     0: batches 0 2 4     1: batches 1 3 (4 again, not counted)
     """
     first, every = turns
-    sums_N2 = torch.zeros(num_batches, 2, dtype=torch.float64)
+    sums_NS2F = torch.zeros(num_batches, num_steps, 2, evaluation.num_sums, dtype=torch.float64)
     for start in range(0, num_batches, every):
         index = min(start + first, num_batches - 1)
         batch = evaluation.batches.batch(index)
         carry: Any = None
-        sums = torch.zeros(2, dtype=torch.float64)
-        for _ in range(num_steps):
+        for step in range(num_steps):
             out = forward(batch, carry, evaluation.objective)
             carry = out["carry"]
-            sums += torch.stack([out["total"], out["weight"]]).double().cpu()
-        if start + first < num_batches:
-            sums_N2[index] = sums
-    return sums_N2
+            sums = torch.stack([out["total"], out["weight"]]).double().cpu()
+            if start + first < num_batches:
+                sums_NS2F[index, step] = sums.view(2, evaluation.num_sums)
+    return sums_NS2F
 
 
 # --------------------------------------------------------------------------- the best weights

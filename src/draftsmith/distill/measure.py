@@ -27,7 +27,8 @@ from draftsmith.distill.trajectory import Trajectory
 from draftsmith.drafters._reader import Vocabularies
 from draftsmith.drafters._vocabulary import Subset, padded, same_tokens
 from draftsmith.errors import InputError
-from draftsmith.law import History, Law, Sampler
+from draftsmith.law import Law
+from draftsmith.sampler import History, Sampler
 from draftsmith.speedup import predicted_speedup, tokens_per_step
 from draftsmith.targets._base import CHUNK, Target
 from draftsmith.types import Signals

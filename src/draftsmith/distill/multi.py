@@ -46,6 +46,13 @@ class Multi:
 
         `laws`: where those of mixtures are kept; None: in memory.
         """
+        out = self.share(documents, laws)
+        tokens = sum(len(item.trajectory.tokens) for item in out)
+        total = sum(item.weight * len(item.trajectory.tokens) for item in out)
+        return scaled(out, tokens / total if total else 1.0)
+
+    def share(self, documents: Iterable[Weighted], laws: LawFile | None = None) -> list[Weighted]:
+        """All with weights whose sum over a prompt is 1: they depend on no other prompt."""
         groups: dict[str, list[Weighted]] = {}
         for document in documents:
             groups.setdefault(document.trajectory.prompt_id, []).append(document)
@@ -59,10 +66,7 @@ class Multi:
                 replace(document, weight=share)
                 for document, share in zip(ordered, shares, strict=True)
             ]
-        tokens = sum(len(item.trajectory.tokens) for item in out)
-        total = sum(item.weight * len(item.trajectory.tokens) for item in out)
-        scale = tokens / total if total else 1.0
-        return [replace(item, weight=item.weight * scale) for item in out]
+        return out
 
     def _shares(self, group: Sequence[Trajectory]) -> list[float]:
         if self.weights == "uniform":
@@ -70,6 +74,11 @@ class Multi:
         best = max(trajectory.score for trajectory in group)
         raw = [math.exp((t.score - best) / self.score_temperature) for t in group]
         return [value / sum(raw) for value in raw]
+
+
+def scaled(documents: Iterable[Weighted], factor: float) -> list[Weighted]:
+    """All weights times the factor."""
+    return [replace(document, weight=document.weight * factor) for document in documents]
 
 
 def mixed(

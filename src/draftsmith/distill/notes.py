@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from draftsmith.distill.teacher import Laws, read_laws
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.types import DraftTree, RequestBatch, TreeShape
 
 

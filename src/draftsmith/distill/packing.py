@@ -6,6 +6,7 @@ prompt.
     counts        0 0 1 1 1 0 0 1 1 1 1 0        0 0 0 1 1 0 0 ...        answers only
     law row       - - 0 1 2 - - 3 4 5 6 -        - - - 7 8 - - ...        of the token there
     document      0 0 0 0 0 0 1 1 1 1 1 1        0 0 0 0 0 0 1 ...
+    features      f f f f f . f f f f f .        f f f f f . . ...        where there are any
 
 Behind every document stands an end token that does not count. What a block has left over is
 padding.
@@ -13,13 +14,15 @@ padding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from draftsmith.distill.stored_features import StoredFeatures
 from draftsmith.distill.stored_laws import StoredLaws
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import InputError
@@ -34,10 +37,25 @@ class Weighted:
     weight: float = 1.0
     laws: StoredLaws | None = None
     """Those of a trajectory that does not carry them itself."""
+    features: StoredFeatures | None = None
+    """Likewise: hidden signals."""
 
     def top(self) -> TopK | None:
         """The laws, wherever they are."""
         return self.trajectory.top if self.laws is None else self.laws.read()
+
+    @property
+    def has_features(self) -> bool:
+        """Whether hidden signals are anywhere."""
+        return self.features is not None or self.trajectory.features is not None
+
+    def states(self, places: int) -> Tensor:
+        """[places, S] float32: hidden signals of the first places, wherever they are."""
+        if self.features is not None:
+            return self.features.read(places)
+        own_TS = self.trajectory.features
+        assert own_TS is not None, "ask has_features first"
+        return torch.from_numpy(own_TS[:places])
 
     def without_laws(self) -> Weighted:
         """The same text, to be learnt as a text."""
@@ -104,7 +122,12 @@ def _room(block: _Open) -> int:
 
 
 def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
-    """The batch of these blocks, one row each, with the laws of their documents."""
+    """The batch of these blocks, one row each, with the laws and features of their documents.
+
+    Raises:
+        InputError: features are there for some documents only, or differ in width.
+        BackendError: what a store keeps cannot be read, or is not finite.
+    """
     shape = (len(blocks), length)
     tokens = np.full(shape, end_id, np.int64)
     counts = np.zeros(shape, bool)
@@ -113,23 +136,21 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
     weights = np.zeros(shape, np.float32)
     laws: list[TopK] = []
     num_laws = 0
-    for b, block in enumerate(blocks):
-        at = 0
-        for number, document in enumerate(block.documents):
-            known = document.trajectory
-            text = (*known.prompt, *known.tokens)[: length - at]
-            start, stop = at + len(known.prompt), at + len(text)
-            tokens[b, at:stop] = text
-            counts[b, start:stop] = True
-            weights[b, start:stop] = document.weight
-            top = document.top()
-            if top is not None:
-                row[b, start:stop] = num_laws + np.arange(stop - start)
-                laws.append(top)
-                num_laws += len(top)
-            owner[b, at:] = number
-            at = min(at + fit(known, length), length)
-            owner[b, at:] = number + 1
+    laid = list(_lay(blocks, length))
+    for place in laid:
+        b, at, stop, document = place.row, place.at, place.stop, place.document
+        known = document.trajectory
+        start = at + len(known.prompt)
+        tokens[b, at:stop] = (*known.prompt, *known.tokens)[: stop - at]
+        counts[b, start:stop] = True
+        weights[b, start:stop] = document.weight
+        top = document.top()
+        if top is not None:
+            row[b, start:stop] = num_laws + np.arange(stop - start)
+            laws.append(top)
+            num_laws += len(top)
+        owner[b, at:] = place.number
+        owner[b, at + fit(known, length) :] = place.number + 1
     return TrajectoryBatch(
         tokens_BT=torch.from_numpy(tokens),
         loss_mask_BT=torch.from_numpy(counts),
@@ -137,7 +158,56 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
         laws=_stack(laws) if laws else None,
         law_row_BT=torch.from_numpy(row) if laws else None,
         weights_BT=torch.from_numpy(weights),
+        features_BTS=_features(laid, shape),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a document stands in a batch."""
+
+    document: Weighted
+    row: int
+    number: int
+    """Of the document in its row."""
+    at: int
+    stop: int
+    """Behind its last token that has room."""
+
+
+def _lay(blocks: Sequence[Block], length: int) -> Iterator[_Place]:
+    """Document behind document."""
+    for row, block in enumerate(blocks):
+        at = 0
+        for number, document in enumerate(block.documents):
+            known = document.trajectory
+            stop = min(at + len(known.prompt) + len(known.tokens), length)
+            yield _Place(document=document, row=row, number=number, at=at, stop=stop)
+            at += fit(known, length)
+
+
+def _features(laid: Sequence[_Place], shape: tuple[int, int]) -> Tensor | None:
+    """[B, T, S]: hidden signals where a document stands, elsewhere 0; None: no document has any."""
+    lacking = sum(not place.document.has_features for place in laid)
+    if lacking == len(laid):
+        return None
+    if lacking:
+        raise InputError(
+            f"{lacking} of {len(laid)} trajectories of a batch have no hidden states, the others "
+            "do: collect all of them with the same --features"
+        )
+    out_BTS: Tensor | None = None
+    for place in laid:
+        states_TS = place.document.states(place.stop - place.at)
+        if out_BTS is None:
+            out_BTS = torch.zeros(*shape, states_TS.shape[1])
+        if states_TS.shape[1] != out_BTS.shape[2]:
+            raise InputError(
+                f"hidden states of width {states_TS.shape[1]} and {out_BTS.shape[2]} in one batch: "
+                "they are of different targets, or collected with different --features"
+            )
+        out_BTS[place.row, place.at : place.stop] = states_TS
+    return out_BTS
 
 
 def _stack(laws: Sequence[TopK]) -> TopLaws:

@@ -51,8 +51,12 @@ class Learner(nn.Module):
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
         prediction, carry = self.drafter(batch, carry)
         terms = objective.loss(prediction, batch, prediction.head or self.drafter.head())
-        total = terms.total if prediction.weight == 1.0 else terms.total * prediction.weight
-        return {"total": total, "weight": terms.weight, "carry": carry}
+        return {
+            "total": terms.total,
+            "weight": terms.weight,
+            "share": prediction.weight,
+            "carry": carry,
+        }
 
 
 class Layout(Protocol):

@@ -4,25 +4,27 @@ a resumed run sees what an uninterrupted one would have seen.
     TrajectoryBlocks     a store's trajectories, packed; laws from the store
     TextRows             pre-training text beside them (9:1 in Direct Alignment)
     Online               continuations drawn on the fly by the teacher or, partly, by the student
-    InLoop               any of them, with whole laws from a teacher in memory
+    InLoop               any of them, with whole laws and hidden signals from a teacher in memory
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from draftsmith.distill.blocks import BatchSource
-from draftsmith.distill.multi import Multi
+from draftsmith.distill.multi import Multi, scaled
 from draftsmith.distill.packing import Block, Weighted, assemble, pack
 from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettings
-from draftsmith.drafters._causal import causal_forward, causal_head
+from draftsmith.drafters._causal import causal_forward
 from draftsmith.errors import InputError
+from draftsmith.targets._head import causal_head
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import FullLaws, TrajectoryBatch
+from draftsmith.types import FullLaws, Signals, TrajectoryBatch
 
 
 class TrajectoryBlocks:
@@ -104,7 +106,8 @@ class HeldOutBlocks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextRows:
-    """A source with rows of plain text below its own, in which every token is learnt."""
+    """A source with rows of plain text below its own, in which every token is learnt. Where the
+    drafter reads hidden signals, a teacher says them of both: `InLoop` around this."""
 
     first: BatchSource
     text: BatchSource
@@ -154,8 +157,8 @@ class Online:
         self.prompts_per_step, self.on_policy = prompts_per_step, on_policy
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
-        """Continue this part's prompts of the step; InputError if there are none. The texts do not
-        depend on the number of parts."""
+        """Continue this part's prompts of the step; InputError if there are none. Neither the texts
+        nor their weights depend on the number of parts."""
         mine = list(enumerate(self._numbers(step)))[part::parts]
         if not mine:
             raise InputError(f"{self.prompts_per_step} prompts per step do not fill {parts} parts")
@@ -164,15 +167,33 @@ class Online:
         if own and self.refresh is not None:
             self.refresh()  # by every part: weights in parts are gathered together
         theirs = [self.requests[i] for place, i in mine if place not in own]
-        made = self.teacher.collect(theirs, seeded) if theirs else []
+        shares = self._drawn(self.teacher, theirs, seeded)
         ours = [self.requests[i] for place, i in mine if place in own]
         if ours and self.student is not None:
             plain = replace(
                 seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
             )
-            made = [*self.student.collect(ours, plain), *made]
-        texts = self.multi.apply(Weighted(trajectory=one).without_laws() for one in made)
+            shares = [*self._drawn(self.student, ours, plain), *shares]
+        texts = scaled(shares, self._texts_per_prompt(len(own)))
         return assemble(pack(texts, self.length), self.length, self.end_id)
+
+    def _drawn(
+        self, backend: Backend, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[Weighted]:
+        """Continuations with their shares; a prompt that comes twice in a step counts twice."""
+        if not requests:
+            return []
+        made = backend.collect(requests, settings)
+        times = Counter(request.prompt_id for request in requests)
+        shares = self.multi.share(Weighted(trajectory=one).without_laws() for one in made)
+        return [replace(s, weight=s.weight * times[s.trajectory.prompt_id]) for s in shares]
+
+    def _texts_per_prompt(self, own: int) -> float:
+        """Mean over the whole step, of which the student continues `own` prompts. Shares times this
+        have the mean 1, exactly so if beams are equally long: plain text beside them has 1 too."""
+        asked = self.settings
+        each = asked.samples * len(asked.temperatures) * asked.most_beams  # what is unused is 1
+        return (own + (self.prompts_per_step - own) * each) / self.prompts_per_step
 
     def _own(self, step: int) -> set[int]:
         """Places of the step's prompts that the student continues; over many steps their share is
@@ -193,22 +214,24 @@ class Online:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InLoop:
-    """Batches of another source with a teacher's whole laws."""
+    """Batches of another source with a teacher's whole laws and hidden signals."""
 
     source: BatchSource
     teacher: HFTarget
+    signals: Signals = field(default_factory=Signals)
 
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
-        return taught(self.source.batch(step, part, parts), self.teacher)
+        return taught(self.source.batch(step, part, parts), self.teacher, self.signals)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutInLoop:
-    """Held-out batches with a teacher's whole laws."""
+    """Held-out batches with a teacher's whole laws and hidden signals."""
 
     source: HeldOutBlocks
     teacher: HFTarget
+    signals: Signals = field(default_factory=Signals)
 
     @property
     def num_batches(self) -> int:
@@ -216,13 +239,18 @@ class HeldOutInLoop:
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
-        return taught(self.source.batch(step, part, parts), self.teacher)
+        return taught(self.source.batch(step, part, parts), self.teacher, self.signals)
 
 
-def taught(batch: TrajectoryBatch, teacher: HFTarget) -> TrajectoryBatch:
-    """The batch with whole laws, by one forward of the teacher over the same blocks."""
+def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> TrajectoryBatch:
+    """The batch with whole laws and, where `signals` asks for any, hidden signals as decoding gives
+    them (in float32), by one forward of the teacher over the same blocks.
+
+    Raises:
+        InputError: the teacher has no such signals.
+    """
     device = teacher.device
-    with torch.no_grad(), teacher.native() as model:
+    with torch.no_grad(), teacher.native() as model, teacher.listen(signals) as heard:
         fed = replace(
             batch,
             tokens_BT=batch.tokens_BT.to(device),
@@ -234,12 +262,23 @@ def taught(batch: TrajectoryBatch, teacher: HFTarget) -> TrajectoryBatch:
     # the law of place t + 1 is said at place t
     row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
     laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
-    return replace(batch, laws=laws, law_row_BT=row_BT)
+    said_BTS = heard.signals_BTS
+    features_BTS = batch.features_BTS if said_BTS is None else said_BTS.float()
+    return replace(batch, laws=laws, law_row_BT=row_BT, features_BTS=features_BTS)
 
 
 def _below(ours: TrajectoryBatch, text: TrajectoryBatch) -> TrajectoryBatch:
-    """Rows of text below ours; they have no laws and count fully."""
+    """Rows of text below ours; they have no laws and count fully.
+
+    Raises:
+        InputError: ours have features, the text has none.
+    """
     shape = text.tokens_BT.shape
+    if (ours.features_BTS is None) != (text.features_BTS is None):
+        raise InputError(
+            "rows of plain text have no hidden states, the trajectories beside them do: let a "
+            "target in memory say those of both"
+        )
 
     def joined(a: torch.Tensor | None, b: torch.Tensor | None, fill: float) -> torch.Tensor | None:
         if a is None and b is None:
@@ -256,6 +295,7 @@ def _below(ours: TrajectoryBatch, text: TrajectoryBatch) -> TrajectoryBatch:
         laws=ours.laws,
         law_row_BT=joined(ours.law_row_BT, None, -1),
         weights_BT=joined(ours.weights_BT, None, 1.0),
+        features_BTS=joined(ours.features_BTS, text.features_BTS, 0),
     )
 
 
@@ -272,6 +312,7 @@ def _rows(batch: TrajectoryBatch, rows: torch.Tensor) -> TrajectoryBatch:
         documents_BT=some(batch.documents_BT),
         law_row_BT=some(batch.law_row_BT),
         weights_BT=some(batch.weights_BT),
+        features_BTS=some(batch.features_BTS),
     )
 
 

@@ -32,13 +32,16 @@ from draftsmith.config import as_dict, from_dict
 from draftsmith.distill import shard_rows
 from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.codec import EncodedLaws
+from draftsmith.distill.room import check_room
 from draftsmith.distill.sealed import read_sealed, write_sealed
+from draftsmith.distill.stored_features import FeatureFile
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, digest, jsonable
 from draftsmith.types import Signals
 
 MANIFEST = "manifest.json"
+FEATURES = "features.safetensors"
 
 _SHARD = re.compile(r"shard-(\d{5,})\.json")
 
@@ -221,7 +224,7 @@ class TrajectoryStore:
         Raises:
             InputError: the shard is there already, a trajectory does not fit the header, or the
                 store would grow over `max_bytes`.
-            BackendError: the disk is full.
+            BackendError: there is no room on the disk.
         """
         if number < 0:
             raise InputError(f"shards are numbered from 0, got {number}")
@@ -236,7 +239,8 @@ class TrajectoryStore:
         rows = shard_rows.to_parquet(trajectories, header.vocab_size)
         features = shard_rows.hidden_signals(trajectories, header.feature_type)
         self._sweep(number)
-        self._check_budget(number, _size(rows, features, skipped))
+        size = _size(rows, features, skipped)
+        check_room(self.folder, size, self.max_bytes, f"shard {number} of {size:,} bytes")
         files = []
         try:
             path = self._path(number, "parquet")
@@ -244,7 +248,7 @@ class TrajectoryStore:
                 part.write_bytes(rows)
             files.append(_stored(path, hashlib.sha256(rows).hexdigest()))
             if features:
-                path = self._path(number, "features.safetensors")
+                path = self._path(number, FEATURES)
                 with atomic_path(path) as part:
                     save_file(features, part)
                     checksum = sha256(part)
@@ -268,7 +272,10 @@ class TrajectoryStore:
 
     def read(self, number: int) -> list[Trajectory]:
         """The trajectories of a shard. Raises InputError (none there), BackendError (damaged)."""
-        return shard_rows.from_parquet(*self._contents(number, load_file))
+        rows, features = self._contents(number, load_file)
+        for row, states_TS in features.items():
+            self.features(number).check(int(row), states_TS)
+        return shard_rows.from_parquet(rows, features)
 
     def undecoded(self, number: int) -> list[tuple[Trajectory, EncodedLaws | None]]:
         """The same without hidden signals, and with laws as they are kept; all files are checked.
@@ -277,6 +284,11 @@ class TrajectoryStore:
         """
         rows, _ = self._contents(number, lambda path: {})
         return shard_rows.undecoded(rows)
+
+    def features(self, number: int) -> FeatureFile:
+        """Hidden signals of a shard that `undecoded` has checked, to be read row by row."""
+        path = self._path(number, FEATURES)
+        return FeatureFile(path, number=number, remedy=self._remedy(number))
 
     def _contents(
         self, number: int, load: Callable[[Path], dict[str, torch.Tensor]]
@@ -336,20 +348,6 @@ class TrajectoryStore:
             raise BackendError(
                 f"shard {number} of {self.folder} is damaged: {file.name} has not the sha256 it "
                 f"was written with; {self._remedy(number)}"
-            )
-
-    def _check_budget(self, number: int, size: int) -> None:
-        if self.max_bytes is None:
-            return
-        used = 0
-        for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process's temporary file
-                used += path.stat().st_size
-        if used + size > self.max_bytes:
-            raise InputError(
-                f"shard {number} of {size:,} bytes would make the store {self.folder} larger than "
-                f"{self.max_bytes:,} bytes ({used:,} are used); everything so far is kept: allow "
-                "more and run the same command again to go on"
             )
 
     def _sweep(self, number: int) -> None:

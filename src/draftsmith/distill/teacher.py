@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.distill.trajectory import TopK
 from draftsmith.errors import BackendError, InputError
-from draftsmith.law import highest
+from draftsmith.sampler import highest
 from draftsmith.targets import _base
 from draftsmith.targets._base import Target
 from draftsmith.types import Signals, TargetOutput

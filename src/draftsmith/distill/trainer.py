@@ -323,9 +323,9 @@ class Trainer:
             for evaluation in self.evaluations:
                 turns = self.accelerator.process_index, self.accelerator.num_processes
                 num_batches = evaluation.num_batches(final)
-                sums_N2 = sums_of(evaluation, forward, num_batches, self.drafter.num_steps, turns)
-                total, weight = added(self.accelerator, sums_N2).sum(0).tolist()
-                values |= evaluation.report(total, weight)
+                steps = self.drafter.eval_steps or self.drafter.num_steps
+                sums = sums_of(evaluation, forward, num_batches, steps, turns)
+                values |= evaluation.report(*added(self.accelerator, sums).sum(0).unbind(1))
         self.layout.mode(train=False)
         return values
 
@@ -359,12 +359,12 @@ class Trainer:
             last = index == self.drafter.num_steps - 1
             with nullcontext() if sync and last else self.layout.apart():
                 out = self.layout.forward(batch, carry, self.objective)
-                carry = out["carry"]
-                sums[:2] += torch.stack([out["total"], out["weight"]]).detach().double().cpu()
+                carry, loss = out["carry"], out["total"] * out["share"]
+                sums[:2] += torch.stack([loss, out["weight"]]).detach().double().cpu()
                 if each:
-                    self.layout.backward(out["total"] * SCALE)
+                    self.layout.backward(loss * SCALE)
                 else:
-                    total = out["total"] if total is None else total + out["total"]
+                    total = loss if total is None else total + loss
                     if last:
                         self.layout.backward(total * SCALE)
         return sums

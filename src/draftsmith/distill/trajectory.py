@@ -92,6 +92,11 @@ class CollectSettings:
     """Hidden states to keep."""
     seed: int = 0
 
+    @property
+    def most_beams(self) -> int:
+        """Widest beam search that may be needed."""
+        return self.max_beams if self.beams == "auto" else self.beams
+
 
 class Backend(Protocol):
     """What can produce trajectories: our own loop, or an engine."""

@@ -179,7 +179,7 @@ class VllmBackend:
     ) -> Iterator[_Made]:
         beams = self.engine.search(
             [request.prompt for request in requests],
-            width=_width(settings),
+            width=settings.most_beams,
             limits=[self._room(request, settings) for request in requests],
         )
         texts = [
@@ -203,10 +203,6 @@ class VllmBackend:
     def _room(self, request: CollectRequest, settings: CollectSettings) -> int:
         """Most tokens that can be judged behind a prompt: vLLM wants a place for one more."""
         return min(settings.max_new_tokens, self.engine.max_length - len(request.prompt) - 1)
-
-
-def _width(settings: CollectSettings) -> int:
-    return settings.max_beams if settings.beams == "auto" else settings.beams
 
 
 def _seed(seed: int, request_id: int) -> int:
@@ -240,10 +236,10 @@ def _check_search(
             "vLLM's length penalty counts the prompt's tokens too, so its best beams would be "
             "others: use length_penalty 0, or the transformers backend."
         )
-    if 2 * _width(settings) > engine.vocab_size:
+    if 2 * settings.most_beams > engine.vocab_size:
         raise InputError(
             f"vLLM searches with at most {engine.vocab_size // 2} beams over "
-            f"{engine.vocab_size} tokens, got {_width(settings)}."
+            f"{engine.vocab_size} tokens, got {settings.most_beams}."
         )
     _check_room(requests, settings, engine)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -28,7 +29,8 @@ from draftsmith.types import (
 )
 
 if TYPE_CHECKING:
-    from draftsmith.law import Noise, Sampler
+    from draftsmith.law import Noise
+    from draftsmith.sampler import Sampler
 
 
 class TargetView(Protocol):
@@ -62,6 +64,18 @@ class TargetView(Protocol):
     def head_weight(self) -> Tensor:
         """[V, H]: the matrix of `head`."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossWeights:
+    """How much of each term a drafter is published to learn with (see `distill.imitation`)."""
+
+    token: float = 1.0
+    """The divergence from the target's law."""
+    feature: float = 0.0
+    """Distance of states from the target's."""
+    top: float = 0.0
+    """Cross-entropy over the target's ten most probable tokens."""
 
 
 class DraftState(abc.ABC):
@@ -101,8 +115,11 @@ class Drafter(nn.Module, abc.ABC):
     """Whether `forward` exists: training-free drafters do not."""
     num_steps: int = 1
     """How many times a training step calls `forward` (one step further ahead per call)."""
+    eval_steps: int | None = None
+    """How many times an evaluation does, to see how far its drafts get; None: as in training."""
     backward: Literal["each", "sum"] = "sum"
     """Gradients per unrolled step, or once over all of them."""
+    loss_weights: LossWeights = LossWeights()
     default_shape: TreeShape = TreeShape.chain(5)
     takes_trees: bool = False
     """Whether `propose` branches where the shape does; else it drafts one chain."""
@@ -122,6 +139,11 @@ class Drafter(nn.Module, abc.ABC):
     def max_nodes(self, shape: TreeShape) -> int:
         """The most nodes (probes included) that `propose` returns for this shape."""
         return shape.num_nodes
+
+    @classmethod
+    def signals_of(cls, config: Any) -> Signals:
+        """What it will read of a target with this transformers configuration, bound or not."""
+        return cls.signals
 
     @abc.abstractmethod
     def start(self, request: RequestBatch) -> DraftState:
@@ -144,6 +166,14 @@ class Drafter(nn.Module, abc.ABC):
 
     def head(self) -> Callable[[Tensor], Tensor]:
         """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
+        raise NotImplementedError(f"{type(self).__name__} does not train")
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """Training: told before the first step how often the answers hold each token; None: nobody
+        knows yet."""
+
+    def save(self, folder: Path, *, kind: str) -> None:
+        """Training: write what was learnt, so that `kind:folder` loads it."""
         raise NotImplementedError(f"{type(self).__name__} does not train")
 
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:

@@ -9,10 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.errors import UnsupportedModel
-from draftsmith.targets._head import causal_head
 from draftsmith.types import DraftPrediction, TrajectoryBatch
-
-__all__ = ["causal_forward", "causal_head", "document_positions"]
 
 
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:

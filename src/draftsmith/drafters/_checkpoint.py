@@ -25,6 +25,7 @@ from transformers import LlamaConfig
 from draftsmith.drafters._base import TargetView
 from draftsmith.errors import BackendError
 from draftsmith.provenance import atomic_path, write_json_atomic
+from draftsmith.targets.hf import loading
 
 WEIGHTS = "model.safetensors"
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -116,15 +117,13 @@ def read_tensors(folder: Path) -> Mapping[str, Tensor]:
     Raises:
         BackendError: none of the known files is there, or it cannot be read.
     """
-    try:
+    with loading(f"the drafter's weights in {folder}"):
         if (folder / WEIGHTS).is_file():
             return load_file(folder / WEIGHTS)
         for name in PICKLED:
             if (folder / name).is_file():
                 loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
                 return {str(key): one for key, one in loaded.items()}
-    except Exception as error:  # whatever the readers raise
-        raise BackendError(f"Cannot read the drafter's weights in {folder}: {error}") from error
     names = ", ".join((WEIGHTS, *PICKLED))
     raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.drafters._grow import Reader
+from draftsmith.drafters._reader import Reader
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -12,19 +12,21 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from draftsmith.drafters import _rollout
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters._base import Accepted, Drafter, DraftState, LossWeights, TargetView
 from draftsmith.drafters._checkpoint import (
     check_measures,
     load_network,
     read_config,
     save_network,
 )
-from draftsmith.drafters._dynamic import grow_dynamic
-from draftsmith.drafters._features import FeatureState, Network, PairReader, new_state
+from draftsmith.drafters._features import FeatureState, PairReader, new_state
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._layers import draft_config
+from draftsmith.drafters._network import Network
+from draftsmith.drafters._options import TRAINING
 from draftsmith.drafters._rollout import Rollout
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.types import (
     DraftPrediction,
     DraftTree,
@@ -46,14 +48,16 @@ class FeatureDrafter(Drafter):
         proposal: Literal["greedy", "without_replacement", "sampled"] = "greedy"
         """Children in a static tree or chain: the top tokens, or draws. Dynamic trees take the top
         tokens."""
-        noise: float = 0.2
+        noise: float = field(default=0.2, metadata=TRAINING)
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
-        seed: int = 0
+        seed: int = field(default=0, metadata=TRAINING)
         """Keys the first weights of a network that is trained from nothing."""
 
     config: Config
     signals = Signals(last_hidden=True)
     trains = True
+    eval_steps = 5
+    loss_weights = LossWeights(token=0.1, feature=1.0)
     takes_trees = True
     default_shape = TreeShape(widths=(10,) * 6, keep=59)
     """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
@@ -82,7 +86,7 @@ class FeatureDrafter(Drafter):
         if self.network is not None:  # bound before: what was learnt stays
             return
         source = Path(self.config.source)
-        self.layer = draft_config(target.config)
+        self.layer = self.measures(target)
         if self.config.source:
             self.layer = read_config(source)
             check_measures(self.layer, target, source)
@@ -92,6 +96,10 @@ class FeatureDrafter(Drafter):
         self.network = network.to(dtype=target.dtype, device=target.device)
         if self.config.source:
             load_network(self.network, source, target)
+
+    def measures(self, target: TargetView) -> LlamaConfig:
+        """Of a network that nobody has trained yet."""
+        return draft_config(target.config)
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
@@ -117,14 +125,7 @@ class FeatureDrafter(Drafter):
         if state.is_blank:
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
-        how = Draw(
-            choice=self.config.proposal,
-            sampler=sampler,
-            noise=noise,
-            known=state.known,
-            num_prompt=state.num_prompt,
-        )
-        tree, _ = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
+        tree, _ = grow(reader, shape, Draw.behind(state, self.config.proposal, sampler, noise))
         state.cache.rollback()
         return tree
 
@@ -142,16 +143,10 @@ class FeatureDrafter(Drafter):
         self, batch: TrajectoryBatch, carry: Rollout | None
     ) -> tuple[DraftPrediction, Rollout]:
         assert self.network is not None
-        now = _rollout.begin(batch, self.config.noise) if carry is None else carry
+        noise = self.config.noise if self.training else 0.0
+        now = _rollout.begin(batch, noise) if carry is None else carry
         prediction, after = _rollout.advance(self.network, self.target, batch, now)
-        after = self.settle(prediction, batch, after)
         return prediction, _rollout.detached(after) if self.backward == "each" else after
-
-    def settle(
-        self, prediction: DraftPrediction, batch: TrajectoryBatch, after: Rollout
-    ) -> Rollout:
-        """What a drafter does between two steps of a roll-out (GRIFFIN: its mask)."""
-        return after
 
     def head(self) -> Callable[[Tensor], Tensor]:
         network, target = self.network, self.target

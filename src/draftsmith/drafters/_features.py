@@ -20,33 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig
+from torch import Tensor
 
 from draftsmith.cache import Block, KVCache, KVSpec, lay_out
 from draftsmith.drafters._base import Accepted, DraftState, TargetView
-from draftsmith.drafters._layers import Attend
+from draftsmith.drafters._network import Network
 from draftsmith.ops.attention import attend_fused
 from draftsmith.rows import common_prefix
 
 _NO_NODES = np.zeros((1, 0), dtype=np.int64)
-
-
-class Network(nn.Module):
-    """What a descendant of EAGLE computes for a pair. `config`: its measures."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """(states to predict from, states to go on with), [B, T, H] each."""
-        raise NotImplementedError
-
-    def logits(self, predict: Tensor, target: TargetView) -> Tensor:
-        """[.., V] over the target's vocabulary; most borrow its head."""
-        return target.head(predict)
 
 
 class Features:

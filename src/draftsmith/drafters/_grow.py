@@ -1,10 +1,10 @@
-"""Growing a draft tree of fixed shape, level by level: its nodes do not depend on the model.
+"""Growing a draft tree, level by level, from what a `Reader` says.
 
     fed in    first: what the model does not       then the nodes that have children, one level
               know yet, up to the root             per forward, each seeing its ancestors
 
-Node order is the shape's (level by level, siblings adjacent). Trees that follow what the model says
-are in `_dynamic.py`; both feed a `Reader`.
+A tree of fixed shape is grown here: its nodes do not depend on the model, and their order is the
+shape's (level by level, siblings adjacent). One that follows the model is grown in `_dynamic.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from draftsmith.law import History, Law, Noise, Purpose, Sampler
+from draftsmith.drafters._dynamic import grow_dynamic
+from draftsmith.drafters._reader import Reader
+from draftsmith.law import Law, Noise, Purpose
+from draftsmith.sampler import History, Sampler
 from draftsmith.trees import history_at, levels, sees, shape_parents
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
@@ -29,21 +31,11 @@ PROPOSALS: dict[Choice, Proposal] = {
 }
 
 
-class Reader(Protocol):
-    """A draft model that reads a tree, one level after the other, behind what it knows."""
+class Texts(Protocol):
+    """What a drafter's state knows: the tokens of each row, and how many of them are its prompt."""
 
-    def root(self) -> Tensor:
-        """[B, V] logits over the target's vocabulary, behind the last known token."""
-        ...
-
-    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
-        """[B, F, V] logits behind F nodes of the next depth.
-
-        Args:
-            see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
-            above_BF: each one's parent among the nodes of the level before (0: the root).
-        """
-        ...
+    known: list[list[int]]
+    num_prompt: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +48,17 @@ class Draw:
     known: Sequence[Sequence[int]]
     """Tokens of each row."""
     num_prompt: Sequence[int]
+
+    @classmethod
+    def behind(cls, texts: Texts, choice: Choice, sampler: Sampler, noise: Noise) -> Draw:
+        """How to choose children behind the known tokens of a state."""
+        return cls(
+            choice=choice,
+            sampler=sampler,
+            noise=noise,
+            known=texts.known,
+            num_prompt=texts.num_prompt,
+        )
 
     def histories(
         self, tokens_BN: np.ndarray, parents_N: np.ndarray, nodes: np.ndarray
@@ -76,7 +79,14 @@ class Draw:
 
 
 def grow(reader: Reader, shape: TreeShape, how: Draw) -> tuple[DraftTree, np.ndarray]:
-    """Draft a tree of this fixed shape; also, per node, its number among those fed (or -1)."""
+    """Draft a tree; also, per node, its number among those fed (or -1).
+
+    A shape that follows the model takes its top tokens, whatever `how` says.
+    """
+    return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
+
+
+def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> tuple[DraftTree, np.ndarray]:
     num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
     num_nodes = len(template)
     # one column more: children that a ragged level does not have are written there

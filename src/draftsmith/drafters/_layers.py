@@ -88,6 +88,13 @@ class Attention(nn.Module):
         return out
 
 
+class ConcatLinear(nn.Linear):
+    """W [a ; b ; ...] + b: a linear layer that reads its inputs side by side."""
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        return super().forward(torch.cat(parts, dim=-1))
+
+
 class Rotary(nn.Module):
     """cos and sin for positions, [B, T, D] each, in the drafter's number format."""
 

@@ -64,6 +64,15 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         InputError: unknown kind or option, a source that the kind does not take, or a folder
             without a model.
     """
+    drafter = make_drafter(spec, assignments)
+    kind, source = drafter_parts(spec)
+    if _takes_source(type(drafter)) and not source:
+        raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
+    return drafter
+
+
+def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
+    """As `load_drafter`, but a kind without a source is one that nobody has trained yet."""
     given: dict[str, object] = {}
     kind, source = drafter_parts(spec)
     if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
@@ -73,13 +82,14 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
             "draftsmith pretrain writes (or independent:HUB_ID for a model of the hub)."
         )
     cls = drafter_class(kind)
-    takes_source = any(field.name == "source" for field in fields(cls.Config))
-    if source is not None and not takes_source:
-        raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
-    if takes_source:
-        if not source:
-            raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
+    if source is not None:
+        if not _takes_source(cls):
+            raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
         if (Path(source) / "drafter.json").is_file():
             given |= drafter_manifest(Path(source))["options"]
         given["source"] = source
     return cls(override(from_dict(cls.Config, given), assignments))
+
+
+def _takes_source(cls: type[Drafter]) -> bool:
+    return any(field.name == "source" for field in fields(cls.Config))

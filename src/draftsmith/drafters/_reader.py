@@ -1,4 +1,5 @@
-"""A language model that reads draft trees over its own cache, and how its tokens are the target's.
+"""What trees are grown from: the `Reader` of a draft model, and that of a language model over its
+own cache, whose tokens may be other than the target's.
 
 cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
                   committed                   staged, in the order in which they were fed
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +20,23 @@ from draftsmith.targets._base import Target, feed_beginning, stay_inside
 from draftsmith.types import Signals
 
 _NO_NODES = np.zeros((1, 0), dtype=np.int64)
+
+
+class Reader(Protocol):
+    """A draft model that reads a tree, one level after the other, behind what it knows."""
+
+    def root(self) -> Tensor:
+        """[B, V] logits over the target's vocabulary, behind the last known token."""
+        ...
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        """[B, F, V] logits behind F nodes of the next depth.
+
+        Args:
+            see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
+            above_BF: each one's parent among the nodes of the level before (0: the root).
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

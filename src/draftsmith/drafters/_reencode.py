@@ -21,8 +21,9 @@ from draftsmith.cache import KVCache
 from draftsmith.drafters._base import Accepted, DraftState, TargetView
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._reader import ModelReader, Vocabularies
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
 from draftsmith.rows import common_prefix
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, TreeShape

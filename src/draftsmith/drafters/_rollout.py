@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftsmith.drafters._base import TargetView
 from draftsmith.drafters._causal import document_positions
-from draftsmith.drafters._features import Network
+from draftsmith.drafters._network import Network
 from draftsmith.errors import InputError
 from draftsmith.ops.rollout import attend_rollout
 from draftsmith.types import DraftPrediction, TrajectoryBatch
@@ -35,10 +35,8 @@ class Rollout:
     keys: tuple[Tensor, ...] = ()
     """Of the steps so far; those of step 0 are the text's."""
     values: tuple[Tensor, ...] = ()
-    alive_BT: Tensor | None = None
-    """False: the next step does not count at this place; None: all do."""
     survived_BT: Tensor | None = None
-    """Chains that a drafter still follows; None: all."""
+    """Chains that a drafter still follows (GRIFFIN); None: all."""
 
 
 def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
@@ -92,9 +90,11 @@ def advance(
     with torch.no_grad():
         embedded_BTH = target.embed(batch.tokens_ahead(1 + own))
     predict, regress = network(embedded_BTH, now.feature_BTH, positions_BT + own, attend)
-    alive = torch.ones_like(tokens_BT, dtype=torch.bool) if now.alive_BT is None else now.alive_BT
     prediction = DraftPrediction(
-        hidden_BTH=predict, mask_BT=alive, ahead=2 + own, feature_BTH=regress
+        hidden_BTH=predict,
+        mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+        ahead=2 + own,
+        feature_BTH=regress,
     )
     after = replace(now, step=own + 1, feature_BTH=regress, keys=tuple(keys), values=tuple(values))
     return prediction, after

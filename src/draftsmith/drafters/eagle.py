@@ -8,32 +8,20 @@ draws a static tree without replacement, EAGLE-2 grows one from the drafter's ow
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import Network
-from draftsmith.drafters._layers import Attend, DraftLayer, Rotary
+from draftsmith.drafters._layers import ConcatLinear
+from draftsmith.drafters._network import FusionNetwork
 from draftsmith.types import TreeShape
 
 
-class EagleNetwork(Network):
-    """Section 6.1 of the family's description: `fc`, then a layer without norm before attention."""
+class EagleNetwork(FusionNetwork):
+    """A linear layer of token and feature, then a layer without norm before attention."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        hidden = config.hidden_size
-        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
-        self.layers = nn.ModuleList([DraftLayer(config)])
-        self.rotary = Rotary(config)
-
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        mixed = self.fc(torch.cat([embedded_BTH, feature_BTS], dim=-1))  # the token comes first
-        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
-        return out
+        hidden, bias = config.hidden_size, getattr(config, "bias", True)
+        super().__init__(config, ConcatLinear(2 * hidden, hidden, bias=bias))
 
 
 STATIC = TreeShape(

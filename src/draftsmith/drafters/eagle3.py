@@ -10,18 +10,21 @@ later steps count 0.8 ** step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.drafters._base import TargetView
+from draftsmith.drafters._base import LossWeights, TargetView
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import Network
 from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters._network import Network
+from draftsmith.drafters._options import TRAINING
 from draftsmith.drafters._rollout import Rollout
-from draftsmith.types import DraftPrediction, Signals, TrajectoryBatch
+from draftsmith.errors import InputError
+from draftsmith.types import DraftPrediction, NarrowHead, Signals, TrajectoryBatch
 
 
 class WideLayer(nn.Module):
@@ -79,8 +82,13 @@ class Eagle3Network(Network):
         out = self.midlayer(embedded_BTH, feature, self.rotary(positions_BT, feature), attend)
         return out, out
 
+    def own_logits(self, predict: Tensor) -> Tensor:
+        """[.., Vd] over the draft vocabulary."""
+        logits: Tensor = self.lm_head(self.norm(predict))
+        return logits
+
     def logits(self, predict: Tensor, target: TargetView) -> Tensor:
-        own = self.lm_head(self.norm(predict))
+        own = self.own_logits(predict)
         if own.shape[-1] == target.vocab_size:
             return own
         wide = own.new_full((*own.shape[:-1], target.vocab_size), -torch.inf)
@@ -92,15 +100,19 @@ class Eagle3(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
-        num_forwards: int = 7
+        num_forwards: int = field(default=7, metadata=TRAINING)
         """Training: drafts in a row that are learnt (length of the training-time test)."""
-        decay: float = 0.8
+        decay: float = field(default=0.8, metadata=TRAINING)
         """Training: each counts this much of the one before."""
-        noise: float = 0.0
+        noise: float = field(default=0.0, metadata=TRAINING)
         """Training: none, as published."""
+
+        draft_vocab: int = field(default=0, metadata=TRAINING)
+        """Training: knows so many tokens, those that answers hold most often; 0: all."""
 
     config: Config
     network_class = Eagle3Network
+    loss_weights = LossWeights()
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
@@ -108,7 +120,40 @@ class Eagle3(FeatureDrafter):
 
     def bind(self, target: TargetView) -> None:
         super().bind(target)
-        self.signals = Signals(layers=fused_layers(int(target.config.num_hidden_layers)))
+        self.signals = self.signals_of(target.config)
+
+    def measures(self, target: TargetView) -> LlamaConfig:
+        known, own = target.vocab_size, self.config.draft_vocab
+        if not 0 <= own <= known:
+            raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
+        layer = super().measures(target)
+        layer.draft_vocab_size = own or known
+        return layer
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """Unless it was loaded: the most frequent tokens (of equal ones the lower ids), and for
+        each the target's own row as the first row of the head."""
+        network = self.network
+        assert isinstance(network, Eagle3Network)
+        if self.config.source:
+            return
+        size = len(network.d2t)
+        if size == self.target.vocab_size:
+            counts_V = torch.zeros(size)
+        if counts_V is None:
+            raise InputError(
+                "draft_vocab keeps the tokens that answers hold most often, which is not known "
+                "before they are drawn: learn from a --store, or leave it out"
+            )
+        order_V = torch.argsort(counts_V, descending=True, stable=True)
+        ids_D = order_V[:size].sort().values.to(network.d2t.device)
+        network.d2t.copy_(ids_D - torch.arange(size, device=ids_D.device))
+        with torch.no_grad():
+            network.lm_head.weight.copy_(self.target.head_weight()[ids_D])
+
+    @classmethod
+    def signals_of(cls, config: Any) -> Signals:
+        return Signals(layers=fused_layers(int(config.num_hidden_layers)))
 
     def _signal_width(self) -> int:
         return 3 * super()._signal_width()
@@ -118,8 +163,13 @@ class Eagle3(FeatureDrafter):
     ) -> tuple[DraftPrediction, Rollout]:
         step = 0 if carry is None else carry.step
         prediction, after = super().forward(batch, carry)
+        network = self.network
+        assert isinstance(network, Eagle3Network)
+        narrow = None
+        if len(network.d2t) < self.target.vocab_size:
+            narrow = NarrowHead(ids_D=network.target_ids, head=network.own_logits)
         weight = self.config.decay**step
-        return replace(prediction, feature_BTH=None, weight=weight), after
+        return replace(prediction, feature_BTH=None, weight=weight, narrow=narrow), after
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:

@@ -9,14 +9,13 @@ aligned with the target's feature and goes on to the next draft.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import Network
-from draftsmith.drafters._layers import Attend, DraftLayer, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters._layers import ConcatLinear, RMSNorm, SwiGLU
+from draftsmith.drafters._network import FusionNetwork
 
 
 class FeatureSampling(nn.Module):
@@ -25,32 +24,22 @@ class FeatureSampling(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.fc = nn.Linear(2 * hidden, hidden)
+        self.fc = ConcatLinear(2 * hidden, hidden)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
 
     def forward(self, embedded: Tensor, feature: Tensor) -> Tensor:
-        mixed: Tensor = self.fc(torch.cat([embedded, feature], dim=-1))
+        mixed: Tensor = self.fc(embedded, feature)
         gate = F.silu(self.mlp.gate_proj(embedded))
         chosen: Tensor = gate * self.mlp.up_proj(self.post_attention_layernorm(mixed))
         return mixed + self.mlp.down_proj(chosen)
 
 
-class FspadNetwork(Network):
+class FspadNetwork(FusionNetwork):
     """Feature sampling, then a layer with two outputs."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.fc = FeatureSampling(config)
-        self.layers = nn.ModuleList([DraftLayer(config, halves=2)])
-        self.rotary = Rotary(config)
-
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        mixed = self.fc(embedded_BTH, feature_BTS)
-        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
-        return out
+        super().__init__(config, FeatureSampling(config), halves=2)
 
 
 class Fspad(FeatureDrafter):

@@ -16,7 +16,7 @@ among the first: step j + 1 counts where the text's token was in the top 3 at ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -24,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from draftsmith.drafters._base import LossWeights
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import Network
-from draftsmith.drafters._layers import Attend, DraftLayer, RMSNorm, Rotary
+from draftsmith.drafters._layers import ConcatLinear, RMSNorm
+from draftsmith.drafters._network import FusionNetwork
+from draftsmith.drafters._options import TRAINING
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -41,12 +43,12 @@ class Guidance(nn.Module):
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.up_proj = nn.Linear(2 * hidden, inner, bias=False)
+        self.up_proj = ConcatLinear(2 * hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, mixed: Tensor, embedded: Tensor) -> Tensor:
-        both = torch.cat([self.input_layernorm(mixed), self.input_layernorm(embedded)], dim=-1)
-        out: Tensor = self.down_proj(F.silu(self.up_proj(both)))
+        inner = self.up_proj(self.input_layernorm(mixed), self.input_layernorm(embedded))
+        out: Tensor = self.down_proj(F.silu(inner))
         return out
 
 
@@ -56,31 +58,21 @@ class TokenGuidedFusion(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.fc = nn.Linear(2 * hidden, hidden)
+        self.fc = ConcatLinear(2 * hidden, hidden)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.mlp = Guidance(config)
 
     def forward(self, embedded: Tensor, feature: Tensor) -> Tensor:
-        mixed: Tensor = self.fc(torch.cat([embedded, feature], dim=-1))
+        mixed: Tensor = self.fc(embedded, feature)
         guided: Tensor = self.mlp(self.post_attention_layernorm(mixed), embedded)
         return mixed + guided
 
 
-class GriffinNetwork(Network):
+class GriffinNetwork(FusionNetwork):
     """Token-guided fusion, then a layer with two outputs."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.fc = TokenGuidedFusion(config)
-        self.layers = nn.ModuleList([DraftLayer(config, halves=2)])
-        self.rotary = Rotary(config)
-
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        mixed = self.fc(embedded_BTH, feature_BTS)
-        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
-        return out
+        super().__init__(config, TokenGuidedFusion(config), halves=2)
 
 
 class Griffin(FeatureDrafter):
@@ -88,32 +80,40 @@ class Griffin(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
-        num_forwards: int = 3
+        num_forwards: int = field(default=3, metadata=TRAINING)
         """Training: drafts in a row that are learnt."""
-        mask_top: int = 3
+        mask_top: int = field(default=3, metadata=TRAINING)
         """Training: a chain lives while the text's token is among so many of its best."""
-        mask_shift: Literal["decode", "official"] = "decode"
+        mask_shift: Literal["decode", "official"] = field(default="decode", metadata=TRAINING)
         """Training: which chain's life counts at a place (see the module)."""
 
     config: Config
     network_class = GriffinNetwork
     backward = "each"
+    loss_weights = LossWeights(token=0.1, feature=1.0, top=0.5)
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.num_steps = self.config.num_forwards
 
-    def settle(
-        self, prediction: DraftPrediction, batch: TrajectoryBatch, after: Rollout
-    ) -> Rollout:
-        """Chains whose draft at this step would not have been near the top are over."""
-        hits_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
-        survived = hits_BT if after.survived_BT is None else after.survived_BT & hits_BT
-        counts = survived
-        if self.config.mask_shift == "official":
-            counts = torch.zeros_like(survived)
-            counts[:, :-1] = survived[:, 1:]
-        return replace(after, survived_BT=survived, alive_BT=counts)
+    def forward(
+        self, batch: TrajectoryBatch, carry: Rollout | None
+    ) -> tuple[DraftPrediction, Rollout]:
+        """One step, counted only for chains whose drafts so far were all near the top."""
+        prediction, after = super().forward(batch, carry)
+        survived_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
+        if carry is not None and carry.survived_BT is not None:
+            prediction = replace(prediction, mask_BT=self._counting(carry.survived_BT))
+            survived_BT = survived_BT & carry.survived_BT
+        return prediction, replace(after, survived_BT=survived_BT)
+
+    def _counting(self, survived_BT: Tensor) -> Tensor:
+        """[B, T]: where a step counts, given the chains that live (see the module)."""
+        if self.config.mask_shift == "decode":
+            return survived_BT
+        counts = torch.zeros_like(survived_BT)
+        counts[:, :-1] = survived_BT[:, 1:]
+        return counts
 
     @torch.no_grad()
     def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ objective. Weights load and decode as EAGLE's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from draftsmith.drafters._base import LossWeights
 from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters._options import TRAINING
 from draftsmith.drafters.eagle import EagleNetwork
 
 
@@ -21,12 +23,13 @@ class Hass(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
-        num_forwards: int = 3
+        num_forwards: int = field(default=3, metadata=TRAINING)
         """Training: drafts in a row that are learnt."""
 
     config: Config
     network_class = EagleNetwork
     backward = "each"
+    loss_weights = LossWeights(token=0.1, feature=1.0, top=1.0)
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)

@@ -22,15 +22,16 @@ from torch import Tensor
 
 from draftsmith.cache import KVCache
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.drafters._causal import causal_forward, causal_head
-from draftsmith.drafters._dynamic import grow_dynamic
+from draftsmith.drafters._causal import causal_forward
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._reader import ModelReader, Vocabularies
 from draftsmith.drafters._reencode import ReencodedState, reencoded_tree
 from draftsmith.drafters._vocabulary import Subset, padded, same_tokens
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
 from draftsmith.rows import common_prefix
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
+from draftsmith.targets._head import causal_head
 from draftsmith.types import (
     PADDING,
     DraftPrediction,
@@ -165,15 +166,8 @@ class Independent(Drafter):
             return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
-        how = Draw(
-            choice=self.config.proposal,
-            sampler=sampler,
-            noise=noise,
-            known=state.known,
-            num_prompt=state.num_prompt,
-        )
-        grown = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
-        tree, state.fed_BN = grown
+        how = Draw.behind(state, self.config.proposal, sampler, noise)
+        tree, state.fed_BN = grow(reader, shape, how)
         return _inside(tree, state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

@@ -38,7 +38,8 @@ import torch
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Purpose, Sampler
+from draftsmith.law import Noise, Purpose
+from draftsmith.sampler import Sampler
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, RequestBatch, TreeShape
 
 

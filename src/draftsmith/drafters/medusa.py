@@ -10,7 +10,7 @@ as the target's own law. Heads do not see what the others drafted: a tree of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,11 @@ from transformers import LlamaConfig
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters._checkpoint import load_network, read_tensors, save_network
-from draftsmith.drafters._dynamic import grow_dynamic
 from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._options import TRAINING
 from draftsmith.errors import BackendError
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.types import (
     DraftPrediction,
     DraftTree,
@@ -61,6 +62,10 @@ class Heads(nn.Module):
             )
             for _ in range(count)
         )
+
+    @property
+    def count(self) -> int:
+        return len(self.medusa_head)
 
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
@@ -130,11 +135,11 @@ class Medusa(Drafter):
     class Config:
         source: str = ""
         """Folder with the trained heads."""
-        heads: int = 4
+        heads: int = field(default=4, metadata=TRAINING)
         """Training: how many places ahead."""
-        layers: int = 1
+        layers: int = field(default=1, metadata=TRAINING)
         """Training: residual blocks per head."""
-        decay: float = 0.8
+        decay: float = field(default=0.8, metadata=TRAINING)
         """Training: each head counts this much of the one before."""
 
     config: Config
@@ -147,7 +152,6 @@ class Medusa(Drafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.network: Heads | None = None
-        self.num_steps = self.longest = self.config.heads
 
     def bind(self, target: TargetView) -> None:
         """Read the heads, or without a source make some that say what the target's own head says.
@@ -159,9 +163,10 @@ class Medusa(Drafter):
             return
         weight = target.head_weight()
         if self.config.source:
-            self._load(Path(self.config.source), target, weight)
+            self.network = self._load(Path(self.config.source), target, weight)
         else:
             self.network = self._heads(self.config.heads, self.config.layers, target, weight)
+        self.num_steps = self.longest = self.network.count
 
     def _heads(self, count: int, layers: int, target: TargetView, weight: Tensor) -> Heads:
         heads = Heads(count, layers, weight.shape[1], weight.shape[0])
@@ -169,7 +174,7 @@ class Medusa(Drafter):
             heads.start(k, weight)
         return heads.to(dtype=target.dtype, device=target.device)
 
-    def _load(self, folder: Path, target: TargetView, weight: Tensor) -> None:
+    def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
         names = [name.removeprefix("medusa_head.") for name in read_tensors(folder)]
         places = [name.split(".") for name in names]
         if not all(
@@ -178,14 +183,14 @@ class Medusa(Drafter):
             raise BackendError(f"The drafter in {folder} holds no Medusa heads ({names[0]}, ...).")
         count = 1 + max(int(place[0]) for place in places)
         layers = max(int(place[1]) for place in places)
-        self.network = self._heads(count, layers, target, weight)
-        load_network(self.network, folder, target)
-        self.num_steps = self.longest = count
+        heads = self._heads(count, layers, target, weight)
+        load_network(heads, folder, target)
+        return heads
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the heads."""
         assert self.network is not None
-        config = LlamaConfig(medusa_num_heads=len(self.network.medusa_head))
+        config = LlamaConfig(medusa_num_heads=self.network.count)
         save_network(self.network, config, folder, kind=kind, options=self.config)
 
     # ------------------------------------------------------------------ drafting
@@ -200,16 +205,9 @@ class Medusa(Drafter):
         assert isinstance(state, _State) and self.network is not None
         if state.feature_BH is None:
             return DraftTree.empty(len(state.known))
-        shape = shape.clip(self.num_steps)
         reader = _HeadReader(self.network, state.feature_BH)
-        how = Draw(
-            choice="greedy",
-            sampler=sampler,
-            noise=noise,
-            known=state.known,
-            num_prompt=state.num_prompt,
-        )
-        tree, _ = grow_dynamic(reader, shape) if shape.is_dynamic else grow(reader, shape, how)
+        how = Draw.behind(state, "greedy", sampler, noise)
+        tree, _ = grow(reader, shape.clip(self.network.count), how)
         return tree
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

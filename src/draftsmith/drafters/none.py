@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
+from draftsmith.sampler import Sampler
 from draftsmith.types import DraftTree, RequestBatch, TreeShape
 
 

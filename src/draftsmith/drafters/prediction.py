@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
 from draftsmith.rows import until_end
+from draftsmith.sampler import Sampler
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
 

@@ -20,8 +20,9 @@ from typing import Literal
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Sampler
+from draftsmith.law import Noise
 from draftsmith.rows import until_end
+from draftsmith.sampler import Sampler
 from draftsmith.trees import stack_chains
 from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
 

@@ -28,9 +28,9 @@ from draftsmith.bench.statistics import (
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.measure import MeasureOptions, measure_acceptance
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
-from draftsmith.law import Sampler
 from draftsmith.option_groups import ModelOptions
 from draftsmith.recipes._drafting import open_target
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 
 BEFORE, AFTER = "shipped draft", "distilled draft"

@@ -12,8 +12,8 @@ from draftsmith.bench.suites import Prompt
 from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
+from draftsmith.drafters._options import training_options
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
 from draftsmith.option_groups import (
     DraftingOptions,
     ModelOptions,
@@ -21,6 +21,7 @@ from draftsmith.option_groups import (
 )
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.provenance import portable_text
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.types import LengthPolicy, TreeShape
 
@@ -60,37 +61,73 @@ def open_drafters(
     """Load and bind the drafters.
 
     Raises:
-        InputError: an option that no drafter here has (one that some have is for those), or a draft
-            longer than the context.
+        InputError: an option that no drafter here can follow (one that some can is for those), an
+            option of a drafter that only training reads, or a draft longer than the context.
     """
     alone = len(names) == 1
     shaping = options.draft_length is not None or options.draft_tree is not None
-    taken = False
-    refused: dict[str, str] = {}
+    unshaped: dict[str, str] = {}
+    undrawn: dict[str, str] = {}
     out: list[Arm] = []
     for name in names:
-        assignments = list(options.assignments(name, alone=alone))
-        drafter = load_drafter(name, assignments)
-        chooses = any(field.name == "proposal" for field in dataclasses.fields(drafter.config))
-        if chooses and options.draft_proposal is not None:
-            taken = True
-            drafter = load_drafter(name, [*assignments, f"proposal={options.draft_proposal}"])
+        assignments = options.assignments(name, alone=alone)
+        drafter = _load(name, assignments, options.draft_proposal)
         drafter.bind(target)
         label = portable_text(name)  # records name no folder outside the current one
         clash = any(arm.name == label for arm in out)
         reason = _unusable(name, drafter, options, alone=alone) if shaping else None
         if reason is not None:
-            refused[name] = reason
+            unshaped[name] = reason
         fitting = options if reason is None else dataclasses.replace(options, **_OWN_SHAPE)
-        out.append(_shaped(name if clash else label, drafter, fitting, target))
-    if len(refused) == len(names):
-        others = [reason for name, reason in refused.items() if name != BASELINE]
-        raise InputError("; ".join(others or refused.values()) + ".")
-    if options.draft_proposal is not None and not taken:
-        raise InputError(
-            f"--draft-proposal is for draft models, and {', '.join(names)} is none: leave it out."
-        )
+        arm = _shaped(name if clash else label, drafter, fitting, target)
+        reason = _undrawn(name, arm)
+        if reason is not None and "proposal" in _keys(assignments):
+            raise InputError(f"{reason}.")
+        if reason is not None and options.draft_proposal is not None:
+            undrawn[name] = reason
+        out.append(arm)
+    for refused in (unshaped, undrawn):
+        if len(refused) == len(names):
+            others = [reason for name, reason in refused.items() if name != BASELINE]
+            raise InputError("; ".join(others or refused.values()) + ".")
     return tuple(out)
+
+
+def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafter:
+    drafter = load_drafter(name, assignments)
+    for key in _keys(assignments):
+        if key in training_options(drafter.config):
+            raise InputError(
+                f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
+                "leave it out."
+            )
+    if proposal is None or _proposal(drafter) is None:
+        return drafter
+    return load_drafter(name, [*assignments, f"proposal={proposal}"])
+
+
+def _keys(assignments: Sequence[str]) -> list[str]:
+    """The fields that KEY=VALUE texts set."""
+    return [text.partition("=")[0].strip().replace("-", "_") for text in assignments]
+
+
+def _proposal(drafter: Drafter) -> str | None:
+    """How it chooses children; None: it knows one way only."""
+    return getattr(drafter.config, "proposal", None)
+
+
+def _undrawn(name: str, arm: Arm) -> str | None:
+    """Why a proposal that is asked for would do nothing; None: it works."""
+    proposal = _proposal(arm.drafter)
+    if proposal is None:
+        return f"--draft-proposal is for draft models, and {name} is none: leave it out"
+    if proposal == "greedy" or not arm.used_shape.is_dynamic:
+        return None
+    return (
+        f"the tree of {name} grows from its most probable tokens, where the proposal {proposal} "
+        "does nothing: leave it out, or give --draft-length or a --draft-tree of fixed shape, "
+        "such as 4,2,1"
+    )
 
 
 def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: bool) -> str | None:

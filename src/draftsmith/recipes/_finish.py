@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.trainer import TrainReport
+from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._vocabulary import SUBSET_FILE
 from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import Run, is_write_failure, system_error
 from draftsmith.recipes._tokens import Subset
 
+_DRAFTING = """
+    draftsmith bench --target TARGET --drafter FOLDER --prompts PROMPTS
+"""
 _LOADING = """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained("FOLDER")
@@ -48,8 +53,7 @@ def write_model(
     each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
     fed as in training. `text`: of its README.
     """
-    temporary = out / f".tmp-model-{os.getpid()}"
-    try:
+    with _landing(out) as temporary:
         model = model.to(dtype)
         end_id = model.config.eos_token_id
         model.generation_config = GenerationConfig(
@@ -66,13 +70,35 @@ def write_model(
             }
             save_file(tensors, temporary / SUBSET_FILE)
         (temporary / "README.md").write_text(text + _LOADING, encoding="utf-8")
-        usual = (temporary / "README.md").stat().st_mode
-        for path in sorted(temporary.iterdir()):
-            path.chmod(usual)  # safetensors gives its files to the owner alone
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(path, out / path.name)
+        _move(temporary, out)
         record.write(out, results=results)
+
+
+def write_drafter(
+    out: Path,
+    drafter: Drafter,
+    kind: str,
+    dtype: torch.dtype,
+    record: Run,
+    results: Mapping[str, object],
+    text: str,
+) -> None:
+    """As `write_model`, for a drafter with a network of its own; `draftsmith bench --drafter OUT`
+    decodes with it."""
+    with _landing(out) as temporary:
+        drafter.to(dtype).save(temporary, kind=kind)
+        (temporary / "README.md").write_text(text + _DRAFTING, encoding="utf-8")
+        _move(temporary, out)
+        record.write(out, results=results)
+
+
+@contextlib.contextmanager
+def _landing(out: Path) -> Iterator[Path]:
+    """A folder for files that are not complete; BackendError for what the disk refuses."""
+    temporary = out / f".tmp-model-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        yield temporary
     except Exception as error:
         # run.json comes with a sentence of its own, which does not know of the checkpoint
         cause = error.__cause__ if isinstance(error, DraftsmithError) else error
@@ -86,6 +112,16 @@ def write_model(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, out: Path) -> None:
+    """Whole files, one by one."""
+    usual = (temporary / "README.md").stat().st_mode
+    for path in sorted(temporary.iterdir()):
+        path.chmod(usual)  # safetensors gives its files to the owner alone
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path, out / path.name)
 
 
 def readme(results: Mapping[str, object], subset: Subset | None) -> str:

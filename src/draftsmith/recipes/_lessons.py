@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.blocks import BatchSource, PackedBlocks
 from draftsmith.distill.collect import TransformersBackend
@@ -29,8 +33,10 @@ from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Traje
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import digest, portable_text
-from draftsmith.recipes import _text, _tokens
+from draftsmith.recipes import _features, _text, _tokens
+from draftsmith.recipes._training import text_config
 from draftsmith.targets.hf import HFTarget
+from draftsmith.types import Signals
 
 EVALUATION_BLOCKS = 8
 """Blocks of a held-out batch."""
@@ -47,14 +53,26 @@ class Lesson:
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
     teacher: str | None = None
     """Digest of the weights of a target in memory."""
+    counts_V: Tensor | None = None
+    """How often the answers hold each token; None: they are still to be drawn."""
 
 
 def from_store(
-    options: DistillOptions, tokenizer: Any, vocab_size: int, teacher: HFTarget | None
+    options: DistillOptions,
+    tokenizer: Any,
+    vocab_size: int,
+    teacher: HFTarget | None,
+    signals: Signals,
 ) -> Lesson:
     """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
 
-    `vocab_size`: the target's.
+    Args:
+        vocab_size: the target's.
+        signals: what the drafter reads of the target: the teacher says it, or else the stores hold
+            just this.
+
+    Raises:
+        InputError: a store is of another target, or holds other hidden states.
     """
     if len({folder.resolve() for folder in options.store}) < len(options.store):
         raise InputError("--store names one store twice")
@@ -62,8 +80,12 @@ def from_store(
     tokenizer_sha256 = _tokens.sha256(tokenizer, Path(options.target))
     for store in stores:
         store.check_teacher(tokenizer_sha256, vocab_size)
-    laws = LawFile(options.out / "work", vocab_size) if teacher is None else None
-    known = list(_documents(stores, laws))
+    laws, width = None, 0
+    if teacher is None:
+        _features.check_stores(stores, signals, with_text=bool(options.text))
+        laws = LawFile(options.out / "work", vocab_size)
+        width = _features.width(signals, text_config(options.target))
+    known = list(_documents(stores, laws, width))
     if not known:
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
     chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
@@ -78,18 +100,18 @@ def from_store(
         documents,
         end_id=tokenizer.eos_token_id,
         length=training.block_length,
-        batch_blocks=_batch_blocks(options),
+        batch_blocks=_batch_blocks(options) - _text_blocks(options),
         seed=options.seed,
         keep_laws=teacher is None,
     )
-    source: BatchSource = blocks if teacher is None else InLoop(source=blocks, teacher=teacher)
     summaries = [store.summary() for store in stores]
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
     return Lesson(
-        source=with_text(options, tokenizer, source),
-        held_out=_held_out(options, tokenizer, held, teacher),
+        source=_source(options, tokenizer, blocks, teacher, signals),
+        held_out=_held_out(options, tokenizer, held, teacher, signals),
         steps_per_epoch=blocks.steps_per_epoch,
+        counts_V=_counts(learnt, vocab_size),
         facts={
             "data": [_shards(store) for store in stores],
             "stores": [portable_text(str(folder)) for folder in options.store],
@@ -106,27 +128,44 @@ def from_store(
     )
 
 
-def _documents(stores: Iterable[TrajectoryStore], laws: LawFile | None) -> Iterator[Weighted]:
-    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`."""
+def _documents(
+    stores: Iterable[TrajectoryStore], laws: LawFile | None, width: int
+) -> Iterator[Weighted]:
+    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`.
+
+    `width`: of their hidden states, which stay where they are; 0: none are wanted.
+    """
     for store in stores:
         for number in store.shards():
-            for trajectory, encoded in store.undecoded(number):
+            file = store.features(number)
+            for row, (trajectory, encoded) in enumerate(store.undecoded(number)):
                 if not trajectory.tokens:
                     continue
                 # ids are names within one prompt file; two stores may use one for two prompts
                 named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
                 kept = None if laws is None or encoded is None else laws.add(encoded)
-                yield Weighted(trajectory=named, laws=kept)
+                places = len(named.prompt) + len(named.tokens)
+                features = file.of(row, places) if width else None
+                if features is not None and features.width != width:
+                    raise InputError(
+                        f"the store {store.folder} holds hidden states of width {features.width}, "
+                        f"this target's are {width} wide: give the target it was collected from"
+                    )
+                yield Weighted(trajectory=named, laws=kept, features=features)
 
 
 def online(
     options: DistillOptions,
     tokenizer: Any,
     teacher: HFTarget,
+    signals: Signals,
     student: TransformersBackend | None,
     refresh: Callable[[], None] | None,
 ) -> Lesson:
-    """Prompts that the teacher (partly the student) continues step by step."""
+    """Prompts that the teacher (partly the student) continues step by step.
+
+    `signals`: what the drafter reads of the teacher.
+    """
     assert options.prompts is not None
     prompts = load_prompts(options.prompts)
     encoded = [prompt.token_ids(tokenizer) for prompt in prompts]
@@ -165,9 +204,13 @@ def online(
     samples = replace(settings, forcing="sample", seed=options.seed)
     answers = backend.collect(held, samples) if held else []
     return Lesson(
-        source=with_text(options, tokenizer, InLoop(source=drawn, teacher=teacher)),
+        source=_source(options, tokenizer, drawn, teacher, signals),
         held_out=_held_out(
-            options, tokenizer, [Weighted(trajectory=answer) for answer in answers], teacher
+            options,
+            tokenizer,
+            [Weighted(trajectory=answer) for answer in answers],
+            teacher,
+            signals,
         ),
         steps_per_epoch=len(kept) / options.prompts_per_step,
         facts={
@@ -207,24 +250,33 @@ def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> B
         return source
     files = _text.find_files(options.text)
     documents, _ = _tokens.encode(tokenizer, _text.documents(files))
-    share = options.text_share
-    blocks = _batch_blocks(options)
-    rows = round(blocks * share / (1 - share))
-    if not rows:
-        raise InputError(
-            f"--text-share {share:g} of {blocks} blocks per batch is less than one block: give "
-            "more --batch-tokens, a smaller --block-length or a larger share"
-        )
     length = options.training.block_length
     text = PackedBlocks(
         documents,
         end_id=tokenizer.eos_token_id,
         length=length,
-        batch_tokens=rows * length,
+        batch_tokens=_text_blocks(options) * length,
         seed=options.seed,
         attend_across=False,
     )
     return TextRows(first=source, text=text)
+
+
+def _source(
+    options: DistillOptions,
+    tokenizer: Any,
+    source: BatchSource,
+    teacher: HFTarget | None,
+    signals: Signals,
+) -> BatchSource:
+    """With a teacher in memory and --text, if they are there. For a drafter that reads hidden
+    states the teacher says those of the text too, and with them its laws."""
+    if teacher is None:
+        return with_text(options, tokenizer, source)
+    if signals == Signals():
+        return with_text(options, tokenizer, InLoop(source=source, teacher=teacher))
+    both = with_text(options, tokenizer, source)
+    return InLoop(source=both, teacher=teacher, signals=signals)
 
 
 def _held_out(
@@ -232,6 +284,7 @@ def _held_out(
     tokenizer: Any,
     answers: Sequence[Weighted],
     teacher: HFTarget | None,
+    signals: Signals,
 ) -> EvaluationSource | None:
     if not answers:
         return None
@@ -241,7 +294,9 @@ def _held_out(
         length=options.training.block_length,
         batch_blocks=EVALUATION_BLOCKS,
     )
-    return blocks if teacher is None else HeldOutInLoop(source=blocks, teacher=teacher)
+    if teacher is None:
+        return blocks
+    return HeldOutInLoop(source=blocks, teacher=teacher, signals=signals)
 
 
 def _multi(options: DistillOptions, most: int | None) -> Multi:
@@ -262,6 +317,32 @@ def _batch_blocks(options: DistillOptions) -> int:
             f"{training.block_length}"
         )
     return blocks
+
+
+def _text_blocks(options: DistillOptions) -> int:
+    """How many blocks of a batch are --text.
+
+    Raises:
+        InputError: none, or all of them.
+    """
+    if not options.text:
+        return 0
+    share, blocks = options.text_share, _batch_blocks(options)
+    text = round(blocks * share)
+    if not 0 < text < blocks:
+        raise InputError(
+            f"--text-share {share:g} of {blocks} blocks per batch leaves less than one block for "
+            f"the {'answers' if text else 'text'}: give more --batch-tokens, a smaller "
+            "--block-length or another share"
+        )
+    return text
+
+
+def _counts(trajectories: Iterable[Trajectory], vocab_size: int) -> Tensor:
+    counts = np.zeros(vocab_size, np.int64)
+    for trajectory in trajectories:
+        counts += np.bincount(trajectory.tokens, minlength=vocab_size)
+    return torch.from_numpy(counts)
 
 
 def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:

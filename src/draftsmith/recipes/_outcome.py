@@ -9,21 +9,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from draftsmith.bench.report import interval_text, number, times
+from draftsmith.bench.report import Section, interval_text, number, times
 from draftsmith.bench.statistics import Interval
 from draftsmith.provenance import portable_text
 from draftsmith.recipes._before_after import DRAFT_LENGTH, Change, Side
 from draftsmith.recipes._short_distillation import Collected, Distilled
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
-    """A part of the report's page: see `report.html.j2`."""
-
-    title: str
-    sentences: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

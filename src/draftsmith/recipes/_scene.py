@@ -16,12 +16,12 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.runner import Item
 from draftsmith.errors import BackendError, InputError
-from draftsmith.law import Sampler
 from draftsmith.option_groups import DraftingOptions, ModelOptions
 from draftsmith.options import QuickstartOptions
 from draftsmith.recipes._before_after import DRAFT_LENGTH
 from draftsmith.recipes._drafting import encode, open_drafters, open_target
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 
 SMALL = Path("models/mini-code")

@@ -25,7 +25,6 @@ from draftsmith.decode import DecodeOptions, decode
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.law import Sampler
 from draftsmith.option_groups import (
     KeptOptions,
     ModelOptions,
@@ -38,7 +37,9 @@ from draftsmith.provenance import append_jsonl, command_line
 from draftsmith.recipes import _tokens
 from draftsmith.recipes import collect as collect_recipe
 from draftsmith.recipes import distill as distill_recipe
+from draftsmith.recipes._students import open_student
 from draftsmith.recipes._training import start_accelerator, work_folder
+from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 
 BATCH = 32
@@ -244,11 +245,11 @@ def block_length(store: Path) -> int:
 def seconds_per_step(options: DistillOptions) -> tuple[float, float]:
     """Of a step and of an evaluation, by a few on a copy of the draft model that is thrown away."""
     tokenizer = _tokens.load_tokenizer(options.target)
-    model = distill_recipe.open_student(options.drafter, tokenizer)
+    student = open_student(options, tokenizer)
     accelerator = start_accelerator(options, options.training)
     with work_folder(options.out):
-        lesson = distill_recipe.make_lesson(options, tokenizer, None)
-        trainer = distill_recipe.make_trainer(options, model, lesson, "", TRIAL_STEPS, accelerator)
+        lesson = distill_recipe.make_lesson(options, tokenizer, student, None)
+        trainer = distill_recipe.make_trainer(options, student, lesson, TRIAL_STEPS, accelerator)
         marks = [time.monotonic()]
         for _ in range(TRIAL_STEPS):
             trainer.one_step()

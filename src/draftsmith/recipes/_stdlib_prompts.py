@@ -69,8 +69,7 @@ def training_prompts() -> Iterator[Prompt]:
 
 @functools.cache
 def _files() -> tuple[Sequence[_text.TextFile], Sequence[_text.TextFile]]:
-    """(learnt from, held out) when the shipped models were made. The walk takes a second or more:
-    installed packages lie in the same folder."""
+    """(learnt from, held out) when the shipped models were made."""
     chosen = mini_code.text()
     files = _text.find_files(chosen.text, chosen.include, chosen.exclude)
     return _text.hold_out(files, mini_code.HELD_OUT)

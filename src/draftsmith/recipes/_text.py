@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -124,13 +125,28 @@ def digest(files: Sequence[TextFile]) -> str:
 
 
 def _walk(folder: Path, include: Sequence[str], exclude: Sequence[str]) -> Iterator[TextFile]:
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if any(part.startswith(".") for part in relative.parts) or not path.is_file():
-            continue
-        name = relative.as_posix()
-        if _matches(name, include) and not _matches(name, exclude):
-            yield TextFile(path=path, name=name)
+    """Matching files below a folder, in the order of their paths. Folders that can hold none are
+    not entered: installed packages lie inside the standard library's."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        inside = Path(place).relative_to(folder)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not _all_match((inside / name).as_posix(), exclude)
+        ]
+        for file in files:
+            name = (inside / file).as_posix()
+            matches = _matches(name, include) and not _matches(name, exclude)
+            if matches and not file.startswith("."):
+                found.append(TextFile(path=folder / name, name=name))
+    found.sort(key=lambda file: file.path)
+    return (file for file in found if file.path.is_file())  # no broken link, no socket
+
+
+def _all_match(folder: str, patterns: Sequence[str]) -> bool:
+    """Whether the patterns match every name in this folder and below: `*` also matches slashes."""
+    return any(p.endswith("*") and fnmatch.fnmatch(f"{folder}/", p) for p in patterns)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

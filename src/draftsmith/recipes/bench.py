@@ -76,7 +76,9 @@ def run(options: BenchOptions) -> dict[str, Any]:
     bench = Bench(plan)
     warn_if_busy()
     made = measure(bench, options.out)
-    report = finish(bench, made, options.model.target, options.out, record)
+    report = make_report(bench, made, options.model.target, record)
+    write_report(report, options.out)
+    record.write(options.out, results={"records": len(made)})
     console = Console(highlight=False)
     console.print(terminal_table(report))
     say_results(report, console, options.out)
@@ -179,12 +181,10 @@ def warn_if_busy() -> None:
         )
 
 
-def finish(
-    bench: Bench, made: tuple[RunRecord, ...], target: str, out: Path, record: Run
-) -> Report:
-    """Write the figures, the page and, last, run.json."""
+def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> Report:
+    """What was measured and how; `target`: its name or folder."""
     facts = record.record()
-    report = Report(
+    return Report(
         target=portable_text(target),
         dtype=str(bench.plan.target.dtype).removeprefix("torch."),
         records=made,
@@ -194,9 +194,6 @@ def finish(
         max_new_tokens=bench.plan.max_new_tokens,
         costs=bench.costs,
     )
-    write_report(report, out)
-    record.write(out, results={"records": len(made)})
-    return report
 
 
 def say_results(report: Report, console: Console, out: Path) -> None:

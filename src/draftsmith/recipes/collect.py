@@ -39,7 +39,7 @@ from draftsmith.errors import InputError
 from draftsmith.option_groups import ModelOptions
 from draftsmith.options import CollectOptions
 from draftsmith.provenance import digest, portable_text, start_run
-from draftsmith.recipes import _tokens
+from draftsmith.recipes import _features, _tokens
 from draftsmith.recipes._drafting import open_target
 from draftsmith.recipes._training import text_config
 from draftsmith.types import Signals
@@ -56,7 +56,10 @@ class CollectResult:
     trajectories: int
     tokens: int
     bytes: int
+    feature_bytes: int
+    """Those of hidden states."""
     bytes_per_token: float | None
+    """All others, per token of a continuation."""
     skipped: dict[str, int]
     """Prompts per reason."""
     cut: dict[str, int]
@@ -75,7 +78,8 @@ def run(options: CollectOptions) -> CollectResult:
     model, scale = options.model, options.scale
     tokenizer = _tokens.load_tokenizer(model.target)
     config = text_config(model.target, model.revision, model.trust_remote_code)
-    settings = make_settings(options)
+    signals = _features.parse(options.kept.feature_words(), config)
+    settings = replace(make_settings(options), signals=signals)
     requests = make_requests(options, prompts, tokenizer)
     header = StoreHeader(
         target=portable_text(model.target),
@@ -111,12 +115,8 @@ def run(options: CollectOptions) -> CollectResult:
         )
     if len(bad) == len(requests):
         raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
-    layers = [n for n in settings.signals.layers if n >= config.num_hidden_layers]
-    if layers:
-        raise InputError(
-            f"--features names layer {layers[0]}, and the target has {config.num_hidden_layers} "
-            "(they count from 0)"
-        )
+    if settings.signals != Signals():
+        _features.check(scale, TrajectoryStore(options.out, header), plans, settings, config)
     store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
     with CollectProgress(plans, store) as progress:
         on_shard = progress.on_shard
@@ -135,6 +135,7 @@ def run(options: CollectOptions) -> CollectResult:
         trajectories=summary.trajectories,
         tokens=summary.tokens,
         bytes=summary.bytes,
+        feature_bytes=summary.feature_bytes,
         bytes_per_token=summary.bytes_per_token,
         skipped=summary.skipped,
         cut=summary.cut,
@@ -143,8 +144,7 @@ def run(options: CollectOptions) -> CollectResult:
 
 
 def make_settings(options: CollectOptions) -> CollectSettings:
-    """What is wanted of every prompt."""
-    last, layers = options.kept.signals()
+    """What is wanted of every prompt, hidden states aside."""
     forcing: Forcing = "greedy"
     if options.gold:
         forcing = "gold"
@@ -163,7 +163,6 @@ def make_settings(options: CollectOptions) -> CollectSettings:
         length_penalty=options.length_penalty,
         max_new_tokens=options.max_new_tokens,
         top_k=options.kept.top_k or None,
-        signals=Signals(last_hidden=last, layers=layers),
         seed=options.seed,
     )
 
@@ -331,6 +330,8 @@ def say(summary: StoreSummary, out: Path) -> None:
     """One line about the store, and one per reason for skipping or cutting."""
     each = summary.bytes_per_token
     size = "" if each is None else f", {each:.0f} bytes per token"
+    if summary.feature_bytes:
+        size += f", {summary.feature_bytes:,} bytes of hidden states"
     _say(f"{out}: {summary.trajectories:,} trajectories, {summary.tokens:,} tokens{size}")
     for reason, count in summary.skipped.items():
         _say(f"left out {count} prompts: {reason}")

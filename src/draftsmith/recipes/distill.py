@@ -1,36 +1,31 @@
-"""`draftsmith distill`: a draft model learns to say what a target says.
+"""`draftsmith distill`: a draft model, or a network over hidden states, learns to say what a target
+says.
 
 OUT/work/       checkpoints/: what an interrupted run continues from
-OUT/            the draft model with the best held-out acceptance; run.json is written last
+OUT/            the drafter with the best held-out figure; run.json is written last
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import shutil
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel
 
 from draftsmith.config import as_dict
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
 from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.distillation import Acceptance, Distillation
-from draftsmith.distill.evaluation import Evaluation
+from draftsmith.distill.distillation import Distillation
 from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._drafting import quieten
-from draftsmith.recipes._finish import write_model
+from draftsmith.recipes._students import DraftModel, Student, open_student, weights_digest
 from draftsmith.recipes._training import (
     precision,
     start_accelerator,
@@ -39,7 +34,7 @@ from draftsmith.recipes._training import (
     trainer_config,
     work_folder,
 )
-from draftsmith.targets.hf import HFTarget, load_model, load_target
+from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.units import Duration
 
 
@@ -74,63 +69,52 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     """Everything behind the first checks."""
     out = options.out
     tokenizer = _tokens.load_tokenizer(options.target)
-    model = open_student(options.drafter, tokenizer)
-    twin = Twin(model, tokenizer) if options.on_policy else None
-    lesson = make_lesson(options, tokenizer, twin)
-    drafter = weights_digest(model)
+    student = open_student(options, tokenizer)
+    twin = make_twin(student) if options.on_policy else None
+    lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
+    student.hear(lesson.counts_V)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
     accelerator = start_accelerator(options, options.training)
-    trainer = make_trainer(options, model, lesson, drafter, steps, accelerator)
+    trainer = make_trainer(options, student, lesson, steps, accelerator)
     if twin is not None:
         twin.trainer = trainer
-    before = trainer.evaluate().get("acceptance")
-    if before is not None:
-        _say(f"held-out acceptance before: {before:.4f}")
+    before = trainer.evaluate()
+    _say(f"before: {_figures(before, student)}" if before else "nothing is held out")
     _say(f"{trainer.config.steps} steps")
     report = trainer.train()
-    after = report.evaluation.get("acceptance")
+    after = report.evaluation
     if report.best_step is not None:
         trainer.load_best()
-        after = report.best_value
+        after = trainer.evaluate()
     results = _results(options, lesson, report, before, after)
-    finished = open_student(options.drafter, tokenizer)  # the trained one may be in parts
-    trainer.copy_into(Independent.learner(finished))
+    finished = student.again()  # the trained one may be in parts
+    trainer.copy_into(finished.learner)
     if accelerator.is_main_process:
-        _finish(options, finished, tokenizer, record, results)
+        finished.write(options, record, results, _readme(results))
+        shutil.rmtree(out / "work", ignore_errors=True)
     accelerator.wait_for_everyone()
-    said = "" if after is None or before is None else f": acceptance {before:.4f} -> {after:.4f}"
+    said = f": {_figures(before, student)} -> {_figures(after, student)}" if before else ""
     _say(f"wrote {out}{said}")
     return DistillResult(
         out=str(out),
         steps=report.steps,
         tokens=report.tokens,
         best_step=report.best_step,
-        acceptance_before=before,
-        acceptance=after,
+        acceptance_before=_acceptance(before),
+        acceptance=_acceptance(after),
     )
 
 
-def open_student(source: str, tokenizer: Any) -> PreTrainedModel:
-    """The draft model in float32, ready to learn.
+def _figures(values: dict[str, float], student: Student) -> str:
+    return f"held-out {student.figure} {values[student.figure]:.4f}"
 
-    Raises:
-        InputError: it has other tokens than the target.
-    """
-    if Subset.beside(source) is not None:
-        raise InputError(
-            f"{source} knows only a subset of the target's tokens; laws are over all of them: "
-            "distil a draft model with the whole vocabulary"
-        )
-    if not same_tokens(_tokens.load_tokenizer(source), tokenizer):
-        raise InputError(
-            f"{source} has another tokenizer than the target: its tokens cannot imitate the "
-            "target's laws; pretrain one with --tokenizer TARGET"
-        )
-    model: PreTrainedModel = load_model(source, dtype="float32")
-    return model.train().requires_grad_(True)
+
+def _acceptance(values: dict[str, float]) -> float | None:
+    """Of the first draft; None: nothing was held out."""
+    return values.get("acceptance", values.get("acceptance_1"))
 
 
 def check_tail(options: DistillOptions, lesson: _lessons.Lesson) -> None:
@@ -147,8 +131,8 @@ def check_tail(options: DistillOptions, lesson: _lessons.Lesson) -> None:
 class Twin:
     """A copy of the student that draws continuations while the student learns."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any) -> None:
-        self.target = HFTarget(copy.deepcopy(model), tokenizer, name="the draft model")
+    def __init__(self, target: HFTarget) -> None:
+        self.target = target
         self.trainer: Trainer | None = None
 
     def refresh(self) -> None:
@@ -157,61 +141,50 @@ class Twin:
             self.trainer.copy_into(Independent.learner(self.target.model))
 
 
-def make_lesson(options: DistillOptions, tokenizer: Any, twin: Twin | None) -> _lessons.Lesson:
+def make_twin(student: Student) -> Twin:
+    """InputError for a student that cannot continue a text without the target."""
+    if not isinstance(student, DraftModel):
+        raise InputError("--on-policy is for draft models: others draft only beside the target")
+    return Twin(student.twin())
+
+
+def make_lesson(
+    options: DistillOptions, tokenizer: Any, student: Student, twin: Twin | None
+) -> _lessons.Lesson:
     """What is learnt from; the target is loaded only when its laws are wanted now."""
     in_memory = options.online or options.laws == "teacher"
     teacher = load_target(options.target) if in_memory else None
-    digest = None if teacher is None else weights_digest(teacher.model)
+    digest = None if teacher is None else weights_digest(teacher.model.state_dict())
+    signals = student.learner.signals
     if not options.online:
         vocab_size = text_config(options.target).vocab_size
-        lesson = _lessons.from_store(options, tokenizer, vocab_size, teacher)
+        lesson = _lessons.from_store(options, tokenizer, vocab_size, teacher, signals)
         return replace(lesson, teacher=digest)
     assert teacher is not None
-    student = None if twin is None else TransformersBackend(twin.target)
+    draws = None if twin is None else TransformersBackend(twin.target)
     refresh = None if twin is None else twin.refresh
-    lesson = _lessons.online(options, tokenizer, teacher, student, refresh)
+    lesson = _lessons.online(options, tokenizer, teacher, signals, draws, refresh)
     return replace(lesson, teacher=digest)
-
-
-def weights_digest(model: PreTrainedModel) -> str:
-    """Of all weights, by name."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return total.hexdigest()
 
 
 def make_trainer(
     options: DistillOptions,
-    model: PreTrainedModel,
+    student: Student,
     lesson: _lessons.Lesson,
-    drafter: str,
     steps: int,
     accelerator: Accelerator,
 ) -> Trainer:
-    """The one training loop, set up for these options. `drafter`: digest of the first weights."""
+    """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
     config = trainer_config(options, training, steps)
-    evaluations = []
-    if lesson.held_out is not None:
-        evaluations.append(
-            Evaluation(
-                batches=lesson.held_out,
-                objective=Acceptance(),
-                name="acceptance",
-                better="larger",
-                chooses=True,
-                weight_name="tokens",
-            )
-        )
+    evaluations = [] if lesson.held_out is None else [student.evaluation(lesson.held_out)]
     callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
     if trackers(options.report_to):
         accelerator.init_trackers("distill")
         callbacks.append(Trackers(accelerator))
     identity = {
         "data": lesson.facts["data"],
-        "drafter": drafter,
+        **student.identity,
         "teacher": lesson.teacher,
         "objective": as_dict(chosen),
         "multi": [
@@ -232,13 +205,15 @@ def make_trainer(
         "seed": options.seed,
     }
     return Trainer(
-        drafter=Independent.learner(model),
-        objective=Distillation(
-            divergence=chosen.objective,
-            temperature=chosen.teacher_temperature,
-            tail=chosen.tail,
-            beta=chosen.beta,
-            reading=chosen.reading,
+        drafter=student.learner,
+        objective=student.objective(
+            Distillation(
+                divergence=chosen.objective,
+                temperature=chosen.teacher_temperature,
+                tail=chosen.tail,
+                beta=chosen.beta,
+                reading=chosen.reading,
+            )
         ),
         source=lesson.source,
         config=config,
@@ -254,8 +229,8 @@ def _results(
     options: DistillOptions,
     lesson: _lessons.Lesson,
     report: TrainReport,
-    before: float | None,
-    after: float | None,
+    before: dict[str, float],
+    after: dict[str, float],
 ) -> dict[str, Any]:
     chosen = options.objective
     return {
@@ -268,26 +243,21 @@ def _results(
         "steps": report.steps,
         "skipped_steps": report.skipped,
         "tokens": report.tokens,
-        "alpha": after,
-        "alpha_before": before,
+        "alpha": _acceptance(after),
+        "alpha_before": _acceptance(before),
         "alpha_is_lower_bound": lesson.facts["top_k"] is not None,
         "best_step": report.best_step,
-        "held_out_tokens": report.evaluation.get("tokens"),
+        "held_out": after,
+        "held_out_before": before,
         "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
         **lesson.facts,
     }
 
 
-def _finish(
-    options: DistillOptions,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    record: Run,
-    results: dict[str, Any],
-) -> None:
+def _readme(results: dict[str, Any]) -> str:
     bound = results["top_k"]
     lines = [
-        "# A draft model distilled by `draftsmith distill`",
+        "# A drafter distilled by `draftsmith distill`",
         "",
         f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
         "made.",
@@ -295,14 +265,12 @@ def _finish(
     ]
     if results["alpha"] is not None:
         lines += [
-            "Expected acceptance on held-out prompts at temperature 1: "
+            "Expected acceptance of the first draft on held-out prompts at temperature 1: "
             f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
             + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens)."),
             "",
         ]
-    dtype = getattr(torch, options.save_dtype)
-    write_model(options.out, model, tokenizer, None, dtype, record, results, "\n".join(lines))
-    shutil.rmtree(options.out / "work", ignore_errors=True)
+    return "\n".join(lines)
 
 
 def _say(line: str) -> None:

@@ -26,12 +26,12 @@ PASSES = 4
 MOST_JOINED = 5
 
 
-def write_examples(pairs_file: Path, work: Path) -> tuple[Path, Path]:
+def write_examples(pairs_file: Path, folder: Path) -> tuple[Path, Path]:
     """(training, held-out) examples as JSONL; written once."""
-    paths = (work / "train.jsonl", work / "held_out.jsonl")
+    paths = (folder / "train.jsonl", folder / "held_out.jsonl")
     if all(path.exists() for path in paths):
         return paths
-    work.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     pairs = read_pairs(pairs_file, CORPORA)
     held = [pair for pair in pairs if pair.key < HELD_OUT]
     kept = [pair for pair in pairs if pair.key >= HELD_OUT]
@@ -97,7 +97,7 @@ def draft(folder: Path, data: TextOptions) -> PretrainOptions:
 
 def main(pairs_file: Path, folder: Path) -> list[PretrainResult]:
     """Train both; what is finished already is left alone, what was interrupted continues."""
-    train, held_out = write_examples(pairs_file, folder / "work")
+    train, held_out = write_examples(pairs_file, folder / "examples")
     data = TextOptions(text=(str(train),), eval_text=(str(held_out),))
     return train_missing((target(folder, data), draft(folder, data)))
 

@@ -36,6 +36,7 @@ from draftsmith.recipes._data import (
     read_data,
     say,
 )
+from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
 from draftsmith.recipes._training import (
@@ -70,6 +71,7 @@ def run(options: PretrainOptions) -> PretrainResult:
     if (out / "run.json").exists():
         raise InputError(f"--out {out} already holds a finished model; choose another folder")
     record = start_run("pretrain", options, seed=options.seed)
+    quieten()
     with work_folder(out):
         return make(options, record)
 

@@ -14,7 +14,7 @@ OUT/distilled/prompts.jsonl, records.jsonl               what was asked; before 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.page import write_report
-from draftsmith.bench.records import BASELINE, RunRecord
+from draftsmith.bench.records import BASELINE
 from draftsmith.bench.report import (
     Report,
     losslessness_sentences,
@@ -34,11 +34,11 @@ from draftsmith.bench.runner import Bench, BenchPlan
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.options import QuickstartOptions
-from draftsmith.provenance import Run, jsonable, portable_text, start_run, write_json_atomic
+from draftsmith.provenance import Run, jsonable, start_run, write_json_atomic
 from draftsmith.recipes import _before_after as before_after
 from draftsmith.recipes import bench as bench_recipe
 from draftsmith.recipes._amount import settle_amount
-from draftsmith.recipes._outcome import Outcome, Section
+from draftsmith.recipes._outcome import Outcome
 from draftsmith.recipes._scene import (
     Scene,
     choose_threads,
@@ -78,13 +78,6 @@ NEXT = (
     "draftsmith bench --target Qwen/Qwen3-4B --drafter Qwen/Qwen3-0.6B,drafts/mine,prompt_lookup "
     "--suite held-out.jsonl --temperature 0,0.8 --out runs/my-bench",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuickstartReport(Report):
-    """The first comparison; the page goes on with what was distilled."""
-
-    sections: tuple[Section, ...] = ()
 
 
 def run(options: QuickstartOptions) -> dict[str, Any]:
@@ -132,7 +125,7 @@ def show(scene: Scene) -> None:
     console.print(f"\n{tokens} tokens in {steps} forwards of the target\n", style="dim")
 
 
-def compare(scene: Scene, record: Run) -> QuickstartReport:
+def compare(scene: Scene, record: Run) -> Report:
     """All ways to decode, interleaved."""
     say_part(scene, "Compared: drafters without a model, and the draft model that is shipped")
     plan = make_plan(scene, (*scene.rivals, scene.draft))
@@ -219,9 +212,7 @@ def tell(scene: Scene, outcome: Outcome) -> None:
         scene.console.print(sentence, soft_wrap=True, markup=False)
 
 
-def finish(
-    scene: Scene, record: Run, comparison: QuickstartReport, outcome: Outcome
-) -> dict[str, Any]:
+def finish(scene: Scene, record: Run, comparison: Report, outcome: Outcome) -> dict[str, Any]:
     """Write page, figures and, last, run.json; say what comes next."""
     out, console = scene.options.out, scene.console
     report = replace(comparison, sections=(outcome.section,))
@@ -258,21 +249,9 @@ def make_plan(scene: Scene, arms: tuple[Arm, ...]) -> BenchPlan:
     )
 
 
-def measure(
-    scene: Scene, plan: BenchPlan, seconds: float, out: Path, record: Run
-) -> QuickstartReport:
+def measure(scene: Scene, plan: BenchPlan, seconds: float, out: Path, record: Run) -> Report:
     """Run the rounds that fit; their records go to `out/records.jsonl`."""
     bench = Bench(plan)
     settle_amount(bench, seconds, scene.console)
-    records: tuple[RunRecord, ...] = bench_recipe.measure(bench, out)
-    facts = record.record()
-    return QuickstartReport(
-        target=portable_text(scene.source),
-        dtype=str(scene.target.dtype).removeprefix("torch."),
-        records=records,
-        command=facts["command"],
-        versions=facts["versions"],
-        machine=facts["machine"],
-        max_new_tokens=bench.plan.max_new_tokens,
-        costs=bench.costs,
-    )
+    made = bench_recipe.measure(bench, out)
+    return bench_recipe.make_report(bench, made, scene.source, record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from draftsmith.ops.linear import PackedLinears
 from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
 from draftsmith.targets._check import self_check
 from draftsmith.targets._head import causal_head
+from draftsmith.targets._listen import Heard, listening
 from draftsmith.types import Signals, TargetOutput
 
 _DTYPES = {
@@ -68,7 +69,7 @@ class HFTarget:
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = _head(model, title).weight.shape[0]
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
-        self.end_ids = _end_ids(model, tokenizer) if end_ids is None else end_ids
+        self.end_ids = end_ids_of(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Gemma 4 drops tokens whose logits nobody wants from the layers that share keys.
         self._drops = bool(getattr(self.config, "num_kv_shared_layers", 0))
@@ -109,13 +110,12 @@ class HFTarget:
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         block.eager = self._eager
-        listening = self._signal_modules(signals)
-        trims = self._keeps and not (self._drops and listening)
+        trims = self._keeps and not (self._drops and signals != Signals())
         options: dict[str, Any] = {"logits_to_keep": keep} if trims else {}
         with ExitStack() as stack:
             if self._ambient:
                 stack.enter_context(attention.ambient(block, self._windows))
-            states = [stack.enter_context(_output_of(m)) for m in listening]
+            heard = stack.enter_context(self.listen(signals))
             out = self.model(
                 input_ids=tokens_BT.to(self.device),
                 position_ids=block.positions(self.device),
@@ -124,10 +124,16 @@ class HFTarget:
                 draftsmith_windows=self._windows,
                 **options,
             )
-        return TargetOutput(
-            logits_BNV=out.logits[:, -keep:],
-            signals_BTS=torch.cat([state[0] for state in states], -1) if states else None,
-        )
+        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=heard.signals_BTS)
+
+    def listen(self, signals: Signals) -> AbstractContextManager[Heard]:
+        """Inside a `with`: `signals` of every forward of the model, also of `native`, in the order
+        that `forward` gives them.
+
+        Raises:
+            InputError: it has no such layer.
+        """
+        return listening(self._signal_modules(signals))
 
     def _signal_modules(self, signals: Signals) -> list[Any]:
         """The modules whose outputs are asked for: decoder layers, then the whole decoder (its
@@ -158,21 +164,6 @@ class HFTarget:
         self.model.config._attn_implementation = name
         self.config._attn_implementation = name
         self._packed.use(name == attention.NAME)
-
-
-@contextmanager
-def _output_of(module: Any) -> Iterator[list[Tensor]]:
-    """A list that holds, after the forward inside the `with`, what the module gave."""
-    kept: list[Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: Any) -> None:
-        kept.append(output if isinstance(output, Tensor) else output[0])
-
-    handle = module.register_forward_hook(keep)
-    try:
-        yield kept
-    finally:
-        handle.remove()
 
 
 def _title(name: str | None, architecture: str) -> str:
@@ -217,8 +208,11 @@ def load_model(
     device: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    layers: bool = True,
 ) -> Any:
     """A transformers causal language model; safetensors only, and only a complete checkpoint.
+
+    Without `layers` its decoder layers are neither made nor read: embedding, norm and head remain.
 
     Raises:
         InputError: unknown dtype or device.
@@ -243,8 +237,11 @@ def load_model(
         refuse_by_config(config, _title(Path(name).name, kind))
         if architecture is not None:
             refuse_by_class(architecture, _title(Path(name).name, kind))
+        if not layers:
+            _without_layers(config.get_text_config(decoder=True))
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
+            config=config,
             dtype=_DTYPES.get(dtype, "auto"),
             use_safetensors=True,
             output_loading_info=True,
@@ -253,6 +250,12 @@ def load_model(
         )
         _require_all_weights(name, report)
         return model.to(place)
+
+
+def _without_layers(config: Any) -> None:
+    config.num_hidden_layers = 0
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = []
 
 
 def _require_all_weights(name: str, report: dict[str, Any]) -> None:
@@ -347,7 +350,8 @@ def _head(model: Any, title: str) -> Any:
     return head
 
 
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end generation, by the model's configurations and its tokenizer."""
     ids: set[int] = set()
     text_config = model.config.get_text_config(decoder=True)
     for holder in (model.generation_config, model.config, text_config, tokenizer):

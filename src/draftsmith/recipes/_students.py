@@ -1,0 +1,208 @@
+"""What `draftsmith distill` trains: a draft model, or a network over the target's hidden states.
+
+--drafter runs/my-draft              a transformers model                   DraftModel
+--drafter griffin                    a network that begins from nothing     Network
+--drafter griffin:runs/griffin       one that goes on learning              Network
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.config import as_dict
+from draftsmith.distill.chains import ChainEvaluation
+from draftsmith.distill.distillation import Acceptance, Distillation
+from draftsmith.distill.evaluation import Evaluation, EvaluationSource
+from draftsmith.distill.imitation import Imitation
+from draftsmith.distill.objective import Objective
+from draftsmith.drafter_names import drafter_parts
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._lookup import drafter_class, kinds, make_drafter
+from draftsmith.drafters._vocabulary import Subset, same_tokens
+from draftsmith.drafters.independent import Independent
+from draftsmith.errors import InputError
+from draftsmith.options import DistillOptions
+from draftsmith.provenance import Run
+from draftsmith.recipes import _tokens
+from draftsmith.recipes._finish import write_drafter, write_model
+from draftsmith.recipes._training import text_config
+from draftsmith.targets.ends import Ends
+from draftsmith.targets.hf import HFTarget, load_model
+
+
+class Student(abc.ABC):
+    """A drafter that is to be trained, and how it is measured and written."""
+
+    learner: Drafter
+    figure: str
+    """The held-out figure by which the best weights are chosen."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must agree on, as JSON."""
+        return {"drafter": weights_digest(self.learner.state_dict())}
+
+    @abc.abstractmethod
+    def hear(self, counts_V: Tensor | None) -> None:
+        """Told before the first step how often the answers hold each token; None: not known yet."""
+
+    @abc.abstractmethod
+    def objective(self, token: Distillation) -> Objective:
+        """What is learnt, around this divergence."""
+
+    @abc.abstractmethod
+    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
+        """What is measured while training; it chooses the best weights."""
+
+    @abc.abstractmethod
+    def again(self) -> Student:
+        """The same, not yet trained: it takes the weights of a run that holds them in parts."""
+
+    @abc.abstractmethod
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        """Write the finished drafter and run.json to `options.out`. `text`: of its README."""
+
+
+def open_student(options: DistillOptions, tokenizer: Any) -> Student:
+    """The drafter in float32, ready to learn.
+
+    Raises:
+        InputError: it learns nothing, or has other tokens than the target.
+    """
+    kind, _ = drafter_parts(options.drafter)
+    cls = drafter_class(kind) if kind in kinds() else Independent  # else: a model's hub id
+    if not cls.trains:
+        raise InputError(f"drafter {kind!r} has no weights: there is nothing to distil into it")
+    if issubclass(cls, Independent):
+        return DraftModel(options, tokenizer)
+    return Network(options, tokenizer)
+
+
+class DraftModel(Student):
+    """A transformers model with the target's tokens."""
+
+    figure = "acceptance"
+
+    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+        if options.drafter_option:
+            raise InputError("--drafter-option is for drafters with options, not for draft models")
+        self._source = drafter_parts(options.drafter)[1] or options.drafter
+        self._tokenizer = tokenizer
+        if Subset.beside(self._source) is not None:
+            raise InputError(
+                f"{self._source} knows only a subset of the target's tokens; laws are over all of "
+                "them: distil a draft model with the whole vocabulary"
+            )
+        if not same_tokens(_tokens.load_tokenizer(self._source), tokenizer):
+            raise InputError(
+                f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
+                "the target's laws; pretrain one with --tokenizer TARGET"
+            )
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.model: PreTrainedModel = load_model(self._source, dtype="float32")
+        self.model.train().requires_grad_(True)
+        self.learner = Independent.learner(self.model)
+
+    def hear(self, counts_V: Tensor | None) -> None:
+        """It knows all tokens."""
+
+    def twin(self) -> HFTarget:
+        """A copy that can draw continuations."""
+        return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
+
+    def objective(self, token: Distillation) -> Objective:
+        return token
+
+    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
+        return Evaluation(
+            batches=held_out,
+            objective=Acceptance(),
+            name=self.figure,
+            better="larger",
+            chooses=True,
+            weight_name="tokens",
+        )
+
+    def again(self) -> DraftModel:
+        other = copy.copy(self)
+        other._adopt()
+        return other
+
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        dtype = getattr(torch, options.save_dtype)
+        write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
+
+
+class Network(Student):
+    """A drafter with a network of its own over what it borrows of the target."""
+
+    figure = "tokens_per_step"
+
+    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+        self._options = options
+        self._kind, _ = drafter_parts(options.drafter)
+        config = text_config(options.target)
+        self._ends = Ends.load(options.target, config, tokenizer)
+        self._counts_V: Tensor | None = None
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.learner = make_drafter(self._options.drafter, self._options.drafter_option)
+        self.learner.bind(self._ends)
+        self.learner.train().requires_grad_(True)
+
+    def hear(self, counts_V: Tensor | None) -> None:
+        self._counts_V = counts_V
+        self.learner.choose_vocabulary(counts_V)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        options = as_dict(self.learner.config) | as_dict(self._options.imitation)
+        return super().identity | {"drafter_options": options}
+
+    def objective(self, token: Distillation) -> Objective:
+        given, own = self._options.imitation, self.learner.loss_weights
+        return Imitation(
+            token=token,
+            token_weight=own.token if given.token_weight is None else given.token_weight,
+            feature_weight=own.feature if given.feature_weight is None else given.feature_weight,
+            top_weight=own.top if given.top_weight is None else given.top_weight,
+        )
+
+    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
+        return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
+
+    def again(self) -> Network:
+        other = copy.copy(self)
+        other._adopt()
+        other.hear(self._counts_V)
+        return other
+
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        dtype = getattr(torch, options.save_dtype)
+        write_drafter(options.out, self.learner, self._kind, dtype, record, results, text)
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Of all weights, by name."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

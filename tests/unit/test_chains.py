@@ -1,0 +1,281 @@
+"""Figures per depth, against the same figures written with plain loops over places and depths."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.small_chains import DEPTHS, B, H, Held, T, Unrolled, V, expected, made, same_text
+from tests.small_laws import top
+from tests.small_trainer import CONFIG, VOCAB, Bigram, held_out, make_trainer
+from torch import Tensor
+
+from draftsmith.distill.callbacks import Callback
+from draftsmith.distill.chains import FIGURES, ChainEvaluation, Chains
+from draftsmith.distill.distillation import Acceptance
+from draftsmith.distill.evaluation import Evaluation, sums_of
+from draftsmith.distill.sharding import Learner
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.fspad import Fspad
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.medusa import Medusa
+from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+from draftsmith.types import FullLaws, TrajectoryBatch
+
+LAWS = ["full", "top", "none"]
+
+
+def held(laws: str) -> Held:
+    return Held([made(laws, seed, rows=rows) for seed, rows in ((0, 3), (1, 3), (2, 1))])
+
+
+def chains(batches: Held, **changes: Any) -> ChainEvaluation:
+    # heads run on a few places at a time
+    options: dict[str, Any] = {"batches": batches, "objective": Chains(cells=7 * V)}
+    return ChainEvaluation(**(options | changes))
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(8, layers=8)
+
+
+# --------------------------------------------------------------------------- the figures
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_figures_are_those_of_plain_loops(tmp_path: Path, laws: str) -> None:
+    batches, drafter = held(laws), Unrolled()
+    trainer = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(batches)])
+    found = trainer.evaluate()
+    with torch.no_grad():
+        wanted = expected(batches.batches, drafter.logits_at, begins=drafter.begins)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    # so that no figure is right because nothing happens in it
+    if laws != "none":
+        assert 0 < found["survival_3"] < found["survival_2"] < found["survival_1"] < 1
+        assert found["survival_t1_3"] < found["survival_t1_2"] < found["survival_t1_1"]
+        assert 0 < found["uncounted_t1_1"] < found["uncounted_t1_3"] < 1
+    else:
+        kept = ("survival_", "misaligned_", "tokens_per_step", "uncounted_")
+        assert all(name.startswith(kept) for name in found)
+        assert "tokens_per_step_t1" not in found and found["uncounted_t1_2"] == 1
+
+
+@pytest.mark.parametrize("cls", [Eagle, Hass, Fspad, Griffin, Eagle3, Medusa])
+def test_the_drafters_own_steps_are_measured(
+    cls: type[Drafter], target: HFTarget, tmp_path: Path
+) -> None:
+    options = {} if cls is Medusa else {"noise": 0.0, "seed": 1}
+    drafter = cls(cls.Config(**options))
+    drafter.bind(target)
+    size = target.vocab_size
+    batches = []
+    for seed in range(2):
+        batch = replace(made("full", seed, rows=1, vocab=size), weights_BT=None)
+        width = int(target.config.hidden_size) * (3 if cls is Eagle3 else 1)
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(1, T, width, generator=generator).to(target.dtype)
+        batches.append(replace(batch, features_BTS=features))
+    dense: dict[tuple[int, int], Tensor] = {}
+    with torch.no_grad():
+        for batch in batches:
+            carry: Any = None
+            for step in range(drafter.num_steps):
+                prediction, carry = drafter(batch, carry)
+                assert prediction.ahead == 2 + step
+                head = prediction.head or drafter.head()
+                dense[id(batch), step + 1] = head(prediction.hidden_BTH)
+
+    def logits_at(batch: TrajectoryBatch, b: int, t: int, depth: int) -> Tensor:
+        return dense[id(batch), depth][b, t]
+
+    found = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(Held(batches))]).evaluate()
+    wanted = expected(batches, logits_at, lambda t: True, drafter.num_steps)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_survival_is_that_of_the_drafters_own_chain(tmp_path: Path) -> None:
+    """Fed with its own best tokens, as in decoding, a drafter agrees with the text as far."""
+    batches, drafter = held("none"), Unrolled()
+    agreed: dict[int, list[tuple[bool, float]]] = defaultdict(list)
+    for batch in batches.batches:
+        assert batch.features_BTS is not None and batch.weights_BT is not None
+        for b, t in itertools.product(range(len(batch.tokens_BT)), range(T - 1)):
+            state = drafter.fed(batch.features_BTS[b, t], int(batch.tokens_BT[b, t + 1]))
+            accepted = True
+            for depth in range(1, DEPTHS + 1):
+                at = t + 1 + depth
+                if not (drafter.begins(t) and at < T and same_text(batch, b, t, at)):
+                    break
+                draft = int((drafter.heads[depth - 1] @ state).argmax())
+                accepted = accepted and draft == int(batch.tokens_BT[b, at])
+                agreed[depth].append((accepted, float(batch.weights_BT[b, at])))
+                state = drafter.fed(state, draft)
+    found = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(batches)]).evaluate()
+    for depth, pairs in agreed.items():
+        wanted = sum(yes * weight for yes, weight in pairs) / sum(weight for _, weight in pairs)
+        assert found[f"survival_{depth}"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("laws", ["full", "top"])
+def test_survival_in_drawn_texts_is_exactly_that_of_drawn_chains(tmp_path: Path, laws: str) -> None:
+    """All texts of three tokens, each as heavy as it is probable: their mean is the expectation."""
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randn(V, V, V, generator=generator, dtype=torch.float64).log_softmax(-1)
+    begin, drafter = (0, 1), Unrolled()
+    drafter.begins = lambda t: t == 0
+    features = torch.randn(H, generator=generator, dtype=torch.float64)
+    texts = [(*begin, *tail) for tail in itertools.product(range(V), repeat=DEPTHS)]
+    log_p = torch.stack([table[x[i - 2], x[i - 1]] for x in texts for i in range(2, 2 + DEPTHS)])
+    tokens = torch.tensor(texts)
+    drawn = torch.zeros_like(tokens, dtype=torch.bool)
+    drawn[:, 2:] = True
+    own = log_p.gather(1, tokens[drawn][:, None]).view(len(texts), DEPTHS)
+    batch = TrajectoryBatch(
+        tokens_BT=tokens,
+        loss_mask_BT=drawn,
+        laws=FullLaws(hidden_NH=log_p, head=lambda x: x) if laws == "full" else top(log_p, V),
+        law_row_BT=torch.full_like(tokens, -1).masked_scatter(drawn, torch.arange(len(log_p))),
+        weights_BT=own.sum(1).exp()[:, None].expand(tokens.shape),
+        features_BTS=features.expand(*tokens.shape, H),
+    )
+
+    def survives(text: tuple[int, ...], state: Tensor, heads: list[Tensor]) -> float:
+        """Probability that one drawn draft of each head is accepted after the other."""
+        if not heads:
+            return 1.0
+        state = drafter.fed(state, text[-1])
+        q = (heads[0] @ state).softmax(-1).tolist()
+        p = table[text[-2], text[-1]].exp().tolist()
+        below = [survives((*text, x), state, heads[1:]) for x in range(V)]
+        return sum(q[x] * min(1.0, p[x] / q[x]) * below[x] for x in range(V))
+
+    values = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(Held([batch]))]).evaluate()
+    wanted = {
+        f"survival_t1_{depth}": survives(begin, features, list(drafter.heads)[:depth])
+        for depth in range(1, DEPTHS + 1)
+    }
+    assert {name: values[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    assert values["tokens_per_step_t1"] == pytest.approx(1 + sum(wanted.values()), rel=1e-6)
+    assert 0.02 < wanted["survival_t1_3"] < wanted["survival_t1_1"] < 0.98
+
+
+def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
+    """Of one step, where nothing is left out by the drafter's later masks."""
+    batches, drafter = held("top"), Unrolled()
+    drafter.num_steps = 1
+    evaluations = [
+        chains(batches),
+        Evaluation(batches=batches, objective=Acceptance(), name="overlap"),
+        Evaluation(batches=batches, objective=Acceptance(temperature=0), name="agreement"),
+    ]
+    values = make_trainer(tmp_path, drafter=drafter, evaluations=evaluations).evaluate()
+    assert values["acceptance_1"] == pytest.approx(values["overlap"], rel=1e-6)
+    assert values["accuracy_1"] == pytest.approx(values["agreement"], rel=1e-6)
+    assert "survival_2" not in values and "misaligned_1" not in values
+    assert values["tokens_per_step"] == 1 + values["survival_1"]
+
+
+# --------------------------------------------------------------------------- batches and processes
+
+
+def forward_of(drafter: Drafter) -> Callable[..., dict[str, Any]]:
+    learner = Learner(drafter)
+
+    @torch.no_grad()
+    def forward(batch: TrajectoryBatch, carry: Any, objective: Any) -> dict[str, Any]:
+        return learner(batch, carry, objective)
+
+    return forward
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_processes_in_turn_give_the_sums_of_one(every: int) -> None:
+    batches, forward = held("top"), forward_of(Unrolled())
+    alone = sums_of(chains(batches), forward, 3, DEPTHS, (0, 1))
+    assert alone.shape == (3, DEPTHS, 2, len(FIGURES)) and bool((alone[:, 0, 1, :5] > 0).all())
+    together = sum(
+        sums_of(chains(batches), forward, 3, DEPTHS, (process, every)) for process in range(every)
+    )
+    assert isinstance(together, Tensor) and torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("steps", range(1, DEPTHS + 1))
+def test_a_batch_that_was_left_halfway_does_not_reach_into_the_next(steps: int) -> None:
+    batches, forward = held("full"), forward_of(Unrolled())
+    evaluation = chains(batches)
+    before = sums_of(evaluation, forward, 1, steps, (0, 1))
+    again = sums_of(evaluation, forward, 3, DEPTHS, (0, 1))
+    assert torch.equal(before[0], again[0, :steps])
+    assert torch.equal(again, sums_of(chains(batches), forward, 3, DEPTHS, (0, 1)))
+
+
+def test_texts_that_are_too_short_for_a_depth_add_nothing(tmp_path: Path) -> None:
+    tokens = made("none", 0).tokens_BT[:, :4]
+    batch = TrajectoryBatch(
+        tokens_BT=tokens,
+        loss_mask_BT=torch.ones_like(tokens, dtype=torch.bool),
+        weights_BT=torch.rand(B, 4, generator=torch.Generator().manual_seed(0)),
+        features_BTS=torch.zeros(B, 4, H, dtype=torch.float64),
+    )
+    evaluation = chains(Held([batch]), weight_name="chains")
+    values = make_trainer(tmp_path, drafter=Unrolled(), evaluations=[evaluation]).evaluate()
+    assert {name for name in values if name.endswith("_3")} == set()
+    both = values["survival_1"] + values["survival_2"]
+    assert values["tokens_per_step"] == pytest.approx(1 + both)
+    # chains hang below place 0 alone: place 1 is none of the drafter's, behind it nothing is left
+    assert batch.weights_BT is not None
+    assert values["chains"] == pytest.approx(float(batch.weights_BT[:, 2].sum()), rel=1e-6)
+
+
+# --------------------------------------------------------------------------- choosing by them
+
+
+class Recorder(Callback):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[int, float] = {}
+
+    def on_evaluate(self, run: Any, values: dict[str, float]) -> None:
+        self.values[run.step] = values[self.name]
+
+
+@pytest.mark.parametrize("name", ["tokens_per_step", "tokens_per_step_t1"])
+def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: str) -> None:
+    batches = Held([made("full", seed, vocab=VOCAB) for seed in range(2)])
+    recorder = Recorder(name)
+    report = make_trainer(
+        tmp_path,
+        drafter=Bigram(dropout=0, num_steps=3),
+        config=replace(CONFIG, evaluate_every=1, learning_rate=0.5),
+        evaluations=[chains(batches, name=name, chooses=True)],
+        callbacks=[recorder],
+    ).train()
+    assert len(set(recorder.values.values())) > 2
+    best = max(recorder.values, key=lambda step: recorder.values[step])  # of equal ones the first
+    assert (report.best_step, report.best_value) == (best, recorder.values[best])
+    assert 1 < best < CONFIG.steps
+
+
+def test_unclear_figures_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no figure 'tokens_per_stepp'.*tokens_per_step"):
+        chains(held("none"), name="tokens_per_stepp")
+    first = chains(held("none"))
+    with pytest.raises(InputError, match="different names"):
+        make_trainer(tmp_path, evaluations=[first, chains(held("full"), name="tokens_per_step_t1")])
+    named = Evaluation(batches=held_out(), objective=Acceptance(), name="survival_1")
+    with pytest.raises(InputError, match="different names"):
+        make_trainer(tmp_path, evaluations=[first, named])
+    make_trainer(tmp_path, evaluations=[first, replace(named, name="acceptance")])

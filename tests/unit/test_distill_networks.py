@@ -1,0 +1,83 @@
+"""Drafters over hidden states: collect, train, decode exactly, for every family of targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.command_cases import Command, a_command
+from tests.tiny_models import FAMILIES, save_family
+
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
+TRAINING = (
+    "--duration 6steps --block-length 32 --batch-tokens 64 --learning-rate 0.003 --warmup 2 "
+    "--dtype float32 --save-dtype float32 --save-every 3 --eval-every 3 --hold-out 0.2"
+)
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(request.param)
+    save_family(made, request.param)
+    words = "def add left right return cat".split()
+    texts = [f"{first} {second}" for first in words for second in words]
+    (made / "prompts.txt").write_text("\n".join(texts) + "\n")
+    return made
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+def store_for(kind: str, folder: Path, command: Command) -> Path:
+    store = folder / f"store-{kind}"
+    words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+    command("collect", *words, "--features", kind, "--out", str(store))
+    return store
+
+
+def distil(command: Command, kind: str, out: Path, *words: str) -> None:
+    command("distill", "--drafter", kind, "--out", str(out), *TRAINING.split(), *words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_trained_from_a_store_decodes_as_the_target(
+    folder: Path, tmp_path: Path, command: Command, kind: str
+) -> None:
+    store = store_for(kind, folder, command)
+    distil(command, kind, tmp_path / "made", "--store", str(store))
+    record = json.loads((tmp_path / "made" / "run.json").read_text())
+    assert record["results"]["held_out"]["tokens_per_step"] >= 1
+    text = ["--prompt", "def add", "--max-new-tokens", "20"]
+    plain = command("generate", *text, "--drafter", "none")
+    drafted = command("generate", *text, "--drafter", str(tmp_path / "made"))
+    (one,), (other,) = plain["results"], drafted["results"]
+    assert other["token_ids"] == one["token_ids"]
+
+
+@pytest.mark.parametrize("kind", ["griffin", "eagle3", "medusa"])
+def test_a_target_in_memory_needs_no_stored_states(
+    folder: Path, tmp_path: Path, command: Command, kind: str
+) -> None:
+    store = folder / "store-bare"
+    if not store.exists():
+        words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+        command("collect", *words, "--out", str(store))
+    distil(command, kind, tmp_path / "made", "--store", str(store), "--laws", "teacher")
+    weights = load_file(tmp_path / "made" / "model.safetensors")
+    assert all(torch.isfinite(one).all() for one in weights.values())
+
+
+def test_training_goes_on_from_a_folder(folder: Path, tmp_path: Path, command: Command) -> None:
+    store = store_for("griffin", folder, command)
+    distil(command, "griffin", tmp_path / "first", "--store", str(store))
+    distil(command, str(tmp_path / "first"), tmp_path / "second", "--store", str(store))
+    before, after = (
+        json.loads((tmp_path / name / "run.json").read_text())["results"]
+        for name in ("first", "second")
+    )
+    assert after["held_out_before"] == pytest.approx(before["held_out"], rel=1e-5)

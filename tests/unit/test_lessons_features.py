@@ -1,0 +1,216 @@
+"""Lessons for drafters that read hidden states: from stores that keep them, or from the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import save_pair
+from tests.unit.test_features_agree import check_as_decoded
+from tests.unit.test_store import header
+
+from draftsmith.distill.collect import TransformersBackend
+from draftsmith.distill.multi import Aggregate
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.stored_features import FeatureFile
+from draftsmith.distill.trajectory import CollectRequest, CollectSettings
+from draftsmith.errors import BackendError, InputError
+from draftsmith.option_groups import ScheduleOptions
+from draftsmith.options import DistillOptions
+from draftsmith.recipes import _lessons, _tokens
+from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.types import FullLaws, Signals, TopLaws, TrajectoryBatch
+
+VOCAB, WIDTH = 300, 32
+LAST = Signals(last_hidden=True)
+FUSED = Signals(layers=(0, 0, 1))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> HFTarget:
+    save_pair(tmp_path, context=128)
+    return load_target(str(tmp_path / "target"))
+
+
+@pytest.fixture
+def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
+    """A store of two shards with the states after the norm, two texts per prompt."""
+    folder = tmp_path / "target"
+    sha256 = _tokens.sha256(_tokens.load_tokenizer(str(folder)), folder)
+    rng = np.random.default_rng(0)
+    requests = [
+        CollectRequest(prompt_id=str(n), prompt=tuple(rng.integers(1, VOCAB, 3 + n).tolist()))
+        for n in range(8)
+    ]
+    settings = CollectSettings(forcing="sample", samples=2, max_new_tokens=9, top_k=5, signals=LAST)
+    store = TrajectoryStore.create(
+        tmp_path / "store", header(tokenizer_sha256=sha256, vocab_size=VOCAB, signals=LAST)
+    )
+    backend = TransformersBackend(target)
+    for number in range(2):
+        store.write(number, backend.collect(requests[4 * number :][:4], settings))
+    (tmp_path / "out" / "work").mkdir(parents=True)
+    return DistillOptions(
+        target=str(folder),
+        drafter=str(tmp_path / "draft"),
+        store=(tmp_path / "store",),
+        out=tmp_path / "out",
+        hold_out=0.2,
+        training=ScheduleOptions(block_length=32, batch_tokens=64),
+    )
+
+
+def from_store(
+    options: DistillOptions, signals: Signals, teacher: HFTarget | None = None
+) -> _lessons.Lesson:
+    tokenizer = _tokens.load_tokenizer(options.target)
+    return _lessons.from_store(options, tokenizer, VOCAB, teacher, signals)
+
+
+def near(batch: TrajectoryBatch, options: DistillOptions) -> None:
+    """The features of every place of a text are those that the store has for the text."""
+    known: dict[tuple[int, ...], Any] = {}
+    for one in TrajectoryStore.open(options.store[0]).trajectories():
+        known[(*one.prompt, *one.tokens)] = one.features
+    assert batch.documents_BT is not None and batch.features_BTS is not None
+    found = 0
+    for b in range(len(batch.tokens_BT)):
+        for number in batch.documents_BT[b].unique():
+            here = batch.documents_BT[b] == number
+            text = batch.tokens_BT[b, here].tolist()
+            whole = [tokens for tokens in known if list(tokens) == text[: len(tokens)]]
+            states_TS = batch.features_BTS[b, here]
+            if not whole:  # padding
+                assert not states_TS.any()
+                continue
+            longest = max(whole, key=len)
+            assert torch.equal(states_TS[: len(longest)], torch.from_numpy(known[longest]))
+            assert not states_TS[len(longest) :].any()
+            found += 1
+    assert found
+
+
+@pytest.mark.parametrize("aggregate", ["per_beam", "mixture"])
+def test_a_store_gives_its_hidden_states_with_its_laws(
+    options: DistillOptions, aggregate: Aggregate
+) -> None:
+    lesson = from_store(replace(options, aggregate=aggregate), LAST)
+    for step in (0, 3, 1):
+        batch = lesson.source.batch(step, 0, 1)
+        assert isinstance(batch.laws, TopLaws)
+        near(batch, options)
+    assert lesson.held_out is not None
+    near(lesson.held_out.batch(0, 0, 1), options)
+
+
+def test_they_are_read_when_a_batch_asks_and_for_no_other(
+    options: DistillOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+    read = FeatureFile.read
+
+    def counted(self: FeatureFile, row: int, many: int) -> torch.Tensor:
+        places.append(many)
+        return read(self, row, many)
+
+    monkeypatch.setattr(FeatureFile, "read", counted)
+    lesson = from_store(options, LAST)
+    assert places == []
+    batch = lesson.source.batch(0, 0, 1)
+    assert batch.features_BTS is not None
+    assert sum(places) == int(batch.features_BTS.any(-1).sum())
+
+
+def test_a_drafter_that_reads_none_gets_none(options: DistillOptions) -> None:
+    lesson = from_store(options, Signals())
+    assert lesson.source.batch(0, 0, 1).features_BTS is None
+    assert lesson.held_out is not None
+    assert lesson.held_out.batch(0, 0, 1).features_BTS is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted", "said"),
+    [
+        (LAST, FUSED, r"reads hidden states \(0,0,1\), .* holds last: .*--features 0,0,1,"),
+        (Signals(), LAST, r"reads hidden states \(last\), .* holds none: .*--features last,"),
+        (Signals(layers=(1, 0)), Signals(layers=(0, 1)), "holds 1,0: collect with --features 0,1"),
+        (replace(FUSED, last_hidden=True), FUSED, "holds 0,0,1,last: "),
+    ],
+)
+def test_a_store_with_others_is_refused_with_the_command_to_use(
+    options: DistillOptions, target: HFTarget, kept: Signals, wanted: Signals, said: str
+) -> None:
+    there = TrajectoryStore.open(options.store[0])
+    folder = options.store[0].with_name("other")
+    other = TrajectoryStore.create(folder, replace(there.header, signals=kept))
+    other.write(0, [replace(one, features=None) for one in there.read(0)])
+    with pytest.raises(InputError, match=said + ".*--laws teacher"):
+        from_store(replace(options, store=(folder,)), wanted)
+    # with the target in memory it does not matter what the store holds
+    lesson = from_store(replace(options, store=(folder,)), wanted, target)
+    check_as_decoded(target, lesson.source.batch(0, 0, 1), wanted)
+
+
+def test_hidden_states_that_a_store_lacks_or_of_another_width_are_named(
+    options: DistillOptions,
+) -> None:
+    there = TrajectoryStore.open(options.store[0])
+    change: dict[str, Callable[[Any], Any]] = {
+        "lacks": lambda features: None,
+        "narrow": lambda features: features[:, 1:],
+    }
+    said = {
+        "lacks": (BackendError, "shard 0 of .*lacks, trajectory 2: .*cannot be read"),
+        "narrow": (InputError, f"holds hidden states of width {WIDTH - 1}, .* are {WIDTH} wide"),
+    }
+    for name, changed in change.items():
+        folder = options.store[0].with_name(name)
+        texts = there.read(0)
+        texts[2] = replace(texts[2], features=changed(texts[2].features))
+        TrajectoryStore.create(folder, there.header).write(0, texts)
+        error, match = said[name]
+        with pytest.raises(error, match=match):
+            from_store(replace(options, store=(folder,)), LAST)
+
+
+def test_text_needs_the_target_in_memory(
+    options: DistillOptions, target: HFTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_text("the dog sat on the mat and the cat saw it " * 20)
+    mixed = replace(options, text=(str(tmp_path / "corpus.txt"),), text_share=0.5)
+    with pytest.raises(InputError, match=r"--text has no stored hidden states.*--laws teacher"):
+        from_store(mixed, LAST)
+    batch = from_store(mixed, FUSED, target).source.batch(0, 0, 1)
+    assert len(batch.tokens_BT) == 2
+    check_as_decoded(target, batch, FUSED)
+    assert isinstance(batch.laws, FullLaws)
+    assert bool((batch.law_ahead(1)[batch.mask_ahead(1)] >= 0).all())
+    # a draft model learns the tokens of the text, as before
+    plain = from_store(mixed, Signals(), target).source.batch(0, 0, 1)
+    assert plain.features_BTS is None and plain.law_row_BT is not None
+    assert bool((plain.law_row_BT[1] == -1).all())
+
+
+def test_online_the_target_says_them(
+    options: DistillOptions, target: HFTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat\nthe dog\ndef add\nreturn left\n")
+    drawn = replace(
+        options,
+        store=(),
+        online=True,
+        prompts=tmp_path / "prompts.txt",
+        prompts_per_step=2,
+        max_new_tokens=6,
+        training=replace(options.training, duration="3steps"),
+    )
+    tokenizer = _tokens.load_tokenizer(options.target)
+    lesson = _lessons.online(drawn, tokenizer, target, FUSED, None, None)
+    check_as_decoded(target, lesson.source.batch(0, 0, 1), FUSED)
+    assert lesson.held_out is not None
+    check_as_decoded(target, lesson.held_out.batch(0, 0, 1), FUSED)

@@ -1,0 +1,88 @@
+"""Which files a folder of text means, and that no others are looked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith.recipes import _text
+
+TREE = (
+    "abc.py",
+    "json/decoder.py",
+    "json/notes.txt",
+    "json/tests/test_decoder.py",
+    "json/site-packages/own.py",
+    "site-packages/pip/main.py",
+    "site-packages/pip/deep/er.py",
+    "config-3.11/makesetup.py",
+    ".hidden/secret.py",
+    "json/.cache/old.py",
+    "json/.dot.py",
+)
+EXCLUDE = ("site-packages/*", "config-*", "*/tests/*", "*.txt")
+WANTED = ["abc.py", "json/decoder.py", "json/site-packages/own.py"]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    for name in TREE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    return tmp_path
+
+
+@pytest.fixture
+def entered(library: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose content was listed, relative to the library."""
+    seen: list[str] = []
+
+    def watch(name: str) -> None:
+        listing = getattr(os, name)
+
+        def listed(path: Any = ".") -> Any:
+            seen.append(Path(path).relative_to(library).as_posix())
+            return listing(path)
+
+        monkeypatch.setattr(os, name, listed)
+
+    watch("scandir")
+    watch("listdir")
+    return seen
+
+
+def names(library: Path, *, exclude: tuple[str, ...] = ()) -> list[str]:
+    return [file.name for file in _text.find_files([str(library)], ["*.py", "*.txt"], exclude)]
+
+
+def test_folders_that_are_left_out_whole_are_not_entered(library: Path, entered: list[str]) -> None:
+    assert names(library, exclude=EXCLUDE) == WANTED
+    assert sorted(entered) == [".", "json", "json/site-packages"]
+
+
+def test_a_folder_with_one_wanted_file_is_entered(library: Path, entered: list[str]) -> None:
+    """A pattern that names some files of a folder, or a folder elsewhere, leaves the rest."""
+    some = names(library, exclude=("site-packages/*/main.py", "tests/*", "json"))
+    assert some == [
+        "abc.py",
+        "config-3.11/makesetup.py",
+        "json/decoder.py",
+        "json/notes.txt",
+        "json/site-packages/own.py",
+        "json/tests/test_decoder.py",
+        "site-packages/pip/deep/er.py",
+    ]
+    assert {"site-packages/pip", "json/tests"} <= set(entered)
+
+
+def test_a_file_with_two_names_has_the_first_in_the_order_of_paths(tmp_path: Path) -> None:
+    """`a` stands before `a-b.py`, as folders do, although `a/x.py` as text stands behind it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.py").write_text("x = 1\n")
+    (tmp_path / "a-b.py").symlink_to(tmp_path / "a" / "x.py")
+    (tmp_path / "broken.py").symlink_to(tmp_path / "nowhere.py")
+    (tmp_path / "linked").symlink_to(tmp_path / "a", target_is_directory=True)
+    assert names(tmp_path) == ["a/x.py"]
