@@ -21,7 +21,7 @@ def drafter_parts(name: str) -> tuple[str, str | None]:
 
 
 def drafter_manifest(folder: Path) -> dict[str, Any]:
-    """What `distill` wrote about a drafter: its `kind` and `options`.
+    """What `distill` wrote about a drafter: its `kind`, `options` and `target`.
 
     Raises:
         InputError: it cannot be read.
@@ -29,6 +29,10 @@ def drafter_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "drafter.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return {"kind": str(known["kind"]), "options": dict(known["options"])}
+        return {
+            "kind": str(known["kind"]),
+            "options": dict(known["options"]),
+            "target": dict(known.get("target", {})),
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from draftsmith.drafters._base import Drafter
-from draftsmith.drafters.eagle import Eagle
-from draftsmith.drafters.eagle3 import Eagle3
-from draftsmith.drafters.fspad import Fspad
-from draftsmith.drafters.griffin import Griffin
-from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters._lookup import make_drafter
 from draftsmith.errors import BackendError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-KINDS: dict[str, type[Drafter]] = {
-    "eagle": Eagle,
-    "eagle3": Eagle3,
-    "fspad": Fspad,
-    "griffin": Griffin,
-    "hass": Hass,
-    "medusa": Medusa,
-}
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +27,7 @@ def target() -> HFTarget:
 
 
 def made(kind: str, target: HFTarget, source: str = "") -> Drafter:
-    drafter = KINDS[kind](KINDS[kind].Config(source=source))  # type: ignore[call-arg]
+    drafter = make_drafter(f"{kind}:{source}" if source else kind)
     drafter.bind(target)
     return drafter
 
@@ -47,14 +37,21 @@ def saved(kind: str, target: HFTarget, folder: Path) -> dict[str, Tensor]:
     drafter = made(kind, target)
     for parameter in drafter.parameters():
         parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-    drafter.save(folder, kind=kind)  # type: ignore[operator]
-    return drafter.network.state_dict()  # type: ignore[union-attr,operator]
+    drafter.save(folder, kind=kind)
+    return tensors(drafter)
+
+
+def tensors(drafter: Drafter) -> dict[str, Tensor]:
+    """By the names that the folder has for them."""
+    return {
+        name.removeprefix("network."): one.clone() for name, one in drafter.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_read_again(kind: str, target: HFTarget, tmp_path: Path) -> None:
     written = saved(kind, target, tmp_path)
-    read = made(kind, target, str(tmp_path)).network.state_dict()  # type: ignore[union-attr,operator]
+    read = tensors(made(kind, target, str(tmp_path)))
     assert written.keys() == read.keys()
     assert all(torch.equal(written[name], read[name]) for name in written)
 
@@ -96,7 +93,7 @@ def test_a_released_folder_with_an_embedding_loads(target: HFTarget, tmp_path: P
     everything = {f"model.{name}": one for name, one in written.items()}
     torch.save(everything | {"embed_tokens.weight": embedding}, tmp_path / "pytorch_model.bin")
     drafter = made("eagle", target, str(tmp_path))
-    assert torch.equal(drafter.network.fc.weight, written["fc.weight"])  # type: ignore[union-attr]
+    assert torch.equal(tensors(drafter)["fc.weight"], written["fc.weight"])
     torch.save(everything | {"embed_tokens.weight": embedding + 1}, tmp_path / "pytorch_model.bin")
     with pytest.raises(BackendError, match="another target: its copy of the embedding"):
         made("eagle", target, str(tmp_path))
@@ -122,7 +119,7 @@ def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:
     torch.save(bare, tmp_path / "medusa_lm_head.pt")
     drafter = made("medusa", target, str(tmp_path))
     assert (drafter.num_steps, drafter.longest) == (4, 4)
-    read = drafter.network.state_dict()  # type: ignore[union-attr,operator]
+    read = tensors(drafter)
     assert all(torch.equal(written[name], read[name]) for name in written)
 
 
@@ -135,12 +132,12 @@ def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
-    change: object, said: str, target: HFTarget, tmp_path: Path
+    change: Callable[[dict[str, Tensor]], object], said: str, target: HFTarget, tmp_path: Path
 ) -> None:
     saved("eagle", target, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)  # type: ignore[operator]
-    save_file(tensors, tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
+    change(found)
+    save_file(found, tmp_path / "model.safetensors")
     with pytest.raises(BackendError, match=said):
         made("eagle", target, str(tmp_path))
 
@@ -152,14 +149,35 @@ def test_a_drafter_for_another_target_is_refused(target: HFTarget, tmp_path: Pat
             made("griffin", other, str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"layers": [0, 1, 2]}, r"layers \[0, 1, 2\]"),
+        ({"vocabulary_sha256": "0123456789abcdef"}, "the tokenizer 0123456789ab"),
+    ],
+)
+def test_a_folder_says_which_target_it_is_for(
+    facts: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    known = tiny_target(300, layers=8)
+    known.tokenizer = tiny_tokenizer()
+    saved("eagle3", known, tmp_path)
+    made("eagle3", known, str(tmp_path))
+    manifest = json.loads((tmp_path / "drafter.json").read_text())
+    manifest["target"] |= facts
+    (tmp_path / "drafter.json").write_text(json.dumps(manifest))
+    with pytest.raises(BackendError, match=said):
+        made("eagle3", known, str(tmp_path))
+
+
 def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) -> None:
     saved("eagle3", target, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
     t2d = torch.ones(64, dtype=torch.bool)
-    save_file(tensors | {"t2d": t2d}, tmp_path / "model.safetensors")
+    save_file(found | {"t2d": t2d}, tmp_path / "model.safetensors")
     made("eagle3", target, str(tmp_path))
     t2d[5] = False
-    save_file(tensors | {"t2d": t2d}, tmp_path / "model.safetensors")
+    save_file(found | {"t2d": t2d}, tmp_path / "model.safetensors")
     with pytest.raises(BackendError, match="contradict"):
         made("eagle3", target, str(tmp_path))
 

@@ -78,9 +78,7 @@ def test_the_loss_is_the_published_sum(top_weight: float) -> None:
             expected = expected + much * (0.1 * nats + apart)
             counted += much
     # a mean over what the mask leaves, times what the batch counts
-    torch.testing.assert_close(
-        found.total / found.weight, expected / counted, rtol=1e-6, atol=1e-8
-    )
+    torch.testing.assert_close(found.total / found.weight, expected / counted, rtol=1e-6, atol=1e-8)
     assert float(found.weight) == pytest.approx(all_counted, rel=1e-6)
     assert counted < all_counted
 

@@ -2,7 +2,7 @@
 
     FOLDER/config.json           measures of the network, as transformers writes a Llama's
     FOLDER/model.safetensors     its weights, named as in the released checkpoints
-    FOLDER/drafter.json          ours: kind and options (released folders have none)
+    FOLDER/drafter.json          ours: kind, options and target (released folders have none)
 
 Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only, no code), names
 with the prefix `model.`, and a copy of the target's embedding, which must be the target's. Every
@@ -36,16 +36,22 @@ RENAMED = {"draft_id_to_target_id": "d2t"}
 
 
 def save_network(
-    network: nn.Module, config: LlamaConfig, folder: Path, *, kind: str, options: Any
+    network: nn.Module,
+    config: LlamaConfig,
+    folder: Path,
+    *,
+    kind: str,
+    options: Any,
+    target: Mapping[str, Any],
 ) -> None:
-    """Write a drafter's folder; `options`: the drafter's `Config`."""
+    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as part:
         save_file(tensors, part)
     write_json_atomic(folder / "config.json", config.to_dict())
     known = {name: value for name, value in asdict(options).items() if name != "source"}
-    write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known})
+    write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known, "target": target})
 
 
 def read_config(folder: Path) -> LlamaConfig:

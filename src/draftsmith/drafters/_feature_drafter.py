@@ -21,6 +21,7 @@ from draftsmith.drafters._checkpoint import (
 )
 from draftsmith.drafters._features import FeatureState, PairReader, new_state
 from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._kinship import check_target, target_facts
 from draftsmith.drafters._layers import draft_config
 from draftsmith.drafters._network import Network
 from draftsmith.drafters._options import TRAINING
@@ -86,6 +87,8 @@ class FeatureDrafter(Drafter):
         if self.network is not None:  # bound before: what was learnt stays
             return
         source = Path(self.config.source)
+        if self.config.source:
+            check_target(source, target_facts(target, self.signals))
         self.layer = self.measures(target)
         if self.config.source:
             self.layer = read_config(source)
@@ -104,7 +107,14 @@ class FeatureDrafter(Drafter):
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
         assert self.network is not None
-        save_network(self.network, self.layer, folder, kind=kind, options=self.config)
+        save_network(
+            self.network,
+            self.layer,
+            folder,
+            kind=kind,
+            options=self.config,
+            target=target_facts(self.target, self.signals),
+        )
 
     # ------------------------------------------------------------------ drafting
 

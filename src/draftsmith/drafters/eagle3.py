@@ -119,8 +119,8 @@ class Eagle3(FeatureDrafter):
         self.num_steps = self.config.num_forwards
 
     def bind(self, target: TargetView) -> None:
-        super().bind(target)
         self.signals = self.signals_of(target.config)
+        super().bind(target)
 
     def measures(self, target: TargetView) -> LlamaConfig:
         known, own = target.vocab_size, self.config.draft_vocab

@@ -22,6 +22,7 @@ from transformers import LlamaConfig
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters._checkpoint import load_network, read_tensors, save_network
 from draftsmith.drafters._grow import Draw, grow
+from draftsmith.drafters._kinship import check_target, target_facts
 from draftsmith.drafters._options import TRAINING
 from draftsmith.errors import BackendError
 from draftsmith.law import Noise
@@ -162,7 +163,9 @@ class Medusa(Drafter):
         if self.network is not None:
             return
         weight = target.head_weight()
+        self._facts = target_facts(target, self.signals)
         if self.config.source:
+            check_target(Path(self.config.source), self._facts)
             self.network = self._load(Path(self.config.source), target, weight)
         else:
             self.network = self._heads(self.config.heads, self.config.layers, target, weight)
@@ -191,7 +194,9 @@ class Medusa(Drafter):
         """Write the heads."""
         assert self.network is not None
         config = LlamaConfig(medusa_num_heads=self.network.count)
-        save_network(self.network, config, folder, kind=kind, options=self.config)
+        save_network(
+            self.network, config, folder, kind=kind, options=self.config, target=self._facts
+        )
 
     # ------------------------------------------------------------------ drafting
 

@@ -1,0 +1,95 @@
+"""EAGLE-3's own vocabulary: the tokens that answers hold most often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.command_cases import Command, a_command, trajectories
+from tests.tiny_models import save_family
+
+SIZE = 20
+TRAINING = (
+    "--duration 4steps --block-length 32 --batch-tokens 64 --learning-rate 0.003 --warmup 1 "
+    "--dtype float32 --save-dtype float32 --hold-out 0.2 --eval-every 0"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("work")
+    save_family(made, "llama")
+    words = "def add left right return cat".split()
+    texts = [f"{first} {second}" for first in words for second in words]
+    (made / "prompts.txt").write_text("\n".join(texts) + "\n")
+    return made
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+@pytest.fixture
+def store(folder: Path, command: Command) -> Path:
+    store = folder / "store"
+    if not store.exists():
+        words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+        command("collect", *words, "--features", "eagle3", "--out", str(store))
+    return store
+
+
+def distil(command: Command, out: Path, *words: str, code: int = 0) -> str:
+    return command("distill", "--out", str(out), *TRAINING.split(), *words, code=code)
+
+
+def test_the_most_frequent_tokens_are_kept_and_decoding_stays_exact(
+    tmp_path: Path, command: Command, store: Path
+) -> None:
+    own = ["--drafter", "eagle3", "--drafter-option", f"draft_vocab={SIZE}"]
+    distil(command, tmp_path / "made", "--store", str(store), *own, "--hold-out", "0")
+    weights = load_file(tmp_path / "made" / "model.safetensors")
+    assert weights["lm_head.weight"].shape[0] == SIZE
+    ids = (weights["d2t"] + torch.arange(SIZE)).tolist()
+    counts = Counter(token for one in trajectories(store) for token in one.tokens)
+    assert len(counts) > SIZE
+    least = min(counts[token] for token in ids)
+    assert ids == sorted(set(ids))
+    assert all(counts[token] <= least for token in counts if token not in ids)
+    text = ["--prompt", "def add", "--max-new-tokens", "20"]
+    plain = command("generate", *text, "--drafter", "none")
+    drafted = command("generate", *text, "--drafter", str(tmp_path / "made"))
+    assert drafted["results"][0]["token_ids"] == plain["results"][0]["token_ids"]
+
+
+def test_training_goes_on_with_the_same_vocabulary(
+    tmp_path: Path, command: Command, store: Path
+) -> None:
+    own = ["--store", str(store), "--drafter-option", f"draft_vocab={SIZE}"]
+    distil(command, tmp_path / "first", "--drafter", "eagle3", *own)
+    distil(command, tmp_path / "second", "--drafter", str(tmp_path / "first"), *own[:2])
+    one, other = (
+        load_file(tmp_path / name / "model.safetensors")["d2t"] for name in ("first", "second")
+    )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("size", [-1, 301])
+def test_impossible_sizes_are_refused(
+    tmp_path: Path, command: Command, store: Path, size: int
+) -> None:
+    own = ["--drafter", "eagle3", "--drafter-option", f"draft_vocab={size}"]
+    said = distil(command, tmp_path / "made", "--store", str(store), *own, code=2)
+    assert "draft_vocab must lie between 0 (all) and 300" in said
+
+
+def test_nothing_can_be_counted_before_it_is_drawn(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    own = ["--drafter", "eagle3", "--drafter-option", f"draft_vocab={SIZE}"]
+    online = ["--online", "--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+    said = distil(command, tmp_path / "made", *online, *own, code=2)
+    assert "--store" in said
