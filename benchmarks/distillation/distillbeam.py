@@ -14,10 +14,11 @@
 | `tails`       | what lies outside of the kept tokens; readings of TVD++          | 3     |
 | `aggregate`   | each beam its own laws, their mixture, weights by score          | 3     |
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 3     |
-| `best`        | the best of several trajectories, of one, and of hard labels     | 5     |
+| `prompts`     | eight times the prompts, and the steps (beyond the paper)       | 3     |
+| `best`        | the best of several trajectories, of one, and of hard labels     | 3     |
 
-Every run has the same number of optimiser steps. An interrupted study continues when repeated.
-Writes benchmarks/results/distillbeam.json, .md and distillbeam/ (table and figures).
+Runs have the same number of optimiser steps, except in `prompts`. An interrupted study continues
+when repeated. Writes benchmarks/results/distillbeam.json, .md and distillbeam/ (table and figures).
 """
 
 from __future__ import annotations
@@ -44,10 +45,13 @@ from draftsmith.types import TreeShape
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
-WIDTHS = (1, 2, 4, 8, 16)
-SEEDS = 5
+WIDTHS = (2, 4, 8, 16)
+"""Beside these the greedy text, which is the one best beam."""
+SEEDS = 3
+MORE = 8
+"""Times the prompts and the steps."""
 COSTED_PROMPTS = 200
-FULL = Amounts(prompts=3000, exam_prompts=256, final_prompts=512, steps=400)
+FULL = Amounts(prompts=3000, exam_prompts=96, final_prompts=192, steps=240)
 QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
 GOLD = DivergenceOptions(tail="renormalise")
 """The paper's treatment of cut laws; the only one with a meaning at every temperature."""
@@ -95,24 +99,28 @@ def beams(lab: Lab) -> list[Run]:
 
 
 def draws(lab: Lab) -> list[Run]:
-    return [lab.run(f"draws-{n}", objective) for objective in SOFT for n in (1, 4, 16)]
+    return [lab.run(f"draws-{n}", objective) for objective in SOFT for n in (4, 16)]
 
 
 def tails(lab: Lab) -> list[Run]:
     made = []
     for seed in range(3):
-        for objective in ("kl", "rkl", "jsd", "tvd"):
+        changes: list[tuple[str, str, DivergenceOptions]] = []
+        for objective in ("kl", "rkl", "tvd"):
             for tail in ("bucket", "renormalise", "floor"):
-                change = DivergenceOptions(tail=tail)
-                label = f"{objective}, {tail}"
-                made.append(
-                    lab.run("draws-1", objective, change=change, seed=seed, name=tail, label=label)
-                )
+                changes.append((objective, tail, DivergenceOptions(tail=tail)))
         for reading in ("exact", "sampled", "uniform"):
-            change = DivergenceOptions(reading=reading)
-            label = f"tvdpp, {reading}"
+            changes.append(("tvdpp", reading, DivergenceOptions(reading=reading)))
+        for objective, name, change in changes:
             made.append(
-                lab.run("draws-1", "tvdpp", change=change, seed=seed, name=reading, label=label)
+                lab.run(
+                    "draws-1",
+                    objective,
+                    change=change,
+                    seed=seed,
+                    name="" if change == DivergenceOptions() else name,
+                    label=f"{objective}, {name}",
+                )
             )
     return made
 
@@ -153,9 +161,20 @@ def auto(lab: Lab) -> list[Run]:
             seed=seed,
             label=f"{objective}, {name}, equal cost",
         )
-        for objective in ("kl", "rkl")
+        for objective in ("kl",)
         for name in names
         for seed in range(3)
+    ]
+
+
+def prompts(lab: Lab) -> list[Run]:
+    """What more prompts give that more trajectories of each do not."""
+    longer = replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
+    many = MORE * lab.amounts.prompts
+    return [
+        longer.run(store, "lk", seed=seed, label=f"lk, {store}, long")
+        for seed in range(3)
+        for store in (f"draws-1@{many}", "draws-1", f"beams-{MORE}")
     ]
 
 
@@ -186,6 +205,7 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
     "tails": tails,
     "aggregate": aggregate,
     "auto": auto,
+    "prompts": prompts,
 }
 
 
@@ -194,7 +214,7 @@ def best(lab: Lab, done: Sequence[Examined]) -> dict[str, list[Run]]:
     prompt, one, hard labels."""
     kinds: dict[str, list[Examined]] = {"several": [], "one": [], "sft": []}
     for one in done:
-        if one.run.options is not None and one.run.seed == 0:
+        if one.run.options is not None and _comparable(one.run):
             sft = one.run.options.objective.objective == "sft"
             several = one.run.beams is not None and one.run.beams > 1
             kinds["sft" if sft else "several" if several else "one"].append(one)
@@ -205,6 +225,11 @@ def best(lab: Lab, done: Sequence[Examined]) -> dict[str, list[Run]]:
         chosen = max(some, key=lambda one: one.marks.mean_tau).run
         out[kind] = [again(lab, chosen, seed) for seed in range(SEEDS)]
     return out
+
+
+def _comparable(run: Run) -> bool:
+    """First seeds at the usual number of steps."""
+    return run.seed == 0 and not (run.label or "").endswith("long") and "rate" not in run.name
 
 
 def again(lab: Lab, run: Run, seed: int) -> Run:
@@ -233,7 +258,7 @@ def main() -> None:
     lab = Lab(
         models=Models(folder=given.models),
         work=given.work,
-        learn=ende.training_prompts(given.work / "learn.jsonl", FULL.prompts),
+        learn=ende.training_prompts(given.work / "learn.jsonl", MORE * FULL.prompts),
         ask=ende.exam_prompts(given.work / "ask.jsonl"),
         amounts=QUICK if given.quick else FULL,
     )
@@ -270,13 +295,12 @@ def write(
             f"{one.better} / {one.worse}: {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})",
             file=sys.stderr,
         )
+    shape, ratio = TreeShape.chain(8), lab.cost_ratio()
+    measured = [figures(one, shape, 1.0, target="mini-ende", cost_ratio=ratio) for one in done]
     write_study(
         out,
         "distillbeam",
-        [
-            figures(one, TreeShape.chain(8), 1.0, target="mini-ende", cost_ratio=lab.cost_ratio())
-            for one in done
-        ],
+        [*measured, *(replace(one, forcing="beam") for one in measured if one.forcing == "greedy")],
         {
             "steps": lab.amounts.steps,
             "cost_ratio": lab.cost_ratio(),

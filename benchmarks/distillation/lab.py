@@ -53,12 +53,19 @@ class Lab:
             prompts=self.ask,
             limit=self.amounts.exam_prompts,
             max_new_tokens=96,
+            tree=(),
         )
 
     @property
     def final_exam(self) -> Exam:
-        """On other prompts: what was chosen for its marks there would seem better than it is."""
-        return replace(self.exam, skip=self.amounts.exam_prompts, limit=self.amounts.final_prompts)
+        """On other prompts: what was chosen for its marks there would seem better than it is. And
+        with a tree, too."""
+        return replace(
+            self.exam,
+            skip=self.amounts.exam_prompts,
+            limit=self.amounts.final_prompts,
+            tree=(4, 2, 2, 1),
+        )
 
     def store(self, name: str) -> CollectOptions:
         """The collection of this name."""

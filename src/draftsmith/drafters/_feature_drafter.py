@@ -153,10 +153,11 @@ class FeatureDrafter(Drafter):
         self, batch: TrajectoryBatch, carry: Rollout | None
     ) -> tuple[DraftPrediction, Rollout]:
         assert self.network is not None
-        noise = self.config.noise if self.training else 0.0
-        now = _rollout.begin(batch, noise) if carry is None else carry
-        prediction, after = _rollout.advance(self.network, self.target, batch, now)
-        return prediction, _rollout.detached(after) if self.backward == "each" else after
+        now = self._begin(batch) if carry is None else carry
+        return _rollout.advance(self.network, self.target, batch, now)
+
+    def _begin(self, batch: TrajectoryBatch) -> Rollout:
+        return _rollout.begin(batch, self.config.noise if self.training else 0.0)
 
     def head(self) -> Callable[[Tensor], Tensor]:
         network, target = self.network, self.target

@@ -13,6 +13,7 @@ Tokens are always those of the text. HASS writes the same in natural coordinates
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from draftsmith.drafters._causal import document_positions
 from draftsmith.drafters._network import Network
 from draftsmith.errors import InputError
 from draftsmith.ops.rollout import attend_rollout
+from draftsmith.ops.rollout_official import attend_rollout_official
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 
@@ -37,10 +39,13 @@ class Rollout:
     values: tuple[Tensor, ...] = ()
     survived_BT: Tensor | None = None
     """Chains that a drafter still follows (GRIFFIN); None: all."""
+    official: bool = False
+    """Attention leaks as in the released code (see `ops.rollout_official`)."""
 
 
 def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
-    """The text's own features, with the published noise: uniform, of width noise * 512 / length.
+    """The text's own features, with the published noise: uniform, of width noise * 512 / length of
+    the text. The batch's, which are imitated, stay as they are.
 
     Raises:
         InputError: the batch has no features.
@@ -52,9 +57,10 @@ def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
         )
     feature_BTS = batch.features_BTS
     if noise:
-        width_BT1 = noise * 512 / _document_lengths(batch)[..., None]
-        shift = torch.rand_like(feature_BTS) - 0.5
-        feature_BTS = feature_BTS + shift * width_BT1.to(feature_BTS.dtype)
+        wide = torch.promote_types(feature_BTS.dtype, torch.float32)
+        shift = torch.rand_like(feature_BTS, dtype=wide) - 0.5
+        width_BT1 = noise * 512 / text_lengths(batch)[..., None]
+        feature_BTS = (feature_BTS + shift * width_BT1).to(feature_BTS.dtype)
     return Rollout(step=0, feature_BTH=feature_BTS)
 
 
@@ -62,8 +68,15 @@ def advance(
     network: Network, target: TargetView, batch: TrajectoryBatch, now: Rollout
 ) -> tuple[DraftPrediction, Rollout]:
     """One step of all chains; what comes back in the roll-out still has its gradient."""
-    tokens_BT, own = batch.tokens_BT, now.step
+    tokens_BT, documents_BT, own = batch.tokens_BT, batch.documents_BT, now.step
     keys, values = list(now.keys), list(now.values)
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    if documents_BT is not None:
+        positions_BT = document_positions(documents_BT)
+    attention = attend_rollout
+    if now.official:
+        dots_BT = (text_lengths(batch) - 1 - positions_BT - own).clamp(min=0)
+        attention = partial(attend_rollout_official, dots_BT=dots_BT)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys.append(k)
@@ -72,21 +85,16 @@ def advance(
         wide_k, wide_v = (
             [one.repeat_interleave(groups, 1) for one in some] for some in (keys, values)
         )
-        return attend_rollout(
+        return attention(
             q,
             wide_k[0],
             wide_v[0],
             wide_k[1:],
             wide_v[1:],
-            seen,
+            documents_BT,
             scale=q.shape[-1] ** -0.5,
         )
 
-    seen = None
-    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
-    if batch.documents_BT is not None:
-        positions_BT = document_positions(batch.documents_BT)
-        seen = (batch.documents_BT[:, :, None] == batch.documents_BT[:, None, :]).tril()
     with torch.no_grad():
         embedded_BTH = target.embed(batch.tokens_ahead(1 + own))
     predict, regress = network(embedded_BTH, now.feature_BTH, positions_BT + own, attend)
@@ -100,22 +108,16 @@ def advance(
     return prediction, after
 
 
-def detached(rollout: Rollout) -> Rollout:
-    """The same without its gradient, for steps that are learnt one by one (HASS, GRIFFIN)."""
-    return replace(
-        rollout,
-        feature_BTH=rollout.feature_BTH.detach(),
-        keys=tuple(key.detach() for key in rollout.keys),
-        values=tuple(value.detach() for value in rollout.values),
-    )
-
-
-def _document_lengths(batch: TrajectoryBatch) -> Tensor:
-    """[B, T]: tokens of the document that each place is in."""
+def text_lengths(batch: TrajectoryBatch) -> Tensor:
+    """[B, T]: tokens of the text that each place is in, up to the last one that counts (behind it
+    stands the separator of a block); all places of a document where none counts."""
     tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
     if documents_BT is None:
-        return torch.full(tokens_BT.shape, float(tokens_BT.shape[1]), device=tokens_BT.device)
-    counts = torch.zeros_like(documents_BT).scatter_add(
-        1, documents_BT, torch.ones_like(documents_BT)
+        documents_BT = torch.zeros_like(tokens_BT)
+    count_BT = document_positions(documents_BT) + 1
+    none = torch.zeros_like(documents_BT)
+    places, ends = (
+        none.scatter_reduce(1, documents_BT, one, "amax")
+        for one in (count_BT, count_BT * batch.loss_mask_BT.bool())
     )
-    return counts.gather(1, documents_BT).float()
+    return torch.where(ends > 0, ends, places).gather(1, documents_BT)

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from draftsmith.drafters._aligned import AlignedDrafter
 from draftsmith.drafters._base import LossWeights
-from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._layers import ConcatLinear, RMSNorm
 from draftsmith.drafters._network import FusionNetwork
 from draftsmith.drafters._options import TRAINING
@@ -75,13 +75,11 @@ class GriffinNetwork(FusionNetwork):
         super().__init__(config, TokenGuidedFusion(config), halves=2)
 
 
-class Griffin(FeatureDrafter):
+class Griffin(AlignedDrafter):
     """GRIFFIN. The published schedule trains with 1, 2, 3, .. forwards, each from the last."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(FeatureDrafter.Config):
-        num_forwards: int = field(default=3, metadata=TRAINING)
-        """Training: drafts in a row that are learnt."""
+    class Config(AlignedDrafter.Config):
         mask_top: int = field(default=3, metadata=TRAINING)
         """Training: a chain lives while the text's token is among so many of its best."""
         mask_shift: Literal["decode", "official"] = field(default="decode", metadata=TRAINING)
@@ -89,12 +87,9 @@ class Griffin(FeatureDrafter):
 
     config: Config
     network_class = GriffinNetwork
-    backward = "each"
     loss_weights = LossWeights(token=0.1, feature=1.0, top=0.5)
-
-    def __init__(self, config: Config | None = None) -> None:
-        super().__init__(config)
-        self.num_steps = self.config.num_forwards
+    official_from = 2
+    """Released training with one forward is another file, with ordinary attention."""
 
     def forward(
         self, batch: TrajectoryBatch, carry: Rollout | None

@@ -27,18 +27,37 @@ def attend_rollout_reference(
     value_BHTD: Tensor,
     own_keys: Sequence[Tensor],
     own_values: Sequence[Tensor],
-    allowed_BTT: Tensor,
+    documents_BT: Tensor | None,
     *,
     scale: float,
 ) -> Tensor:
-    """The readable twin: all scores written out. `allowed_BTT`: which text columns are seen."""
+    """The readable twin: all scores written out."""
+    scores = rollout_scores(query_BHTD, key_BHTD, own_keys, documents_BT, scale)
+    return mixed_values(scores.softmax(-1), value_BHTD, own_values)
+
+
+def rollout_scores(
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    own_keys: Sequence[Tensor],
+    documents_BT: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """[B, H, T, T + J]: of the text's columns, then of the place's own drafts."""
     scores = (query_BHTD @ key_BHTD.transpose(-1, -2)) * scale
-    scores = scores.masked_fill(~allowed_BTT[:, None], -torch.inf)
+    if documents_BT is None:
+        documents_BT = torch.zeros_like(scores[:, 0, :, 0])
+    scores = scores.masked_fill(~_seen(documents_BT)[:, None], -torch.inf)
     own = [(query_BHTD * key).sum(-1, keepdim=True) * scale for key in own_keys]
-    weights = torch.cat([scores, *own], dim=-1).softmax(-1)
-    out = weights[..., : key_BHTD.shape[2]] @ value_BHTD
+    return torch.cat([scores, *own], dim=-1)
+
+
+def mixed_values(weights: Tensor, value_BHTD: Tensor, own_values: Sequence[Tensor]) -> Tensor:
+    """[B, H, T, D] by weights over the columns of `rollout_scores`."""
+    length = value_BHTD.shape[2]
+    out = weights[..., :length] @ value_BHTD
     for j, value in enumerate(own_values):
-        out = out + weights[..., key_BHTD.shape[2] + j, None] * value
+        out = out + weights[..., length + j, None] * value
     return out
 
 
@@ -48,17 +67,32 @@ def attend_rollout(
     value_BHTD: Tensor,
     own_keys: Sequence[Tensor],
     own_values: Sequence[Tensor],
-    allowed_BTT: Tensor | None,
+    documents_BT: Tensor | None,
     *,
     scale: float,
 ) -> Tensor:
-    """The same by torch's fused kernel. `allowed_BTT` None: causal, which is cheaper than a mask.
+    """The same by torch's fused kernel. `documents_BT`: number of the text that a place is in, which
+    it does not look out of; None: one text per row, which is cheaper.
 
     Keys and values have as many heads as the query.
     """
     own = [*own_keys, *own_values]
-    out: Tensor = _Rollout.apply(query_BHTD, key_BHTD, value_BHTD, allowed_BTT, scale, *own)
+    out: Tensor = _Rollout.apply(query_BHTD, key_BHTD, value_BHTD, documents_BT, scale, *own)
     return out
+
+
+def _seen(documents_BT: Tensor) -> Tensor:
+    """[B, T, T]: place t looks at s, which is in the same document and not behind it."""
+    return (documents_BT[:, :, None] == documents_BT[:, None, :]).tril()
+
+
+def _mask(documents_BT: Tensor | None, like: Tensor) -> Tensor | None:
+    """For the kernel; made again in the backward pass, not kept."""
+    if documents_BT is None:
+        return None
+    seen_BTT = _seen(documents_BT)
+    mask = torch.zeros(seen_BTT.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~seen_BTT, -torch.inf)[:, None]
 
 
 class _Rollout(torch.autograd.Function):
@@ -76,16 +110,12 @@ class _Rollout(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        allowed_BTT: Tensor | None,
+        documents_BT: Tensor | None,
         scale: float,
         *own: Tensor,
     ) -> Tensor:
         keys, values = own[: len(own) // 2], own[len(own) // 2 :]
-        mask = None
-        if allowed_BTT is not None:
-            mask = torch.zeros(allowed_BTT.shape, dtype=query.dtype, device=query.device)
-            mask = mask.masked_fill_(~allowed_BTT, -torch.inf)[:, None]
-        text, lse_text = _forward(query, key, value, mask, scale)
+        text, lse_text = _forward(query, key, value, _mask(documents_BT, query), scale)
         wide = lse_text.dtype
         scores = [(query.to(wide) * one.to(wide)).sum(-1) * scale for one in keys]
         lse = torch.stack([lse_text, *scores]).logsumexp(0)
@@ -94,15 +124,16 @@ class _Rollout(torch.autograd.Function):
             out = out + (score - lse).exp()[..., None] * one.to(wide)
         out = out.to(query.dtype)
         ctx.scale = scale
-        ctx.save_for_backward(query, key, value, mask, out, lse, *own)
+        ctx.save_for_backward(query, key, value, documents_BT, out, lse, *own)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        query, key, value, mask, out, lse, *own = ctx.saved_tensors
+        query, key, value, documents_BT, out, lse, *own = ctx.saved_tensors
         keys, values = own[: len(own) // 2], own[len(own) // 2 :]
         scale, wide = ctx.scale, lse.dtype
         grad = grad.contiguous()
+        mask = _mask(documents_BT, query)
         dq, dk, dv = _backward(grad, query, key, value, out, lse, mask, scale)
         dq = dq.to(wide)
         share = (grad.to(wide) * out.to(wide)).sum(-1)

@@ -82,7 +82,8 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     if twin is not None:
         twin.trainer = trainer
     before = trainer.evaluate()
-    _say(f"before: {_figures(before, student)}" if before else "nothing is held out")
+    if student.figure in before:
+        _say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
     _say(f"{trainer.config.steps} steps")
     report = trainer.train()
     after = report.evaluation
@@ -96,7 +97,8 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         finished.write(options, record, results, _readme(results))
         shutil.rmtree(out / "work", ignore_errors=True)
     accelerator.wait_for_everyone()
-    said = f": {_figures(before, student)} -> {_figures(after, student)}" if before else ""
+    pair = [values[student.figure] for values in (before, after) if student.figure in values]
+    said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
     _say(f"wrote {out}{said}")
     return DistillResult(
         out=str(out),
@@ -106,10 +108,6 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         acceptance_before=_acceptance(before),
         acceptance=_acceptance(after),
     )
-
-
-def _figures(values: dict[str, float], student: Student) -> str:
-    return f"held-out {student.figure} {values[student.figure]:.4f}"
 
 
 def _acceptance(values: dict[str, float]) -> float | None:
