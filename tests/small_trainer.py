@@ -53,7 +53,7 @@ class Bigram(Drafter):
     def head(self) -> Callable[[Tensor], Tensor]:
         return lambda hidden: hidden @ self.out.T
 
-    start = propose = advance = None  # type: ignore[assignment]
+    start = propose = advance = None
 
 
 def make_source(seed: int = 0) -> PackedBlocks:

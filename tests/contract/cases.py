@@ -58,7 +58,7 @@ def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = T
         kind="independent",
         label=label,
         build=lambda model: Independent(
-            Independent.Config(proposal=proposal),  # type: ignore[arg-type]
+            Independent.Config(proposal=proposal),
             model=model,
         ),
         shape=shape,
@@ -73,7 +73,7 @@ def _features(
     return Case(
         kind=kind,
         label=f"{kind}-{'dynamic' if shape.is_dynamic else proposal}",
-        build=lambda _: cls(cls.Config(proposal=proposal)),  # type: ignore[arg-type]
+        build=lambda _: cls(cls.Config(proposal=proposal)),
         shape=shape,
         draws=proposal != "greedy",
         remembers=True,
@@ -91,7 +91,7 @@ def _reference(
     return Case(
         kind="reference",
         label=label,
-        build=cls,  # type: ignore[arg-type]  # tabular_only
+        build=cls,  # tabular_only
         shape=shape,
         draws=draws,
         tabular_only=True,

@@ -145,6 +145,6 @@ def test_emitted_law_of_sampled_chains_over_the_whole_vocabulary(temperature: fl
 @pytest.mark.full
 @pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape(widths=(1, 2)), TREE], ids=str)
 def test_emitted_law_of_four_tokens(shape: TreeShape) -> None:
-    case = Case(kind="reference", label="reference", build=Sampled, shape=shape)  # type: ignore[arg-type]
+    case = Case(kind="reference", label="reference", build=Sampled, shape=shape)
     options = DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection")
     check(case, sparse(2, 0), sparse(2, 1), options)

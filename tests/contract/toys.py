@@ -43,7 +43,7 @@ SETTINGS = {
 
 def dense(seed: int = 0, **options: object) -> TabularTarget:
     """All V tokens are possible everywhere."""
-    return TabularTarget(V, seed=seed, **options)  # type: ignore[arg-type]
+    return TabularTarget(V, seed=seed, **options)
 
 
 def sparse(keep: int, seed: int = 0, **options: object) -> TabularTarget:

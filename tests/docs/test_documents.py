@@ -47,7 +47,7 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = blocks(ROOT / "README.md")
     names: dict[str, object] = {}
     exec(compile(source, "README.md", "exec"), names)
-    assert names["text"].text  # type: ignore[attr-defined]
+    assert names["text"].text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

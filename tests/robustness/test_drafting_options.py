@@ -27,7 +27,7 @@ TARGET = TabularTarget(8)
 
 
 def opened(*names: str, **options: object) -> tuple[Arm, ...]:
-    return open_drafters(names, DraftingOptions(**options), TARGET)  # type: ignore[arg-type]
+    return open_drafters(names, DraftingOptions(**options), TARGET)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa"):
         drafter = drafter_class(kind)()
         drafter.bind(TINY)
-        drafter.save(folder / kind, kind=kind)  # type: ignore[operator]
+        drafter.save(folder / kind, kind=kind)
     return folder
 
 

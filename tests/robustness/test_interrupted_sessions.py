@@ -59,7 +59,7 @@ def test_an_interrupted_call_leaves_no_wrong_text_behind(
         calls += 1
         if calls > after:
             raise Cut
-        return forward(*args)  # type: ignore[arg-type]
+        return forward(*args)
 
     monkeypatch.setattr(target, "forward", failing)
     with pytest.raises(Cut):

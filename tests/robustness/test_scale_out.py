@@ -95,7 +95,7 @@ def test_a_second_run_does_nothing_and_loads_nothing(undisturbed: Folder, tmp_pa
 def test_an_interrupted_run_is_finished_by_the_next(undisturbed: Folder, tmp_path: Path) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
     seen: list[ShardDone] = []
-    stop = partial(Trouble, notes, "p7", failing(KeyboardInterrupt()))  # type: ignore[arg-type]
+    stop = partial(Trouble, notes, "p7", failing(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         collect_local(PLANS, stop, SETTINGS, sink, on_shard=seen.append)
     assert sink.writes() == {0: 1, 1: 1}

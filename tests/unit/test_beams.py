@@ -369,7 +369,7 @@ def test_a_search_that_cannot_be_is_refused(change: dict[str, object], words: st
     wanted = {"prompts": [[1]], "width": 2, "max_new_tokens": 3} | change
     prompts = wanted.pop("prompts")
     with pytest.raises(InputError, match=words):
-        beam_search(target, prompts, **wanted)  # type: ignore[arg-type]
+        beam_search(target, prompts, **wanted)
 
 
 def test_broken_logits_are_not_searched() -> None:

@@ -54,7 +54,7 @@ def make_plan(target: HFTarget, **changes: object) -> BenchPlan:
         repeats=2,
         cost_rounds=2,
     )
-    return replace(plan, **changes)  # type: ignore[arg-type]
+    return replace(plan, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def line(
         digest="0" * 16,
         identical=True,
     )
-    return replace(record, **more)  # type: ignore[arg-type]
+    return replace(record, **more)
 
 
 def only(records: list[RunRecord], name: str) -> object:

@@ -24,7 +24,7 @@ def make_documents(count: int = 9, seed: int = 0) -> list[np.ndarray]:
 
 def pack(documents: list[np.ndarray], **changes: object) -> PackedBlocks:
     options: dict[str, object] = {"end_id": END, "length": 4, "batch_tokens": 4, "seed": 3}
-    return PackedBlocks(documents, **(options | changes))  # type: ignore[arg-type]
+    return PackedBlocks(documents, **(options | changes))
 
 
 def epoch(source: PackedBlocks, number: int) -> list[list[int]]:

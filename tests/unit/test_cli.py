@@ -33,7 +33,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DoctorOptions
 
     def install(run: Callable[[DoctorOptions], Any]) -> None:
         module = types.ModuleType("draftsmith.recipes.doctor")
-        module.run = run  # type: ignore[attr-defined]
+        module.run = run
         monkeypatch.setitem(sys.modules, "draftsmith.recipes.doctor", module)
 
     return install

@@ -65,7 +65,7 @@ def requests(prompts: Sequence[tuple[int, ...]] = PROMPTS) -> list[CollectReques
 
 
 def settings(way: str, **changes: object) -> CollectSettings:
-    return replace(WAYS[way], **({"max_new_tokens": 10, "top_k": 4} | changes))  # type: ignore[arg-type]
+    return replace(WAYS[way], **({"max_new_tokens": 10, "top_k": 4} | changes))
 
 
 def same(found: Sequence[Trajectory], wanted: Sequence[Trajectory]) -> None:
@@ -166,7 +166,7 @@ def test_no_forward_returns_more_logits_than_allowed(
     forward = HFTarget.forward
 
     def watched(self: HFTarget, *args: object) -> object:
-        out = forward(self, *args)  # type: ignore[arg-type]
+        out = forward(self, *args)
         seen.append(out.logits_BNV.numel())
         return out
 
@@ -345,7 +345,7 @@ def test_first_tokens_are_drawn_from_the_law(temperature: float, top_p: float) -
 
 def drafted(target: HFTarget, proposal: str) -> Independent:
     drafter = Independent(
-        Independent.Config(proposal=proposal),  # type: ignore[arg-type]
+        Independent.Config(proposal=proposal),
         model=tiny_target(VOCAB, seed=1, end_ids=ENDS, max_length=64),
     )
     drafter.bind(target)

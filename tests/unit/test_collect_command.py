@@ -120,7 +120,7 @@ def test_hidden_states_of_a_drafter_come_by_its_name(
     assert collect(tmp_path / "store", "--features", words)["written"] == 0  # the same store
     signals = TrajectoryStore.open(tmp_path / "store").header.signals
     width = 32 * (len(signals.layers) + signals.last_hidden)
-    assert {one.features.shape[1] for one in trajectories(tmp_path / "store")} == {width}  # type: ignore[union-attr]
+    assert {one.features.shape[1] for one in trajectories(tmp_path / "store")} == {width}
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_lines_join_settings_that_differ_in_one_factor_alone() -> None:
         assert [line.name for line in lines] == ["TVD", "JSD", "reverse KL", "forward KL"]
         for line in lines:
             assert set(line.entries) == levels
-            others = {replace(e.setting, **{factor: None}) for e in line.entries.values()}  # type: ignore[arg-type]
+            others = {replace(e.setting, **{factor: None}) for e in line.entries.values()}
             assert len(others) == 1
     forcing = controlled(scope, "forcing", ignoring=("beams",))
     assert set(forcing[0].entries) == {"gold", "greedy", "sample", "beam"}

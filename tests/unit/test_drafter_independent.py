@@ -36,7 +36,7 @@ def texts(
     tokens: int = 24,
     top_k: int = 0,
 ) -> list[Generation]:
-    drafter.bind(target)  # type: ignore[arg-type]
+    drafter.bind(target)
     options = DecodeOptions(
         sampler=Sampler(temperature=temperature, top_k=top_k),
         max_new_tokens=tokens,
@@ -59,7 +59,7 @@ def test_greedy_text_is_plain_text_with_any_draft(
     target = tiny_target(64)
     plain = ids(texts(target, NoDrafter()))
     for draft in (tiny_target(64), tiny_target(64, seed=1)):
-        config = Independent.Config(proposal=proposal)  # type: ignore[arg-type]
+        config = Independent.Config(proposal=proposal)
         made = texts(target, Independent(config, model=draft), batch_size=batch_size, shape=shape)
         assert ids(made) == plain
 
@@ -69,7 +69,7 @@ def test_greedy_text_is_plain_text_with_any_draft(
 def test_a_draft_model_equal_to_the_target_is_always_accepted(
     proposal: str, shape: TreeShape
 ) -> None:
-    config = Independent.Config(proposal=proposal)  # type: ignore[arg-type]
+    config = Independent.Config(proposal=proposal)
     drafter = Independent(config, model=tiny_target(64))
     for one in texts(tiny_target(64), drafter, temperature=0.9, shape=shape):
         assert one.counts.acceptance_rate == 1.0
@@ -205,7 +205,7 @@ def test_long_texts_are_cut_anew_only_at_their_end() -> None:
     prompt = stories.tokenizer("Once upon a time")["input_ids"]
     for _ in decode(stories, drafter, [prompt], DecodeOptions(max_new_tokens=480), session=session):
         pass
-    reading = session.state.rows[0]  # type: ignore[union-attr]
+    reading = session.state.rows[0]
     assert len(reading.text) > 760
     again = letters.tokenizer.decode(reading.ids, skip_special_tokens=True)
     assert again.replace(" ", "") == reading.text.replace("\n", "").replace(" ", "")

@@ -150,7 +150,7 @@ def test_decoding_says_what_the_target_says(
 
     def said(drafter: object, shape: TreeShape | None) -> list[list[int]]:
         out: list[list[int]] = [[] for _ in prompts]
-        for step in decode(target, drafter, prompts, replace(options, shape=shape)):  # type: ignore[arg-type]
+        for step in decode(target, drafter, prompts, replace(options, shape=shape)):
             for row, new in zip(out, step.emitted, strict=True):
                 row += new
         return out
@@ -174,7 +174,7 @@ def test_a_griffin_chain_counts_while_the_text_stays_near_the_top(target: HFTarg
     batch = batch_of(target, tokens_BT)
     masks: dict[str, list[Tensor]] = {}
     for shift in ("decode", "official"):
-        config = Griffin.Config(seed=1, noise=0.0, mask_shift=shift, mask_top=20)  # type: ignore[arg-type]
+        config = Griffin.Config(seed=1, noise=0.0, mask_shift=shift, mask_top=20)
         drafter = bound(Griffin(config), target)
         carry, masks[shift], hits = None, [], []
         for step in range(3):

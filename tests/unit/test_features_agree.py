@@ -172,7 +172,7 @@ def test_the_state_after_the_norm_is_the_one_that_laws_come_from(target: HFTarge
 def test_without_signals_nothing_is_heard_and_what_was_there_stays(target: HFTarget) -> None:
     texts = [Weighted(trajectory=one) for one in collected(target, Signals(layers=(0,)))]
     batch = assemble(pack(texts, LENGTH), LENGTH, END)
-    assert torch.equal(taught(batch, target, Signals()).features_BTS, batch.features_BTS)  # type: ignore[arg-type]
+    assert torch.equal(taught(batch, target, Signals()).features_BTS, batch.features_BTS)
     bare = [Weighted(trajectory=one) for one in collected(target, Signals())]
     assert taught(assemble(pack(bare, 40), 40, END), target, Signals()).features_BTS is None
     with pytest.raises(InputError, match="layer 2 cannot be read"):

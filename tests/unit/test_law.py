@@ -222,7 +222,7 @@ def test_noise_is_uniform_along_every_key() -> None:
 def test_streams_do_not_correlate(stream: str) -> None:
     """Correlation of 50,000 pairs, and a 16 x 16 table of them: independent streams fail one of the
     two with probability 2e-6."""
-    one, other = numbers(), numbers(**STREAMS[stream])  # type: ignore[arg-type]
+    one, other = numbers(), numbers(**STREAMS[stream])
     assert abs(np.corrcoef(one, other)[0, 1]) < 4.9 / math.sqrt(MANY)  # two-sided 1e-6
     table = np.histogram2d(one, other, bins=16)[0]
     assert stats.chisquare(table.ravel()).pvalue > 1e-6

@@ -281,7 +281,7 @@ def test_a_padded_vocabulary_counts_on_the_common_part(draft_size: int) -> None:
         np.testing.assert_allclose(betas, wanted.numpy(), atol=1e-5)
 
 
-def test_a_subset_vocabulary_is_read_as_the_drafter_reads_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_subset_vocabulary_is_read_as_the_drafter_reads_it(tmp_path) -> None:
     d2t = [5, 0, 3, 2]
     save_file(
         {"d2t": torch.tensor(d2t), "unknown": torch.tensor([1])},
@@ -391,7 +391,7 @@ def test_results_hold_one_draft_length_and_refuse_another() -> None:
     found = report.results(4)
     assert found["tau_predicted"] == report.forecasts[1].tau
     assert found["speedup_predicted"] == report.forecasts[1].speedup
-    assert found["by_language"]["Korean"]["alpha"] == pytest.approx(0.5)  # type: ignore[index]
+    assert found["by_language"]["Korean"]["alpha"] == pytest.approx(0.5)
     with pytest.raises(InputError, match="gamma 3"):
         report.results(3)
 
@@ -423,7 +423,7 @@ def test_a_text_that_does_not_fit_is_named(one: Trajectory, named: str) -> None:
 def test_options_that_mean_nothing_are_refused() -> None:
     for wrong in ({"gammas": ()}, {"gammas": (0,)}, {"batch_size": 0}):
         with pytest.raises(InputError):
-            MeasureOptions(**wrong)  # type: ignore[arg-type]
+            MeasureOptions(**wrong)
 
 
 def test_the_law_of_a_point_mass_overlaps_with_itself_only() -> None:

@@ -185,7 +185,7 @@ def test_options_become_flags_and_come_back(
         temperature=temperature,
         stream=stream,
         sampling=SamplingOptions(logit_bias=f"{bias}:{bias}"),
-        drafting=DraftingOptions(draft_length=length),  # type: ignore[arg-type]
+        drafting=DraftingOptions(draft_length=length),
     )
     assert parse("generate", to_argv(options)) == options
 

@@ -122,7 +122,7 @@ def test_narrow_and_wide_laws_share_a_batch() -> None:
     )
     batch = assemble(pack(plain(narrow, wide), 8), 8, END)
     assert batch.laws is not None
-    sums = batch.laws.log_p_NK.exp().sum(1)  # type: ignore[union-attr]
+    sums = batch.laws.log_p_NK.exp().sum(1)
     torch.testing.assert_close(sums, torch.tensor([0.82, 1.0]))
 
 
@@ -145,8 +145,8 @@ def test_features_stand_at_the_places_of_their_own_document() -> None:
     assert batch.features_BTS is not None and batch.features_BTS.dtype == torch.float32
     none = [0.0] * 2
     rows = [
-        [*first.features.tolist(), none, *second.features.tolist(), none],  # type: ignore[union-attr]
-        [*third.features.tolist(), *[none] * 7],  # type: ignore[union-attr]
+        [*first.features.tolist(), none, *second.features.tolist(), none],
+        [*third.features.tolist(), *[none] * 7],
     ]
     assert batch.features_BTS.tolist() == rows
     # what a place is to imitate one step ahead is the feature of the place behind it
@@ -199,7 +199,7 @@ def test_a_prompt_counts_as_much_as_another_and_the_mean_weight_is_1() -> None:
 def test_one_trajectory_per_prompt_is_plain_distillation_in_both_readings() -> None:
     singles = [trajectory((1,), (2, END), name=str(n)) for n in range(3)]
     for aggregate in ("per_beam", "mixture"):
-        items = Multi(aggregate=aggregate).apply(plain(*singles))  # type: ignore[arg-type]
+        items = Multi(aggregate=aggregate).apply(plain(*singles))
         assert [item.weight for item in items] == pytest.approx([1.0] * 3)
         for item, known in zip(items, singles, strict=True):
             assert item.trajectory.top is not None

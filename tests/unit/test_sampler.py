@@ -235,7 +235,7 @@ BAD = {
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
 def test_a_bad_parameter_is_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(InputError, match=name):
-        Sampler(**{name: value})  # type: ignore[arg-type]
+        Sampler(**{name: value})
 
 
 @pytest.mark.parametrize("token", [-1, 10, 32_000])

@@ -111,8 +111,8 @@ def rows_of(batch: TrajectoryBatch) -> list[tuple[object, ...]]:
     out: list[tuple[object, ...]] = []
     for b in range(len(batch.tokens_BT)):
         numbers = batch.law_row_BT[b]
-        laws = batch.laws.take(numbers[numbers >= 0])  # type: ignore[union-attr]
-        said = tuple(laws.log_p_NK.flatten().tolist())  # type: ignore[union-attr]
+        laws = batch.laws.take(numbers[numbers >= 0])
+        said = tuple(laws.log_p_NK.flatten().tolist())
         columns = (batch.tokens_BT[b], batch.loss_mask_BT[b], batch.weights_BT[b], numbers >= 0)
         out.append((*(tuple(column.tolist()) for column in columns), said))
     return out
@@ -194,9 +194,9 @@ def test_the_students_share_holds_over_steps_and_does_not_depend_on_the_parts(sh
     drawn = 0
     for step in range(20):
         for part in range(4):
-            before = len(parted.student.asked)  # type: ignore[union-attr]
+            before = len(parted.student.asked)
             parted.batch(step, part, 4)
-            drawn += len(parted.student.asked) - before  # type: ignore[union-attr]
+            drawn += len(parted.student.asked) - before
     assert drawn == sum(whole)
 
 
@@ -230,7 +230,7 @@ class Beams(Scripted):
         return [
             replace(one, index=beam, score=-float(beam), tokens=(*one.tokens[:2], *[beam] * beam))
             for one in super().collect(requests, settings)
-            for beam in range(settings.beams if settings.forcing == "beam" else 1)  # type: ignore[arg-type]
+            for beam in range(settings.beams if settings.forcing == "beam" else 1)
         ]
 
 
@@ -252,7 +252,7 @@ def weight_of_texts(batches: Sequence[TrajectoryBatch]) -> dict[tuple[int, ...],
 def test_texts_weigh_the_same_in_parts_as_in_one_batch(parts: int, weights: str) -> None:
     """Also where only some prompts have several texts, and where a step has a prompt twice: of six
     prompts, four per step."""
-    multi = Multi(weights=weights)  # type: ignore[arg-type]
+    multi = Multi(weights=weights)
     twice = 0
     for step in range(12):
         source = online(Beams(), Beams(), 0.5, multi)
@@ -306,7 +306,7 @@ def test_a_teacher_in_the_loop_says_its_own_law_of_every_counted_token() -> None
     assert int(counted.sum()) == len(batch.laws)
     said = torch.log_softmax(batch.laws.head(batch.laws.take(rows).hidden_NH), -1)
     # the first document of the first row, read alone
-    own = batch.documents_BT[0] == 0  # type: ignore[index]
+    own = batch.documents_BT[0] == 0
     alone = batch.tokens_BT[:1, own]
     with target.native() as model, torch.no_grad():
         logits = model(input_ids=alone).logits[0]

@@ -127,5 +127,5 @@ def test_counts_of_several_drafters_go_in_rows_and_no_trial_is_no_rate() -> None
 )
 def test_a_value_outside_its_domain_is_named(call: object, named: str) -> None:
     with pytest.raises(ValueError, match=named) as caught:
-        call()  # type: ignore[operator]
+        call()
     assert isinstance(caught.value, InputError)

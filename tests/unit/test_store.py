@@ -58,7 +58,7 @@ def make(count: int, *, seed: int = 0, V: int = 100, K: int = 5) -> list[Traject
         out.append(
             Trajectory(
                 prompt_id=f"p{number // 2} \u00e9\u2028",
-                forcing=("greedy", "sample", "beam", "gold")[number % 4],  # type: ignore[arg-type]
+                forcing=("greedy", "sample", "beam", "gold")[number % 4],
                 index=number % 2,
                 temperature=0.7 if number % 4 == 1 else None,
                 prompt=prompt,

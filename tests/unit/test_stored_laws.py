@@ -82,9 +82,9 @@ def test_a_batch_of_kept_laws_is_that_of_laws_in_memory(tmp_path: Path) -> None:
     one = assemble(pack(kept, 14), 14, END)
     other = assemble(pack(plain(*decoded), 14), 14, END)
     assert one.laws is not None and other.laws is not None
-    assert torch.equal(one.laws.ids_NK, other.laws.ids_NK)  # type: ignore[union-attr]
-    assert torch.equal(one.laws.log_p_NK, other.laws.log_p_NK)  # type: ignore[union-attr]
-    assert torch.equal(one.law_row_BT, other.law_row_BT)  # type: ignore[arg-type]
+    assert torch.equal(one.laws.ids_NK, other.laws.ids_NK)
+    assert torch.equal(one.laws.log_p_NK, other.laws.log_p_NK)
+    assert torch.equal(one.law_row_BT, other.law_row_BT)
     bare = [document.without_laws() for document in kept]
     assert assemble(pack(bare, 14), 14, END).laws is None
 
