@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.transfer import to_device
+
 Rows = np.ndarray
 """Row numbers [R], int64, on the host."""
 
@@ -74,11 +76,8 @@ class Noise:
         self, weights_RK: Tensor, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
     ) -> Tensor:
         """[R] column drawn with probability proportional to its weight, by inverting the CDF."""
-        u = torch.from_numpy(self.uniform(rows, depth, purpose, lane)).to(weights_RK.device)
-        cdf_RK = weights_RK.double().cumsum(-1)
-        # 52-bit u: u * total < total, so the search always ends at a column of positive weight
-        threshold_R1 = (u * cdf_RK[:, -1])[:, None]
-        return torch.searchsorted(cdf_RK, threshold_R1, right=True)[:, 0]
+        u_R = self.uniform(rows, depth, purpose, lane)
+        return invert(weights_RK, to_device(u_R, weights_RK.device))
 
     def accept(self, prob_R: Tensor, rows: Rows, depth: int, lane: int | Rows = 0) -> np.ndarray:
         """[R] bool, True with probability `prob_R` (values above 1 count as 1)."""
@@ -96,6 +95,15 @@ class Noise:
         out = object.__new__(Noise)
         out._base_B, out.roots_B = self._base_B, np.asarray(roots, dtype=np.int64)
         return out
+
+
+def invert(weights_RK: Tensor, u_R: Tensor) -> Tensor:
+    """[R] column at which a share u of each row's weight lies to the left."""
+    cdf_RK = weights_RK.double().cumsum(-1)
+    # 52-bit u: u * total < total, so the search always ends at a column of positive weight
+    threshold_R1 = (u_R * cdf_RK[:, -1])[:, None]
+    column_R = torch.searchsorted(cdf_RK, threshold_R1, right=True)[:, 0]
+    return column_R.clamp(max=weights_RK.shape[1] - 1)  # NaN: reported later, but no column
 
 
 class Law:
@@ -152,7 +160,7 @@ class Law:
 
     def prob(self, tokens_R: Tensor) -> Tensor:
         """[R], the probability of one token per row."""
-        tokens = tokens_R[:, None].to(self.probs_RK.device)
+        tokens = to_device(tokens_R, self.probs_RK.device)[:, None]
         if self.ids_RK is None:
             return self.probs_RK.gather(1, tokens)[:, 0]
         return (self.probs_RK * (self.ids_RK == tokens)).sum(-1)
@@ -161,26 +169,41 @@ class Law:
         """[R], natural logarithm of `prob` (-inf where it is 0)."""
         return self.prob(tokens_R).log()
 
+    def entropy(self) -> Tensor:
+        """[R], in nats."""
+        return torch.special.entr(self.probs_RK).sum(-1)
+
     def draw(
         self, noise: Noise, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
     ) -> Tensor:
         """[R] tokens, row r with the noise of batch row `rows[r]`."""
         if self.ids_RK is not None and self.ids_RK.shape[1] == 1:
             return self.ids_RK[:, 0]
-        column_R = noise.categorical(self.probs_RK, rows, depth, purpose, lane)
+        return self._tokens(noise.categorical(self.probs_RK, rows, depth, purpose, lane))
+
+    def at(self, u_R: Tensor) -> Tensor:
+        """[R], the tokens that `draw` gives where these are its uniform numbers."""
+        return self._tokens(invert(self.probs_RK, u_R))
+
+    def _tokens(self, column_R: Tensor) -> Tensor:
         if self.ids_RK is None:
             return column_R
         return self.ids_RK.gather(1, column_R[:, None])[:, 0]
 
     def take(self, rows: Tensor | np.ndarray | Sequence[int]) -> Law:
         """Laws of these rows."""
-        index = torch.as_tensor(rows, device=self.probs_RK.device)
+        index = to_device(torch.as_tensor(rows), self.probs_RK.device)
         ids = None if self.ids_RK is None else self.ids_RK[index]
         return Law(self.probs_RK[index], self.vocab_size, ids)
 
+    def where(self, mask_R: Tensor, other: Law) -> Law:
+        """These laws where the mask is set, those of `other` (over the same ids) elsewhere."""
+        probs = torch.where(mask_R[:, None], self.probs_RK, other.probs_RK)
+        return Law(probs, self.vocab_size, self.ids_RK)
+
     def without(self, tokens_R: Tensor) -> Law:
         """The law given that the token is not this one. A row with no other mass stays as it is."""
-        tokens = tokens_R[:, None].to(self.probs_RK.device)
+        tokens = to_device(tokens_R, self.probs_RK.device)[:, None]
         if self.ids_RK is None:
             left = self.probs_RK.scatter(1, tokens, 0.0)
         else:

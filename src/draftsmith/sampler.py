@@ -8,7 +8,7 @@ Shape letters: R rows of laws, V vocabulary, K kept tokens, T time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftsmith.errors import BackendError, InputError
 from draftsmith.law import Law
+from draftsmith.transfer import to_device
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -28,6 +29,18 @@ class History:
 
     tokens: Sequence[int]
     num_prompt: int
+
+
+def require_finite(top_R: Tensor) -> None:
+    """
+    Raises:
+        BackendError: the highest score of some law is NaN or infinite.
+    """
+    if not all(map(math.isfinite, top_R.tolist())):
+        raise BackendError(
+            "The model's logits hold NaN or no finite value: its weights or dtype are broken "
+            "(try --dtype float32)."
+        )
 
 
 _TIES = 64
@@ -102,12 +115,20 @@ class Sampler:
             or self.frequency_penalty != 0.0
         )
 
-    def law(self, logits_RV: Tensor, history: Sequence[History] = ()) -> Law:
+    def law(
+        self,
+        logits_RV: Tensor,
+        history: Sequence[History] = (),
+        *,
+        check: Callable[[Tensor], None] = require_finite,
+    ) -> Law:
         """The law of the next token.
 
         Args:
             logits_RV: any float dtype; computed in float32, or float64 if they are.
             history: one per row; may be empty unless `needs_history`.
+            check: gets [R], the highest scores. To look at them makes the host wait for a device;
+                who will wait later anyway takes them along, and calls `require_finite` then.
 
         Raises:
             BackendError: a row holds NaN, or no finite logit at all.
@@ -116,14 +137,16 @@ class Sampler:
         scores = self._penalised(logits_RV, history)
         if self.temperature == 0:
             top_R, token_R = scores.max(-1)  # NaN counts as the largest, so this sees all NaN
-            _require_finite(top_R)
+            check(top_R)
             return Law.point(token_R, vocab)
         top_R1 = scores.amax(-1, keepdim=True)
-        _require_finite(top_R1[:, 0])
+        check(top_R1[:, 0])
         if self.temperature != 1.0:  # the largest becomes 0, so that no temperature overflows
             scores = (scores - top_R1) / self.temperature
         if self.top_k == 0 and self.top_p == 1.0:
             return self._dense(scores, vocab)
+        if scores.device.type != "cpu":
+            return self._dense(self._cut(scores), vocab)
         values_RK, ids_RK, total_R1 = self._top_k(scores) if self.top_k else self._nucleus(scores)
         probs_RK = (values_RK - total_R1).exp()
         if self.top_p < 1.0:
@@ -184,13 +207,13 @@ class Sampler:
                         for row in history
                     ]
                 )
-                scores = penalise(ids_RT.to(scores.device), scores)
+                scores = penalise(to_device(ids_RT, scores.device), scores)
         if self.presence_penalty or self.frequency_penalty:
             for r, row in enumerate(history):
                 generated = torch.tensor(row.tokens[row.num_prompt :], dtype=torch.long)
                 ids, counts = torch.unique(generated, return_counts=True)
                 cost = self.presence_penalty + self.frequency_penalty * counts.to(scores.dtype)
-                scores[r, ids.to(scores.device)] -= cost.to(scores.device)
+                scores[r, to_device(ids, scores.device)] -= to_device(cost, scores.device)
         return scores
 
     def _dense(self, scores_RV: Tensor, vocab: int) -> Law:
@@ -199,6 +222,21 @@ class Sampler:
             keep = probs >= self.min_p * probs.amax(-1, keepdim=True)
             return Law.from_weights(probs * keep, vocab)
         return Law(probs, vocab)
+
+    def _cut(self, scores_RV: Tensor) -> Tensor:
+        """-inf where top-k and top-p drop a token. The same laws as below by sorting everything:
+        what is below asks how many tokens are left, which a device answers only when it is done."""
+        if self.top_k:
+            k = min(self.top_k, scores_RV.shape[1])
+            least_R1 = scores_RV.topk(k, dim=-1).values[:, -1:]
+            scores_RV = scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
+        if self.top_p == 1.0:
+            return scores_RV
+        sorted_RV, ids_RV = scores_RV.sort(dim=-1, descending=True, stable=True)
+        probs_RV = sorted_RV.softmax(-1)
+        drop_RV = probs_RV.cumsum(-1) - probs_RV >= self.top_p
+        drop_RV[:, 0] = False
+        return scores_RV.masked_fill(drop_RV.scatter(1, ids_RV, drop_RV), -math.inf)
 
     def _top_k(self, scores_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores sorted downwards, -inf where dropped; ids; and the log of the kept mass.
@@ -233,10 +271,3 @@ class Sampler:
             values_RK[r, : len(values)], ids_RK[r, : len(ids)] = values, ids
         return values_RK, ids_RK, total_R1
 
-
-def _require_finite(top_R: Tensor) -> None:
-    if not all(map(math.isfinite, top_R.tolist())):
-        raise BackendError(
-            "The model's logits hold NaN or no finite value: its weights or dtype are broken "
-            "(try --dtype float32)."
-        )

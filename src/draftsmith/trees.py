@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.sampler import History
+from draftsmith.transfer import to_device
 from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
 
 
@@ -84,12 +86,31 @@ def sees(parents_BN: np.ndarray) -> np.ndarray:
     return geometry(parents_BN)[1]
 
 
-def geometry(parents_BN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(depths, sees), both read-only. Shapes recur from step to step, so rows are remembered."""
+@overload
+def geometry(parents_BN: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+@overload
+def geometry(parents_BN: Tensor) -> tuple[Tensor, Tensor]: ...
+def geometry(
+    parents_BN: np.ndarray | Tensor,
+) -> tuple[np.ndarray, np.ndarray] | tuple[Tensor, Tensor]:
+    """(depths, sees), both read-only. Shapes recur from step to step, so rows are remembered; for
+    parents that only a device knows, it finds them there."""
+    if isinstance(parents_BN, Tensor):
+        return _geometry_there(parents_BN)
     rows = [_row_geometry(row.tobytes()) for row in np.ascontiguousarray(parents_BN)]
     if len(rows) == 1:
         return rows[0][0][None], rows[0][1][None]
     return np.stack([depth for depth, _ in rows]), np.stack([see for _, see in rows])
+
+
+def _geometry_there(parents_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """By squaring the relation "is or has as its parent": paths of 1, 2, 4, ... steps."""
+    nodes_N = torch.arange(parents_BN.shape[1], device=parents_BN.device)
+    see_BNN = (parents_BN[:, :, None] == nodes_N) | (nodes_N[:, None] == nodes_N)
+    for _ in range(max(len(nodes_N) - 1, 0).bit_length()):
+        see_BNN = see_BNN.float() @ see_BNN.float() > 0
+    depth_BN = see_BNN.sum(-1).masked_fill(parents_BN == PADDING, 0)
+    return depth_BN, see_BNN
 
 
 @lru_cache(maxsize=512)
@@ -114,15 +135,17 @@ def limit_depth(
     The cut looks at depth alone, which was known before drawing, so it keeps sampled laws exact.
     Probes are never accepted, so they may have a limit of their own: the target's context.
     """
-    parents = tree.parents_BN.numpy()
-    limit = depth_B[:, None]
+    parents_BN = tree.parents_BN
+    known = parents_BN.device.type == "cpu"
+    depth_BN = geometry(parents_BN.numpy() if known else parents_BN)[0]
+    limit_BN = to_device(depth_B, parents_BN.device)[:, None]
     if tree.candidate_BN is not None and probe_depth_B is not None:
-        limit = np.where(tree.candidate_BN.numpy(), limit, probe_depth_B[:, None])
-    too_deep = depths(parents) > limit
-    if not too_deep.any():
+        probes_B1 = to_device(probe_depth_B, parents_BN.device)[:, None]
+        limit_BN = torch.where(tree.candidate_BN, limit_BN, probes_B1)
+    too_deep_BN = limit_BN < torch.as_tensor(depth_BN)
+    if known and not too_deep_BN.any():
         return tree
-    cut = np.where(too_deep, PADDING, parents)
-    return dataclasses.replace(tree, parents_BN=torch.from_numpy(cut))
+    return dataclasses.replace(tree, parents_BN=parents_BN.masked_fill(too_deep_BN, PADDING))
 
 
 def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
@@ -142,6 +165,7 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
         q_rows_BN=fill(tree.q_rows_BN, 0),
         candidate_BN=fill(tree.candidate_BN, 0),
         origin_BN=fill(tree.origin_BN, 0),
+        fed_BN=fill(tree.fed_BN, -1),
     )
 
 

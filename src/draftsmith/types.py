@@ -109,6 +109,11 @@ class TreeShape:
             nodes += level
         return nodes if self.keep is None else min(self.keep, nodes)
 
+    @property
+    def widest(self) -> int:
+        """The most children that a node has."""
+        return max(self.widths) if self.widths else 1 + max((p[-1] for p in self.paths), default=-1)
+
     def clip(self, depth: int) -> TreeShape:
         """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
         depth = max(depth, 0)
@@ -119,7 +124,11 @@ class TreeShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftTree:
-    """What a drafter proposes below the root. Parents precede children; see the drawing above."""
+    """What a drafter proposes below the root. Parents precede children; see the drawing above.
+
+    Its numbers stand on the host, or, where a model drafted them on a device, still there: looking
+    at them would make the host wait. `Drafter.advance` gets them on the host.
+    """
 
     tokens_BN: Tensor
     parents_BN: Tensor
@@ -132,6 +141,9 @@ class DraftTree:
     """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
     origin_BN: Tensor | None = None
     """Which source proposed the node (small integers, meaning is the drafter's). None: all 0."""
+    fed_BN: Tensor | None = None
+    """A note of the drafter's to itself: which of the tokens that it fed its own model the node was
+    (-1: none). None: not wanted."""
 
     @property
     def num_rows(self) -> int:

@@ -7,7 +7,8 @@ In step j, place t stands for the (j+1)-th draft below position t (see `ops.roll
     1         g1_t, x_{t+2} at position t + 1      g2_t like f_{t+2}, and the law of x_{t+3}
     j         gj_t, x_{t+1+j} at position t + j    ..., and the law of x_{t+2+j}
 
-Tokens are always those of the text. HASS writes the same in natural coordinates (place t + j).
+Tokens are those of the text, unless a drafter says otherwise (`fed_BT`). HASS writes the same in
+natural coordinates (place t + j).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Rollout:
     values: tuple[Tensor, ...] = ()
     survived_BT: Tensor | None = None
     """Chains that a drafter still follows (GRIFFIN); None: all."""
+    fed_BT: Tensor | None = None
+    """Tokens that the next step reads; None: the text's."""
     official: bool = False
     """Attention leaks as in the released code (see `ops.rollout_official`)."""
 
@@ -95,8 +98,9 @@ def advance(
             scale=q.shape[-1] ** -0.5,
         )
 
+    fed_BT = batch.tokens_ahead(1 + own) if now.fed_BT is None else now.fed_BT
     with torch.no_grad():
-        embedded_BTH = target.embed(batch.tokens_ahead(1 + own))
+        embedded_BTH = target.embed(fed_BT)
     predict, regress = network(embedded_BTH, now.feature_BTH, positions_BT + own, attend)
     prediction = DraftPrediction(
         hidden_BTH=predict,

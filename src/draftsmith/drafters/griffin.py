@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._aligned import AlignedDrafter
-from draftsmith.drafters._base import LossWeights
+from draftsmith.drafters._base import LossWeights, TargetView
 from draftsmith.drafters._layers import ConcatLinear, RMSNorm
 from draftsmith.drafters._network import FusionNetwork
 from draftsmith.drafters._options import TRAINING
@@ -69,10 +69,13 @@ class TokenGuidedFusion(nn.Module):
 
 
 class GriffinNetwork(FusionNetwork):
-    """Token-guided fusion, then a layer with two outputs."""
+    """Token-guided fusion, then a layer with two outputs; without them it is EAGLE's."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, TokenGuidedFusion(config), halves=2)
+        fusion: nn.Module = TokenGuidedFusion(config)
+        if not getattr(config, "guided_fusion", True):
+            fusion = ConcatLinear(2 * config.hidden_size, config.hidden_size)
+        super().__init__(config, fusion, halves=2 if getattr(config, "enhanced_head", True) else 1)
 
 
 class Griffin(AlignedDrafter):
@@ -81,9 +84,17 @@ class Griffin(AlignedDrafter):
     @dataclass(frozen=True, kw_only=True)
     class Config(AlignedDrafter.Config):
         mask_top: int = field(default=3, metadata=TRAINING)
-        """Training: a chain lives while the text's token is among so many of its best."""
+        """Training: a chain lives while the text's token is among so many of its best; 0: all
+        live."""
         mask_shift: Literal["decode", "official"] = field(default="decode", metadata=TRAINING)
         """Training: which chain's life counts at a place (see the module)."""
+        guided_fusion: bool = field(default=True, metadata=TRAINING)
+        """Training: fuse as above; or as EAGLE does, to see what it brings."""
+        enhanced_head: bool = field(default=True, metadata=TRAINING)
+        """Training: halves to predict from and to go on with; or one state for both."""
+        feeds: Literal["text", "draft"] = field(default="text", metadata=TRAINING)
+        """Training: later steps read the text, or the drafter's own best tokens (which the paper
+        finds harmful)."""
 
     config: Config
     network_class = GriffinNetwork
@@ -91,12 +102,20 @@ class Griffin(AlignedDrafter):
     official_from = 2
     """Released training with one forward is another file, with ordinary attention."""
 
+    def measures(self, target: TargetView) -> LlamaConfig:
+        layer = super().measures(target)
+        layer.guided_fusion = self.config.guided_fusion
+        layer.enhanced_head = self.config.enhanced_head
+        return layer
+
     def forward(
         self, batch: TrajectoryBatch, carry: Rollout | None
     ) -> tuple[DraftPrediction, Rollout]:
         """One step, counted only for chains whose drafts so far were all near the top."""
         prediction, after = super().forward(batch, carry)
-        survived_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
+        survived_BT, best_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
+        if self.config.feeds == "draft":
+            after = replace(after, fed_BT=best_BT)
         if carry is not None and carry.survived_BT is not None:
             prediction = replace(prediction, mask_BT=self._counting(carry.survived_BT))
             survived_BT = survived_BT & carry.survived_BT
@@ -111,16 +130,17 @@ class Griffin(AlignedDrafter):
         return counts
 
     @torch.no_grad()
-    def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> Tensor:
-        """[B, T]: the wanted token is among the best."""
-        head = self.head()
+    def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T] each: the wanted token is among the best; the best token."""
+        head, top = self.head(), self.config.mask_top
         hidden_NH, wanted_N = prediction.hidden_BTH.flatten(0, 1), wanted_BT.flatten()
-        hits = []
+        hits, best = [], []
         for hidden, wanted in zip(hidden_NH.split(_PLACES), wanted_N.split(_PLACES), strict=True):
             logits = head(hidden)
             own = logits.gather(1, wanted[:, None])
-            hits.append((logits > own).sum(1) < self.config.mask_top)
-        return torch.cat(hits).view_as(wanted_BT)
+            hits.append((logits > own).sum(1) < (top or logits.shape[1]))
+            best.append(logits.argmax(1))
+        return torch.cat(hits).view_as(wanted_BT), torch.cat(best).view_as(wanted_BT)
 
 
 DRAFTER = Griffin

@@ -1,0 +1,95 @@
+"""GRIFFIN with parts of it left out: what the options of its ablations change, and what not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draftsmith.drafters._lookup import make_drafter
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+from draftsmith.types import DraftPrediction, TrajectoryBatch
+
+VOCAB = 64
+BARE = {"guided_fusion": False, "enhanced_head": False}
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(VOCAB, layers=4)
+
+
+def griffin(target: HFTarget, **options: Any) -> Griffin:
+    drafter = Griffin(Griffin.Config(noise=0.0, seed=2, **options))
+    drafter.bind(target)
+    return drafter.eval()
+
+
+def batch(target: HFTarget) -> TrajectoryBatch:
+    generator = torch.Generator().manual_seed(1)
+    hidden = int(target.config.hidden_size)
+    return TrajectoryBatch(
+        tokens_BT=torch.randint(0, VOCAB, (2, 12), generator=generator),
+        loss_mask_BT=torch.ones(2, 12, dtype=torch.bool),
+        features_BTS=torch.randn(2, 12, hidden, generator=generator).to(target.dtype),
+    )
+
+
+def steps(drafter: Griffin, text: TrajectoryBatch, count: int) -> list[DraftPrediction]:
+    carry, out = None, []
+    with torch.no_grad():
+        for _ in range(count):
+            prediction, carry = drafter(text, carry)
+            out.append(prediction)
+    return out
+
+
+def test_without_fusion_and_head_it_is_eagles_network(target: HFTarget, tmp_path: Path) -> None:
+    plain = Eagle()
+    plain.bind(target)
+    plain.save(tmp_path / "eagle", kind="eagle")
+    griffin(target, **BARE).save(tmp_path / "griffin", kind="griffin")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("eagle", "griffin"))
+    assert {name: weight.shape for name, weight in one.items()} == {
+        name: weight.shape for name, weight in other.items()
+    }
+
+
+@pytest.mark.parametrize("options", [{"guided_fusion": False}, {"enhanced_head": False}, BARE])
+def test_a_folder_remembers_what_was_left_out(
+    target: HFTarget, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    drafter = griffin(target, **options)
+    drafter.save(tmp_path, kind="griffin")
+    again = make_drafter(str(tmp_path), ["noise=0"])
+    again.bind(target)
+    assert isinstance(again, Griffin)
+    text = batch(target)
+    (one,), (other,) = steps(drafter, text, 1), steps(again.eval(), text, 1)
+    assert torch.equal(one.hidden_BTH, other.hidden_BTH)
+
+
+def test_without_a_mask_all_chains_count(target: HFTarget) -> None:
+    text = batch(target)
+    assert all(one.mask_BT.all() for one in steps(griffin(target, mask_top=0), text, 3))
+    assert not steps(griffin(target, mask_top=1), text, 3)[2].mask_BT.any()
+
+
+def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) -> None:
+    text = batch(target)
+    own, given = (
+        steps(griffin(target, mask_top=0, feeds=feeds), text, 2) for feeds in ("draft", "text")
+    )
+    assert torch.equal(own[0].hidden_BTH, given[0].hidden_BTH)
+    best_BT = target.head(own[0].hidden_BTH).argmax(-1)
+    # the second step at a place sees the text up to it and, of the drafts, its own chain alone
+    same_BT = (own[1].hidden_BTH == given[1].hidden_BTH).all(-1)
+    wanted_BT = best_BT == text.tokens_ahead(2)
+    assert torch.equal(same_BT[:, :-2], wanted_BT[:, :-2])
+    assert not wanted_BT[:, :-2].all()
