@@ -22,7 +22,9 @@ from draftsmith.distill.objective import CrossEntropy
 from draftsmith.distill.settings import TrainerConfig
 from draftsmith.distill.trainer import Trainer
 from draftsmith.drafters._base import Drafter
+from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.independent import Independent
+from draftsmith.targets.toy import tiny_target
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 VOCAB = 13
@@ -117,8 +119,24 @@ def llama() -> Drafter:
     return Independent.learner(model)
 
 
+class OverEmbeddings(Griffin):
+    """A drafter over hidden states where the target's are its embeddings."""
+
+    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        states_BTH = self.target.embed(batch.tokens_BT)
+        return super().forward(replace(batch, features_BTS=states_BTH), carry)
+
+
+def griffin() -> Drafter:
+    """Three forwards in one graph, which the backward pass computes again."""
+    drafter = OverEmbeddings(OverEmbeddings.Config(noise=0.0, mask_top=0))
+    drafter.bind(tiny_target(VOCAB, dtype=torch.float32))
+    return drafter
+
+
 DRAFTERS = {
     "llama": llama,
+    "griffin": griffin,
     "bigram": lambda: Bigram(dropout=0),
     "noisy": Bigram,
     "sum": lambda: Bigram(dropout=0, num_steps=3, backward="sum"),

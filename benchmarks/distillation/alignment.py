@@ -22,11 +22,10 @@ benchmarks/results/alignment.json and alignment/.
 from __future__ import annotations
 
 import argparse
-import json
 import lzma
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 
 import torch
 from alignment_plots import Bar, save_pictures
-from exam import Exam
+from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine
 from writing import table, write_study
 
@@ -42,7 +41,6 @@ from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
 from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
 from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
 from draftsmith.recipes._text import STANDARD_LIBRARY
 from draftsmith.speedup import memory_bound_speedup
@@ -89,16 +87,16 @@ class Lab:
         held = held_out_prompts(100 * self.amounts.exam_prompts)
         library = [p for p in held if "test" not in p.id][: self.amounts.exam_prompts]
         tests = [p for p in held if "test" in p.id][: self.amounts.exam_prompts]
-        code = self._write("library", library)
+        code = self._file("library", library)
         out = {
             "library": self._exam(code, (0.0,)),
             "library, open-ended": self._exam(code, (0.6,), top_p=0.9),
-            "tests": self._exam(self._write("tests", tests), (0.0,)),
+            "tests": self._exam(self._file("tests", tests), (0.0,)),
         }
         prose = self.prose(held_out=True)
         if prose:
             out["prose"] = self._exam(
-                self._write("prose", prose[: self.amounts.exam_prompts]), (0.0,)
+                self._file("prose", prose[: self.amounts.exam_prompts]), (0.0,)
             )
         return out
 
@@ -114,13 +112,8 @@ class Lab:
             top_p=top_p,
         )
 
-    def _write(self, name: str, prompts: Sequence[Prompt]) -> Path:
-        path = self.work / f"{name}.jsonl"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = (json.dumps({"id": p.id, "prompt": p.text}) + "\n" for p in prompts)
-            write_text_atomic(path, "".join(lines))
-        return path
+    def _file(self, name: str, prompts: Iterable[Prompt]) -> Path:
+        return write_prompts(self.work / f"{name}.jsonl", prompts)
 
     def prose(self, *, held_out: bool) -> list[Prompt]:
         """Beginnings of paragraphs; the exam's are from other books than those learnt from."""
@@ -147,7 +140,7 @@ class Lab:
         count = self.amounts.prompts if name == "code" else self.amounts.prompts // 4
         return CollectOptions(
             model=ModelOptions(target=self.models.target),
-            prompts=self._write(f"learn-{name}", list(islice(known[name], count))),
+            prompts=self._file(f"learn-{name}", islice(known[name], count)),
             out=self.work / "stores" / name,
             samples=1,
             temperatures="0,0.3,0.7,1",

@@ -12,13 +12,14 @@
 | `beams`       | 1, 2, 4, 8, 16 beams, per divergence                             | 1     |
 | `draws`       | as many draws instead of beams (beyond the paper)                | 1     |
 | `tails`       | what lies outside of the kept tokens; readings of TVD++          | 3     |
-| `aggregate`   | each beam its own laws, their mixture, weights by score          | 3     |
-| `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 3     |
-| `prompts`     | eight times the prompts, and the steps (beyond the paper)       | 3     |
-| `best`        | the best of several trajectories, of one, and of hard labels     | 3     |
+| `aggregate`   | each beam its own laws, their mixture, weights by score          | 1     |
+| `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
+| `prompts`     | four times the prompts against four texts of each, long         | 1     |
+| `best`        | the best of several trajectories, of one, of hard labels, long   | 3     |
 
-Runs have the same number of optimiser steps, except in `prompts`. An interrupted study continues
-when repeated. Writes benchmarks/results/distillbeam.json, .md and distillbeam/ (table and figures).
+Runs have the same number of optimiser steps, long ones four times as many. An interrupted study
+continues when repeated. Writes benchmarks/results/distillbeam.json and distillbeam/ (table and
+figures).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 WIDTHS = (2, 4, 8, 16)
 """Beside these the greedy text, which is the one best beam."""
 SEEDS = 3
-MORE = 8
-"""Times the prompts and the steps."""
+MORE = 4
+"""Times the prompts, and the steps of what is long."""
 COSTED_PROMPTS = 200
 FULL = Amounts(prompts=3000, exam_prompts=96, final_prompts=192, steps=240)
 QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
@@ -106,7 +107,7 @@ def tails(lab: Lab) -> list[Run]:
     made = []
     for seed in range(3):
         changes: list[tuple[str, str, DivergenceOptions]] = []
-        for objective in ("kl", "rkl", "tvd"):
+        for objective in ("kl", "rkl"):
             for tail in ("bucket", "renormalise", "floor"):
                 changes.append((objective, tail, DivergenceOptions(tail=tail)))
         for reading in ("exact", "sampled", "uniform"):
@@ -127,25 +128,17 @@ def tails(lab: Lab) -> list[Run]:
 
 def aggregate(lab: Lab) -> list[Run]:
     made = []
-    for seed in range(3):
-        for objective in ("kl", "rkl"):
-            plain = lab.run("beams-8", objective, seed=seed)
-            assert plain.options is not None
-            made.append(replace(plain, label=f"{objective}, per beam"))
-            for name, options in (
-                ("mixture", replace(plain.options, aggregate="mixture")),
-                ("score", replace(plain.options, beam_weights="score")),
-            ):
-                full = f"{plain.name}-{name}"
-                out = lab.work / "runs" / full / "draft"
-                made.append(
-                    replace(
-                        plain,
-                        name=full,
-                        options=replace(options, out=out),
-                        label=f"{objective}, {name}",
-                    )
-                )
+    for objective in ("kl", "rkl"):
+        plain = lab.run("beams-8", objective)
+        assert plain.options is not None
+        made.append(replace(plain, label=f"{objective}, per beam"))
+        for name, options in (
+            ("mixture", replace(plain.options, aggregate="mixture")),
+            ("score", replace(plain.options, beam_weights="score")),
+        ):
+            full = f"{plain.name}-{name}"
+            out = replace(options, out=lab.work / "runs" / full / "draft")
+            made.append(replace(plain, name=full, options=out, label=f"{objective}, {name}"))
     return made
 
 
@@ -155,27 +148,23 @@ def auto(lab: Lab) -> list[Run]:
     costs = teacher_costs(lab, names)
     budget = min(costs.values()) * lab.amounts.prompts
     return [
-        lab.run(
-            f"{name}@{int(budget / costs[name])}",
-            objective,
-            seed=seed,
-            label=f"{objective}, {name}, equal cost",
-        )
-        for objective in ("kl",)
+        lab.run(f"{name}@{int(budget / costs[name])}", "kl", label=f"kl, {name}, equal cost")
         for name in names
-        for seed in range(3)
     ]
 
 
 def prompts(lab: Lab) -> list[Run]:
     """What more prompts give that more trajectories of each do not."""
-    longer = replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
     many = MORE * lab.amounts.prompts
     return [
-        longer.run(store, "lk", seed=seed, label=f"lk, {store}, long")
-        for seed in range(3)
-        for store in (f"draws-1@{many}", "draws-1", f"beams-{MORE}")
+        longer(lab).run(store, "lk", label=f"lk, {store}, long")
+        for store in (f"draws-1@{many}", "draws-1", f"draws-{MORE}", f"beams-{MORE}")
     ]
+
+
+def longer(lab: Lab) -> Lab:
+    """With more steps."""
+    return replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
 
 
 def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
@@ -233,10 +222,22 @@ def _comparable(run: Run) -> bool:
 
 
 def again(lab: Lab, run: Run, seed: int) -> Run:
-    """The same setting with another seed."""
-    assert run.options is not None and run.name.endswith("-s0")
-    name = f"{run.name.removesuffix('-s0')}-s{seed}"
-    options = replace(run.options, seed=seed, out=lab.work / "runs" / name / "draft")
+    """The same setting, trained for longer, with this seed."""
+    assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
+    steps = longer(lab).amounts.steps
+    name = f"{run.name.removesuffix(f'-{lab.amounts.steps}-s0')}-{steps}-s{seed}"
+    training = replace(
+        run.options.training,
+        duration=f"{steps}steps",
+        warmup=max(1, steps // 20),
+    )
+    options = replace(
+        run.options,
+        seed=seed,
+        out=lab.work / "runs" / name / "draft",
+        training=training,
+        eval_every=max(1, steps // 4),
+    )
     return replace(run, name=name, options=options)
 
 

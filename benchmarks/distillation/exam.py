@@ -1,8 +1,8 @@
-"""What a draft model is worth, measured by decoding: the same exam for every run of a study.
+"""What a drafter is worth, measured by decoding: the same exam for every run of a study.
 
     tokens per step    chains and a tree, at each temperature, counted while really decoding
-    acceptance         sum of min(p, q) on the target's own texts, without draws
-    quality            chrF and BLEU of the draft model's own greedy texts
+    acceptance         of draft models: sum of min(p, q) on the target's own texts, without draws
+    quality            of draft models: chrF and BLEU of their own greedy texts
 
 No clock is read, so several exams may run side by side.
 """
@@ -10,19 +10,22 @@ No clock is read, so several exams may run side by side.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from draftsmith.bench.suites import Prompt, load_prompts
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.measure import MeasureOptions, measure_acceptance
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._lookup import load_drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.provenance import digest
+from draftsmith.provenance import digest, write_text_atomic
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
@@ -30,11 +33,11 @@ from draftsmith.types import TreeShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exam:
-    """What is asked of every draft model of a study."""
+    """What is asked of every drafter of a study."""
 
     target: str
     prompts: Path
-    """JSONL; `reference` makes the quality of the draft's own texts measurable."""
+    """JSONL; `reference` makes the quality of a draft model's own texts measurable."""
     limit: int
     """How many prompts."""
     max_new_tokens: int
@@ -69,7 +72,7 @@ class Exam:
 class Decoded:
     """One shape of drafts at one temperature. Lists go over prompts."""
 
-    shape: tuple[int, ...]
+    shape: TreeShape
     temperature: float
     tokens: tuple[int, ...]
     steps: tuple[int, ...]
@@ -81,9 +84,34 @@ class Decoded:
 
     @property
     def name(self) -> str:
-        chain = all(width == 1 for width in self.shape)
-        drawn = f"chain {len(self.shape)}" if chain else "tree " + ",".join(map(str, self.shape))
-        return f"{drawn}, T = {self.temperature:g}"
+        return f"{shape_name(self.shape)}, T = {self.temperature:g}"
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Decoded:
+        shape = found["shape"]
+        if isinstance(shape, list):  # older marks know widths alone
+            shape = {"widths": shape, "paths": [], "keep": None}
+        return cls(
+            shape=TreeShape(
+                widths=tuple(shape["widths"]),
+                paths=tuple(tuple(path) for path in shape["paths"]),
+                keep=shape["keep"],
+            ),
+            temperature=found["temperature"],
+            tokens=tuple(found["tokens"]),
+            steps=tuple(found["steps"]),
+        )
+
+
+def shape_name(shape: TreeShape) -> str:
+    """In few words."""
+    if shape.is_chain:
+        return f"chain {shape.depth}" if shape.depth else "no drafts"
+    if shape.paths:
+        return f"tree of {shape.num_nodes} nodes"
+    if shape.is_dynamic:
+        return f"tree {shape.widest}x{shape.depth}:{shape.keep}"
+    return "tree " + ",".join(map(str, shape.widths))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +122,7 @@ class Marks:
     """Its key."""
     decoded: tuple[Decoded, ...]
     alpha: dict[str, float]
-    """Expected acceptance per token, by temperature."""
+    """Expected acceptance per token, by temperature; empty for drafters that are no models."""
     chrf: float | None
     bleu: float | None
 
@@ -103,13 +131,13 @@ class Marks:
 
     def find(self, shape: TreeShape, temperature: float) -> Decoded:
         for one in self.decoded:
-            if one.shape == shape.widths and one.temperature == temperature:
+            if one.shape == shape and one.temperature == temperature:
                 return one
-        raise KeyError(f"no draft of {shape.widths} at temperature {temperature:g} was measured")
+        raise KeyError(f"no {shape_name(shape)} at temperature {temperature:g} was measured")
 
     @property
     def chains(self) -> tuple[Decoded, ...]:
-        return tuple(one for one in self.decoded if all(width == 1 for width in one.shape))
+        return tuple(one for one in self.decoded if one.shape.is_chain)
 
     @property
     def mean_tau(self) -> float:
@@ -119,34 +147,30 @@ class Marks:
     @classmethod
     def read(cls, path: Path) -> Marks:
         content = json.loads(path.read_text(encoding="utf-8"))
-        decoded = tuple(
-            Decoded(
-                shape=tuple(one["shape"]),
-                temperature=one["temperature"],
-                tokens=tuple(one["tokens"]),
-                steps=tuple(one["steps"]),
-            )
-            for one in content["decoded"]
-        )
         return cls(
             exam=content["exam"],
-            decoded=decoded,
+            decoded=tuple(Decoded.from_json(one) for one in content["decoded"]),
             alpha=content["alpha"],
             chrf=content["chrf"],
             bleu=content["bleu"],
         )
 
 
-def sit(exam: Exam, drafter: str) -> Marks:
-    """Examine the draft model in this folder."""
+def sit(exam: Exam, drafter: str, tree: TreeShape | None = None) -> Marks:
+    """Examine a drafter (KIND, KIND:SOURCE or a folder), also with a tree of its own."""
     target, prompts = _target(exam.target), exam.read()
     tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
+    shapes = exam.shapes if tree is None else (*exam.shapes, tree)
     decoded = [
-        count(exam, target, drafter, tokens, shape, temperature)
-        for temperature in exam.temperatures
-        for shape in exam.shapes
+        count(exam, target, ready(drafter, target, shape, heat), tokens, shape, heat)
+        for heat in exam.temperatures
+        for shape in shapes
     ]
-    draft = load_target(drafter)
+    marks = Marks(exam=exam.key, decoded=tuple(decoded), alpha={}, chrf=None, bleu=None)
+    model = load_drafter(drafter)
+    if not isinstance(model, Independent):
+        return marks
+    draft = load_target(model.config.source)
     alpha = {
         f"{temperature:g}": measure_acceptance(
             target,
@@ -157,21 +181,30 @@ def sit(exam: Exam, drafter: str) -> Marks:
         for temperature in exam.temperatures
     }
     chrf, bleu = quality(prompts, greedy_texts(exam, draft, tokens))
-    return Marks(exam=exam.key, decoded=tuple(decoded), alpha=alpha, chrf=chrf, bleu=bleu)
+    return replace(marks, alpha=alpha, chrf=chrf, bleu=bleu)
+
+
+def ready(name: str, target: HFTarget, shape: TreeShape, temperature: float) -> Drafter:
+    """A drafter, bound, that chooses children in the way that is best verified: drawn where the
+    tree is fixed, the top tokens where it grows."""
+    drafter = load_drafter(name)
+    if hasattr(drafter.config, "proposal"):
+        drawn = "sampled" if shape.is_chain else "without_replacement" if temperature else "greedy"
+        proposal = "greedy" if shape.is_dynamic else drawn
+        drafter = load_drafter(name, [f"proposal={proposal}"])
+    drafter.bind(target)
+    return drafter
 
 
 def count(
     exam: Exam,
     target: HFTarget,
-    drafter: str,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     shape: TreeShape,
     temperature: float,
 ) -> Decoded:
     """Decode all prompts and count tokens and steps."""
-    proposal = "sampled" if shape.is_chain else "without_replacement" if temperature else "greedy"
-    model = Independent(Independent.Config(source=drafter, proposal=proposal))
-    model.bind(target)
     options = DecodeOptions(
         sampler=exam.sampler(temperature),
         max_new_tokens=exam.max_new_tokens,
@@ -181,13 +214,11 @@ def count(
     tokens, steps = [0] * len(prompts), [0] * len(prompts)
     for rows in batches(prompts, exam.batch_size):
         chosen = [prompts[row] for row in rows]
-        for step in decode(target, model, chosen, options, request_ids=rows):
+        for step in decode(target, drafter, chosen, options, request_ids=rows):
             for row, new, active in zip(rows, step.emitted, step.active, strict=True):
                 tokens[row] += len(new)
                 steps[row] += active
-    return Decoded(
-        shape=shape.widths, temperature=temperature, tokens=tuple(tokens), steps=tuple(steps)
-    )
+    return Decoded(shape=shape, temperature=temperature, tokens=tuple(tokens), steps=tuple(steps))
 
 
 def greedy_texts(exam: Exam, model: HFTarget, prompts: Sequence[Sequence[int]]) -> list[str]:
@@ -219,6 +250,15 @@ def batches(prompts: Sequence[Sequence[int]], size: int) -> list[list[int]]:
     """Rows of like lengths side by side."""
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> Path:
+    """A prompt file, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"id": p.id, "prompt": p.text}) + "\n" for p in prompts)
+        write_text_atomic(path, "".join(lines))
+    return path
 
 
 @cache

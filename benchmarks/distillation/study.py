@@ -1,7 +1,7 @@
 """The runs of a study: collect once, distil and examine each, several at a time, resumably.
 
     WORK/stores/NAME/     trajectories of the target
-    WORK/runs/NAME/       a distilled draft model, its marks and log.txt beside it
+    WORK/runs/NAME/       a distilled drafter; beside it its marks, cost.json and log.txt
 
 Runs do not disturb each other (nothing is timed), so each gets one thread and they run side by
 side. A first interrupt lets every run save; the command continues them.
@@ -10,6 +10,7 @@ side. A first interrupt lets every run save; the command continues them.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import sys
@@ -25,20 +26,23 @@ from exam import Exam, Marks, sit
 
 from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
 from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import digest, write_json_atomic
 from draftsmith.speedup import predicted_speedup
 from draftsmith.types import TreeShape
 
 T = TypeVar("T")
+COST = "cost.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A draft model: distilled as `options` say, or as it stands in the folder `given`."""
+    """A drafter: distilled as `options` say, or `given` as it stands (a kind or a folder)."""
 
     name: str
     options: DistillOptions | None = None
     given: str = ""
+    tree: TreeShape | None = None
+    """In which it is examined beside the exam's own shapes."""
     forcing: str | None = None
     beams: int | None = None
     label: str | None = None
@@ -141,14 +145,28 @@ def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
         if run.options is not None and not (Path(run.drafter) / "run.json").is_file():
             from draftsmith.recipes import distill as recipe
 
-            recipe.run(run.options)
-        marks = sit(exam, run.drafter)
+            with _costed(folder / COST):
+                recipe.run(run.options)
+        marks = sit(exam, run.drafter, run.tree)
     write_json_atomic(_marks(run, exam, work), asdict(marks))
 
 
+@contextlib.contextmanager
+def _costed(path: Path) -> Iterator[None]:
+    """CPU seconds, added to those of earlier attempts at the same run."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cpu_seconds": 0.0}
+    began = time.process_time()
+    try:
+        yield
+    finally:
+        spent = before["cpu_seconds"] + time.process_time() - began
+        write_json_atomic(path, {"cpu_seconds": spent})
+
+
 def _marks(run: Run, exam: Exam, work: Path) -> Path:
-    """Every exam has marks of its own."""
-    return work / "runs" / run.name / f"marks-{exam.key[:12]}.json"
+    """Every exam has marks of its own, and every tree."""
+    tree = "" if run.tree is None else f"-{digest(asdict(run.tree))[:6]}"
+    return work / "runs" / run.name / f"marks-{exam.key[:12]}{tree}.json"
 
 
 def _each(

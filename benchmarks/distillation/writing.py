@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exam import Marks
+from exam import Decoded, Marks
 from numpy.typing import NDArray
 from study import Examined, Run
 
@@ -17,6 +18,8 @@ from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 
 RESAMPLES = 10_000
+Pick = Callable[[Marks], Sequence[Decoded]]
+"""Which of an exam's decodings are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,41 +40,69 @@ class Difference:
 
 
 def difference(
-    better: str, first: Sequence[Marks], worse: str, second: Sequence[Marks], *, seed: int = 0
+    better: str,
+    first: Sequence[Marks],
+    worse: str,
+    second: Sequence[Marks],
+    *,
+    of: Pick = attrgetter("chains"),
+    seed: int = 0,
 ) -> Difference:
     """Of two settings, each with the marks of its seeds."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    one, other = _counts(first), _counts(second)
-    prompts = one.shape[-1]
-    ratios = np.empty(RESAMPLES)
-    for number in range(RESAMPLES):
-        chosen = rng.integers(prompts, size=prompts)  # the same prompts for both: they are paired
-        ratios[number] = _mean(one[rng.integers(len(one), size=len(one))], chosen) / _mean(
-            other[rng.integers(len(other), size=len(other))], chosen
-        )
-    everyone = np.arange(prompts)
-    low, high = np.quantile(ratios, [0.025, 0.975])
+    one, other = _counts(first, of), _counts(second, of)
+    drawn_RP = _prompts(one.shape[-1], rng)  # the same prompts for both: they are paired
+    low, high = np.quantile(
+        _again(one, drawn_RP, rng) / _again(other, drawn_RP, rng), [0.025, 0.975]
+    )
     return Difference(
         better=better,
         worse=worse,
-        ratio=_mean(one, everyone) / _mean(other, everyone),
+        ratio=_mean(one) / _mean(other),
         low=float(low),
         high=float(high),
         seeds=(len(first), len(second)),
     )
 
 
-def _counts(marks: Sequence[Marks]) -> NDArray[np.int64]:
-    """[seeds, 2 (tokens, steps), chains and temperatures, prompts]."""
+def interval(
+    marks: Sequence[Marks], *, of: Pick = attrgetter("chains"), seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean tau of a setting, given the marks of its seeds, and its 95 % interval: seeds and prompts
+    drawn anew."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    counts = _counts(marks, of)
+    low, high = np.quantile(_again(counts, _prompts(counts.shape[-1], rng), rng), [0.025, 0.975])
+    return _mean(counts), float(low), float(high)
+
+
+def _counts(marks: Sequence[Marks], of: Pick) -> NDArray[np.int64]:
+    """[seeds S, 2 (tokens, steps), ways W (shapes and temperatures), prompts P]."""
     return np.array(
-        [[[c.tokens for c in one.chains], [c.steps for c in one.chains]] for one in marks], np.int64
+        [[[way.tokens for way in of(one)], [way.steps for way in of(one)]] for one in marks],
+        np.int64,
     )
 
 
-def _mean(counts: NDArray[np.int64], prompts: NDArray[np.int64]) -> float:
-    """Mean over seeds, chains and temperatures of tokens per step."""
-    sums = counts[..., prompts].sum(-1)
-    return float((sums[:, 0] / sums[:, 1]).mean())
+def _prompts(count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """[R, P]: how often each prompt was drawn."""
+    return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+
+
+def _again(
+    counts_S2WP: NDArray[np.int64], drawn_RP: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """[R]: mean tau over these prompts and over seeds that are drawn anew."""
+    sums_S2WR = counts_S2WP @ drawn_RP.T
+    taus_SR = (sums_S2WR[:, 0] / sums_S2WR[:, 1]).mean(1)
+    seeds_SR = rng.integers(len(taus_SR), size=taus_SR.shape)
+    return np.take_along_axis(taus_SR, seeds_SR, axis=0).mean(0)
+
+
+def _mean(counts_S2WP: NDArray[np.int64]) -> float:
+    """Mean over seeds and ways of tokens per step."""
+    sums_S2W = counts_S2WP.sum(-1)
+    return float((sums_S2W[:, 0] / sums_S2W[:, 1]).mean())
 
 
 def as_row(examined: Examined) -> dict[str, Any]:

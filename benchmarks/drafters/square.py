@@ -34,9 +34,7 @@ class Sets(Rollout):
 class _SquareForward(AlignedDrafter):
     """One forward, without GRIFFIN's mask over chains."""
 
-    def forward(
-        self, batch: TrajectoryBatch, carry: Sets | None
-    ) -> tuple[DraftPrediction, Sets]:
+    def forward(self, batch: TrajectoryBatch, carry: Sets | None) -> tuple[DraftPrediction, Sets]:
         now = Sets(step=0, feature_BTH=self._begin(batch).feature_BTH) if carry is None else carry
         positions_BT = document_positions(batch.documents_BT)
         earlier = [

@@ -3,9 +3,9 @@
     python benchmarks/drafters/step.py [--quick]
 
 Our step, whose attention writes no T x T matrix, against the published one with right masks
-(`square.py`); both compute the same gradients, which is checked first. Times are medians of steps in
-turn, in one process. Attention is everything between queries, keys, values and their mixture, timed
-by itself on tensors of the step's shapes. Peak memory is that of a process of its own: the highest
+(`square.py`); that both compute the same gradients is checked first. Times are medians of steps in
+turn, in one process. Attention is all between queries, keys, values and their mixture, timed by
+itself on tensors of the step's shapes. Peak memory is that of a process of its own: the highest
 resident memory during the step, less what was resident before it. Linux only; the machine must be
 idle otherwise. Writes benchmarks/results/drafters_step.json.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def work(name: str, size: Size, *, noise: float = 0.2) -> Work:
     )
     cls = STEPS[name]
     # the mask would leave a random drafter nothing to learn after its first forward
-    drafter = cls(cls.Config(num_forwards=FORWARDS, mask_top=size.vocab, noise=noise))
+    drafter = cls(cls.Config(num_forwards=FORWARDS, mask_top=0, noise=noise))
     drafter.bind(target)
     drafter.train().requires_grad_(True)
     weights = drafter.loss_weights
@@ -154,24 +155,27 @@ def check() -> None:
 
 
 def attention(name: str, size: Size) -> Callable[[], None]:
-    """Attention of all forwards of a step, there and back."""
+    """Attention of all forwards of a step, there and back (ours there again: it is not kept)."""
     shape = (1, size.heads, size.places, size.hidden // size.heads)
     documents_BT = torch.zeros(1, size.places, dtype=torch.long)
+    q, slope, *rest = (torch.randn(shape, dtype=torch.bfloat16) for _ in range(2 + 2 * FORWARDS))
+    for one in (q, *rest):
+        one.requires_grad_()
+
+    def ours(keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        own, scale = (keys[1:], values[1:]), shape[-1] ** -0.5
+        with torch.no_grad():
+            attend_rollout(q, keys[0], values[0], *own, documents_BT, scale=scale)
+        return attend_rollout(q, keys[0], values[0], *own, documents_BT, scale=scale)
+
+    def published(keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        return attend_square(q, keys, values, documents_BT)
+
+    attend = {"ours": ours, "published": published}[name]
 
     def run() -> None:
-        for step in range(FORWARDS):
-            q, *rest = (
-                torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
-                for _ in range(3 + 2 * step)
-            )
-            keys, values = rest[: step + 1], rest[step + 1 :]
-            if name == "ours":
-                own = keys[1:], values[1:]
-                scale = shape[-1] ** -0.5
-                out = attend_rollout(q, keys[0], values[0], *own, documents_BT, scale=scale)
-            else:
-                out = attend_square(q, keys, values, documents_BT)
-            out.backward(out.detach())
+        for step in range(1, FORWARDS + 1):
+            attend(rest[:step], rest[FORWARDS : FORWARDS + step]).backward(slope)
 
     return run
 
@@ -207,7 +211,9 @@ def seconds(run: Callable[[], None]) -> float:
 def in_own_process(name: str) -> float:
     """Peak MiB of one step, from this script run again with the same size."""
     command = [sys.executable, __file__, *sys.argv[1:], "--measure", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # glibc then returns all larger blocks at once: what is resident is what is in use
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr}")
     return float(json.loads(done.stdout))

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftsmith.errors import BackendError
+from draftsmith.transfer import to_device
 from draftsmith.trees import geometry
 
 BUCKET = 256
@@ -51,19 +53,29 @@ class Block:
     """The columns of one forward: where they are written, what they see, where they stand."""
 
     cache: KVCache
-    positions_BT: np.ndarray
+    positions_BT: np.ndarray | Tensor
     slots_BT: np.ndarray | int
     """Column of each new token, or the first one when all rows write the same run."""
     view: int
-    allowed_BTS: np.ndarray
-    staged_BC: tuple[np.ndarray, np.ndarray] | None
-    """(columns, positions) of what is staged; None and elsewhere: column c stands at position c."""
+    lengths_B: np.ndarray
+    """Columns of each row that were committed before: all new tokens see them."""
+    columns_BC: np.ndarray
+    """Columns of all that is staged."""
+    staged_at: tuple[np.ndarray | Tensor, ...]
+    """The positions of what is staged, a part per forward: column c stands at position c only where
+    it is committed."""
+    see_BTC: np.ndarray | Tensor
+    """Which staged columns each new token sees."""
     eager: bool = False
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
     _index: tuple[Tensor, Tensor] | None = None
 
     def positions(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.positions_BT).to(device)
+        return to_device(self.positions_BT, device)
+
+    def stop_at(self, last: int) -> None:
+        """Positions beyond this one stand still there."""
+        self.positions_BT = self.positions_BT.clip(max=last)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[B, 1, T, S] additive, finite minimum where unseen; built once per window and step.
@@ -72,32 +84,45 @@ class Block:
         """
         key = (window, dtype)
         if key not in self._masks:
-            allowed = self.allowed_BTS
+            device = self.cache.spec.device
+            allowed = self._allowed(device)
             if window is not None:
                 # position - window per token, so that no [B, T, S] of numbers is ever made
-                oldest_BT1 = (self.positions_BT - window)[:, :, None]
-                allowed = allowed & (self._column_positions()[:, None, :] > oldest_BT1)
-            mask = torch.zeros(allowed.shape, dtype=dtype)
-            mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
-            self._masks[key] = mask[:, None].to(self.cache.spec.device)
+                oldest_BT1 = (self.positions(device) - window)[:, :, None]
+                allowed &= self._column_positions(device)[:, None, :] > oldest_BT1
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+            mask.masked_fill_(allowed.logical_not_(), torch.finfo(dtype).min)
+            self._masks[key] = mask[:, None]
         return self._masks[key]
 
-    def _column_positions(self) -> np.ndarray:
-        """[1 or B, S]: the position at which each column of the view stands."""
-        plain = np.arange(self.view)[None]
-        if self.staged_BC is None:
-            return plain
-        columns_BC, positions_BC = self.staged_BC
-        out = np.repeat(plain, len(columns_BC), axis=0)
-        np.put_along_axis(out, columns_BC, positions_BC, axis=1)
-        return out
+    def _allowed(self, device: torch.device) -> Tensor:
+        """[B, T, S] bool: what is committed, and of what is staged what each token sees."""
+        see_BTC = to_device(self.see_BTC, device)
+        rows, width, staged = see_BTC.shape
+        if isinstance(self.slots_BT, int):  # all rows alike: the staged columns are one run
+            start = self.slots_BT + width - staged
+            allowed = torch.zeros((rows, width, self.view), dtype=torch.bool, device=device)
+            allowed[:, :, :start] = True
+            allowed[:, :, start : start + staged] = see_BTC
+            return allowed
+        committed_BS = np.arange(self.view) < self.lengths_B[:, None]
+        allowed = to_device(committed_BS, device)[:, None].repeat(1, width, 1)
+        columns_B1C = to_device(self.columns_BC, device)[:, None]
+        return allowed.scatter_(2, columns_B1C.expand(-1, width, -1), see_BTC)
+
+    def _column_positions(self, device: torch.device) -> Tensor:
+        """[B, S]: the position at which each column of the view stands."""
+        columns_BC = to_device(self.columns_BC, device)
+        positions_BC = torch.cat([to_device(part, device) for part in self.staged_at], dim=1)
+        plain_BS = torch.arange(self.view, device=device).repeat(len(columns_BC), 1)
+        return plain_BS.scatter_(1, columns_BC, positions_BC)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows and columns to write, for rows of unequal lengths; built once per forward."""
         if self._index is None:
             assert not isinstance(self.slots_BT, int)
             rows = torch.arange(len(self.slots_BT), device=device)[:, None]
-            self._index = (rows, torch.from_numpy(self.slots_BT).to(device))
+            self._index = (rows, to_device(self.slots_BT, device))
         return self._index
 
 
@@ -115,7 +140,7 @@ class KVCache:
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
         self.staged = 0
         self._columns_BC = np.zeros((num_rows, 0), dtype=np.int64)
-        self._positions_BC = self._columns_BC
+        self._staged_at: tuple[np.ndarray | Tensor, ...] = ()
         # Layers of one shape share a store, so that a commit is one copy and not one per layer.
         shapes = sorted({(h, w) for h, k, v in spec.layers for w in (k, v)})
         counts = dict.fromkeys(shapes, 0)
@@ -155,9 +180,13 @@ class KVCache:
     # ------------------------------------------------------------------ writing
 
     def stage(
-        self, depth_BT: np.ndarray, see_BTC: np.ndarray, pad_B: np.ndarray | None = None
+        self,
+        depth_BT: np.ndarray | Tensor,
+        see_BTC: np.ndarray | Tensor,
+        pad_B: np.ndarray | None = None,
     ) -> Block:
-        """Make room for T new tokens behind what is committed and staged.
+        """Make room for T new tokens behind what is committed and staged. What only a device knows
+        may stay there.
 
         Args:
             depth_BT: position of each token minus the row's committed length.
@@ -179,27 +208,25 @@ class KVCache:
             columns = columns - pads[:, None]
             columns[np.arange(width) < pads[:, None]] = view - 1
         self._columns_BC = np.concatenate([self._columns_BC, columns], 1)
-        positions = lengths[:, None] + depth_BT
-        if pads is not None:
-            positions[np.arange(width) < pads[:, None]] = 0
-        self._positions_BC = np.concatenate([self._positions_BC, positions], 1)
-        allowed = np.zeros((num_rows, width, view), dtype=bool)
-        if even:
-            allowed[:, :, :start] = True
-            allowed[:, :, start : start + total] = see_BTC
+        if isinstance(depth_BT, Tensor):
+            positions: Any = depth_BT + to_device(lengths, depth_BT.device)[:, None]
         else:
-            allowed |= np.arange(view) < lengths[:, None, None]
-            index = np.broadcast_to(self._columns_BC[:, None, :], see_BTC.shape)
-            np.put_along_axis(allowed, index, see_BTC, axis=2)
-        first = start + self.staged
+            positions = depth_BT + lengths[:, None]
+        if pads is not None:  # they are the first of their row
+            for b, count in enumerate(pads.tolist()):
+                positions[b, :count] = 0
+        self._staged_at = (*self._staged_at, positions)
+        slots = start + self.staged if even else columns
         self.staged = total
         return Block(
             cache=self,
             positions_BT=positions,
-            slots_BT=first if even else columns,
+            slots_BT=slots,
             view=view,
-            allowed_BTS=allowed,
-            staged_BC=(self._columns_BC, self._positions_BC),
+            lengths_B=lengths,
+            columns_BC=self._columns_BC,
+            staged_at=self._staged_at,
+            see_BTC=see_BTC,
         )
 
     def extend(
@@ -251,7 +278,7 @@ class KVCache:
                 continue  # already side by side
             start = int(self.lengths_B[b] + head_B[b])
             for store in self._stores:
-                source = torch.from_numpy(path + start).to(store.device)
+                source = to_device(torch.from_numpy(path + start), store.device)
                 store[:, b, :, start : start + count] = store[:, b, :, source]
         self.lengths_B = self.lengths_B + head_B + taken
         self.rollback()
@@ -259,8 +286,7 @@ class KVCache:
     def rollback(self) -> None:
         """Forget all that is staged."""
         self.staged = 0
-        self._columns_BC = np.zeros((self.num_rows, 0), dtype=np.int64)
-        self._positions_BC = self._columns_BC
+        self._columns_BC, self._staged_at = np.zeros((self.num_rows, 0), dtype=np.int64), ()
 
     def rewind(self, lengths_B: Sequence[int] | np.ndarray) -> None:
         """Keep only the first `lengths_B` tokens of each row."""
@@ -272,7 +298,7 @@ class KVCache:
 
     def take(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        index = torch.as_tensor(list(rows), dtype=torch.long, device=self.spec.device)
+        index = to_device(torch.tensor(list(rows), dtype=torch.long), self.spec.device)
         self._stores = [store.index_select(1, index) for store in self._stores]
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
         self.rollback()
@@ -290,9 +316,10 @@ class KVCache:
         assert self.staged, "with nothing staged, `take` does it"
         index = np.asarray(rows, dtype=np.int64)
         if not np.array_equal(index, np.arange(self.num_rows)):
-            on_device = torch.from_numpy(index).to(self.spec.device)
+            on_device = to_device(index, self.spec.device)
             self._stores = [store.index_select(1, on_device) for store in self._stores]
-        starts, positions_BC = self.lengths_B[index], self._positions_BC[index]
+        starts = self.lengths_B[index]
+        positions_BC = np.concatenate([np.asarray(part) for part in self._staged_at], axis=1)[index]
         staged = max(len(kept) - count for kept, count in zip(columns, settled, strict=True))
         stood_BC = np.zeros((len(index), staged), dtype=np.int64)
         for b, (kept, count) in enumerate(zip(columns, settled, strict=True)):
@@ -301,12 +328,12 @@ class KVCache:
                 continue  # already side by side
             start = int(starts[b])
             for store in self._stores:
-                source = torch.from_numpy(kept + start).to(store.device)
+                source = to_device(kept + start, store.device)
                 store[:, b, :, start : start + len(kept)] = store[:, b, :, source]
         self.lengths_B = starts + np.asarray(settled, dtype=np.int64)
         self.staged = staged
         self._columns_BC = self.lengths_B[:, None] + np.arange(staged)
-        self._positions_BC = stood_BC
+        self._staged_at = (stood_BC,)
 
     def fork(self) -> KVCache:
         """An independent copy (staged columns are not copied)."""
@@ -324,28 +351,37 @@ class KVCache:
 
 
 def lay_out(
-    cache: KVCache, pending: Sequence[Sequence[int]], tokens_BN: np.ndarray, parents_BN: np.ndarray
-) -> tuple[np.ndarray, Block]:
+    cache: KVCache,
+    pending: Sequence[Sequence[int]],
+    tokens_BN: np.ndarray | Tensor,
+    parents_BN: np.ndarray | Tensor,
+) -> tuple[Any, Block]:
     """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
 
     columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
     depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)
+
+    Arrays give an array of tokens; tensors, wherever they are, a tensor.
     """
-    counts = np.array([len(row) for row in pending])
+    counts: Any = np.array([len(row) for row in pending])
     width, num_nodes = int(counts.max()), tokens_BN.shape[1]
     pads = width - counts
-    tokens = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
+    tokens: Any = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
     for b, row in enumerate(pending):
         tokens[b, pads[b] : width] = row
-    depth = np.arange(width + num_nodes)[None] - pads[:, None]
-    see = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
+    depth: Any = np.arange(width + num_nodes)[None] - pads[:, None]
+    see: Any = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
     column = np.arange(width)
     real = column >= pads[:, None]
     see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
+    see[:, width:, :width] = real[:, None, :]
+    if isinstance(tokens_BN, Tensor):
+        tokens = to_device(tokens, tokens_BN.device)
+    if isinstance(parents_BN, Tensor):
+        counts, depth, see = (to_device(one, parents_BN.device) for one in (counts, depth, see))
     if num_nodes:
         node_depth, node_see = geometry(parents_BN)
         tokens[:, width:] = tokens_BN
         depth[:, width:] = (counts - 1)[:, None] + node_depth
-        see[:, width:, :width] = real[:, None, :]
         see[:, width:, width:] = node_see
     return tokens, cache.stage(depth, see, pads)

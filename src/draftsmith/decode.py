@@ -27,6 +27,7 @@ from draftsmith.errors import InputError
 from draftsmith.law import Noise
 from draftsmith.rows import Row, StopStrings, common_prefix, start_rows
 from draftsmith.sampler import Sampler
+from draftsmith.settle import make_rule, settle
 from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.timing import Recorder
 from draftsmith.trees import limit_depth, pad_nodes
@@ -41,7 +42,7 @@ from draftsmith.types import (
     TreeShape,
     Verdict,
 )
-from draftsmith.verify import TreeLaws, candidate_children, make_rule, offered_depth, verify
+from draftsmith.verify import Rule, candidate_children, offered_depth
 
 X = TypeVar("X")
 
@@ -52,8 +53,9 @@ class DecodeOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_new_tokens: int = 128
-    rule: str = "auto"
-    """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match."""
+    rule: str | Rule = "auto"
+    """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
+    `typical` changes the law (see `typical.py`) and wants `allow_lossy`."""
     shape: TreeShape | None = None
     """Shape of the draft; None: the drafter's default."""
     policy: LengthPolicy | None = None
@@ -63,6 +65,7 @@ class DecodeOptions:
     ignore_end: bool = False
     """Generate past end tokens (for measurements)."""
     allow_lossy: bool = False
+    """Leave to use a rule after which the output law is not the target's."""
     static_shapes: bool = False
     """Fill every draft up with padding to its largest size: the target's forward then sees few
     shapes (the key view grows in buckets anyway), as a compiled forward wants."""
@@ -151,15 +154,16 @@ def decode(
                     pending = feed_beginning(target, cache, pending)
                 out = _forward(target, drafter, cache, pending, tree)
             with recorder.time("verify"), torch.inference_mode():
-                laws = TreeLaws(
-                    logits_BNV=out.logits_BNV,
-                    sampler=options.sampler,
-                    histories=[row.history() for row in active],
-                    tokens_BN=tree.tokens_BN.numpy(),
-                    parents_BN=tree.parents_BN.numpy(),
+                tree, verdict = settle(
+                    tree,
+                    out.logits_BNV,
+                    options.sampler,
+                    [row.history() for row in active],
+                    make_rule(options.rule, tree.proposal),
+                    noise,
+                    widest=shape.widest,
+                    allow_lossy=options.allow_lossy,
                 )
-                rule = make_rule(options.rule, tree.proposal)
-                verdict = verify(tree, laws, rule, noise, allow_lossy=options.allow_lossy)
             verdict, step = _emit(active, tree, verdict, end_ids, stops, pending)
             _commit(cache, active, pending, verdict, step)
             with recorder.time("draft"), torch.inference_mode():
@@ -248,8 +252,14 @@ def _propose(
 def _forward(
     target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
 ) -> TargetOutput:
-    tokens_BT, block = lay_out(cache, pending, tree.tokens_BN.numpy(), tree.parents_BN.numpy())
-    return target.forward(torch.from_numpy(tokens_BT), block, 1 + tree.num_nodes, drafter.signals)
+    parents_BN = tree.parents_BN
+    tokens_BT, block = lay_out(
+        cache,
+        pending,
+        tree.tokens_BN,
+        parents_BN.numpy() if parents_BN.device.type == "cpu" else parents_BN,
+    )
+    return target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
 
 
 def _emit(

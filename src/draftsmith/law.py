@@ -63,7 +63,9 @@ class Noise:
         self._base_B = _mix(_mix(start + _GOLDEN) ^ (ids + _GOLDEN) * _GOLDEN)
         self.roots_B = np.asarray(roots, dtype=np.int64)
 
-    def uniform(self, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0) -> np.ndarray:
+    def uniform(
+        self, rows: Rows, depth: int | Rows, purpose: Purpose, lane: int | Rows = 0
+    ) -> np.ndarray:
         """[R] float64 in [0, 1), for the token `depth` places after the root (the next one: 0)."""
         position = (self.roots_B[rows] + depth).astype(np.uint64)
         code = np.uint64(int(purpose)) << np.uint64(56)
@@ -171,7 +173,8 @@ class Law:
 
     def entropy(self) -> Tensor:
         """[R], in nats."""
-        return torch.special.entr(self.probs_RK).sum(-1)
+        each_RK: Tensor = torch.special.entr(self.probs_RK)
+        return each_RK.sum(-1)
 
     def draw(
         self, noise: Noise, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0

@@ -11,10 +11,8 @@ from typing import Annotated, Literal
 import tyro
 
 from draftsmith.config import parse_list
-from draftsmith.drafter_names import drafter_parts
 from draftsmith.errors import InputError
 from draftsmith.flags import Repeated
-from draftsmith.tree_text import TreeText, parse_tree
 from draftsmith.units import parse_bytes
 
 Many = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, Repeated]
@@ -62,70 +60,6 @@ class ModelOptions(OptionGroup):
 
     def validate(self) -> None:
         require(bool(self.target.strip()), "--target must name a folder or a hub id, got ''")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingOptions(OptionGroup):
-    """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
-
-    draft_length: int | Literal["adaptive"] | None = None
-    """Tokens drafted per step, or 'adaptive': as many as the last steps make worth while."""
-    draft_tree: str | None = None
-    """A tree instead of a chain: children per node at each depth, such as 4,2,2,1; or 10x6:59, ten
-    beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
-    draft_proposal: Literal["sampled", "greedy", "without_replacement"] | None = None
-    """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
-    rule: Literal["auto", "match", "rejection"] = "auto"
-    """Verification; auto takes the one that accepts more of this drafter's proposals."""
-    drafter_option: Many = ()
-    """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
-
-    def tree(self) -> TreeText | None:
-        """The draft's shape, or None when neither a tree nor a length was asked."""
-        if self.draft_tree is not None:
-            return parse_tree(self.draft_tree)
-        length = self.draft_length
-        return TreeText(widths=(1,) * length) if isinstance(length, int) else None
-
-    def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
-        """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
-        kind, _ = drafter_parts(drafter)
-        mine = []
-        for text in self.drafter_option:
-            key = text.partition("=")[0]
-            if key.startswith(f"{kind}."):
-                mine.append(text[len(kind) + 1 :])
-            elif alone:
-                mine.append(text)
-        return tuple(mine)
-
-    def check_assignments(self, drafters: tuple[str, ...]) -> None:
-        """With several drafters every --drafter-option says which one it is for."""
-        kinds = {drafter_parts(drafter)[0] for drafter in drafters}
-        for text in self.drafter_option:
-            if len(drafters) > 1 and text.partition(".")[0] not in kinds:
-                raise InputError(
-                    f"--drafter-option {text!r}: say which drafter it is for, as KIND.KEY=VALUE "
-                    f"with KIND one of {', '.join(sorted(kinds))}"
-                )
-
-    def validate(self) -> None:
-        length = self.draft_length
-        if isinstance(length, int):
-            require(length >= 1, f"--draft-length must be at least 1, got {length}")
-        if self.draft_tree is not None:
-            require(length is None, "--draft-length and --draft-tree exclude each other: give one")
-            drawn = self.draft_proposal not in (None, "greedy")
-            require(
-                parse_tree(self.draft_tree).keep is None or not drawn,
-                f"--draft-tree {self.draft_tree} grows from the most probable tokens, where "
-                f"--draft-proposal {self.draft_proposal} does nothing: leave it out, or give a "
-                "tree of fixed shape, such as 4,2,1",
-            )
-        for text in self.drafter_option:
-            key, equals, _ = text.partition("=")
-            good = bool(equals and key.strip())
-            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from draftsmith.config import parse_list
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.option_groups import (
     ArchitectureOptions,
     DivergenceOptions,
-    DraftingOptions,
     ImitationOptions,
     KeptOptions,
     Many,

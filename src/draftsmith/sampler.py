@@ -270,4 +270,3 @@ class Sampler:
         for r, (values, ids) in enumerate(parts):
             values_RK[r, : len(values)], ids_RK[r, : len(ids)] = values, ids
         return values_RK, ids_RK, total_R1
-

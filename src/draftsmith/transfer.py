@@ -21,14 +21,18 @@ def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
 def to_host(*values: Tensor) -> list[np.ndarray]:
     """All of them in one transfer, the only place where the host waits. Integers and booleans come
     as int64, other numbers as float64."""
-    words = [
-        (value.double().contiguous().view(torch.int64) if value.is_floating_point() else value)
-        .long()
-        .reshape(-1)
-        for value in values
-    ]
-    host = torch.cat(words).cpu().split([value.numel() for value in values])
+    words = torch.cat([_words(value).reshape(-1) for value in values]).cpu()
+    parts = words.split([value.numel() for value in values])
     return [
-        (part.view(torch.float64) if value.is_floating_point() else part).numpy().reshape(value.shape)
-        for part, value in zip(host, values, strict=True)
+        (part.view(torch.float64) if value.is_floating_point() else part)
+        .numpy()
+        .reshape(value.shape)
+        for part, value in zip(parts, values, strict=True)
     ]
+
+
+def _words(value: Tensor) -> Tensor:
+    """As int64; the bits of other numbers."""
+    if value.is_floating_point():
+        return value.double().contiguous().view(torch.int64)
+    return value.long()

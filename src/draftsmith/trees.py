@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.sampler import History
-from draftsmith.transfer import to_device
+from draftsmith.transfer import to_device, to_host
 from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
 
 
@@ -135,17 +135,36 @@ def limit_depth(
     The cut looks at depth alone, which was known before drawing, so it keeps sampled laws exact.
     Probes are never accepted, so they may have a limit of their own: the target's context.
     """
-    parents_BN = tree.parents_BN
-    known = parents_BN.device.type == "cpu"
-    depth_BN = geometry(parents_BN.numpy() if known else parents_BN)[0]
-    limit_BN = to_device(depth_B, parents_BN.device)[:, None]
+    parents_BN, limit_BN = tree.parents_BN, depth_B[:, None]
     if tree.candidate_BN is not None and probe_depth_B is not None:
-        probes_B1 = to_device(probe_depth_B, parents_BN.device)[:, None]
-        limit_BN = torch.where(tree.candidate_BN, limit_BN, probes_B1)
-    too_deep_BN = limit_BN < torch.as_tensor(depth_BN)
-    if known and not too_deep_BN.any():
-        return tree
+        limit_BN = np.where(tree.candidate_BN.numpy(), limit_BN, probe_depth_B[:, None])
+    if parents_BN.device.type == "cpu":
+        too_deep_BN = torch.from_numpy(depths(parents_BN.numpy()) > limit_BN)
+        if not too_deep_BN.any():
+            return tree
+    else:
+        too_deep_BN = geometry(parents_BN)[0] > to_device(limit_BN, parents_BN.device)
     return dataclasses.replace(tree, parents_BN=parents_BN.masked_fill(too_deep_BN, PADDING))
+
+
+def on_host(tree: DraftTree, *more: Tensor) -> tuple[DraftTree, list[np.ndarray]]:
+    """The tree with its numbers on the host, and `more` numbers from the device with them.
+
+    Its law `q` stays where it is.
+    """
+    there = {
+        name: values
+        for name in ("tokens_BN", "parents_BN", "q_rows_BN", "candidate_BN", "origin_BN", "fed_BN")
+        if (values := getattr(tree, name)) is not None and values.device.type != "cpu"
+    }
+    if not there and not more:
+        return tree, []
+    came = to_host(*there.values(), *more)
+    here: dict[str, Any] = {
+        name: torch.from_numpy(values).to(there[name].dtype)
+        for name, values in zip(there, came, strict=False)
+    }
+    return dataclasses.replace(tree, **here), came[len(there) :]
 
 
 def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:

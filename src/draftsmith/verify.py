@@ -1,7 +1,7 @@
 """The verifier: which drafted tokens the target would have said, and what it says next.
 
-`verify` walks each row's tree from the root. At a node it asks for the target's law there and lets
-the rule choose a child to descend to, or a token of the target's own to stop with:
+A rule goes down each row's tree from the root. At a node it asks for the target's law there and
+chooses a child to descend to, or a token of the target's own to stop with:
 
     root --p0--> n0 --p1--> n2 --p2--> stop        path n0 n2, next token from the law at n2
          `-> n1                                     (three laws were looked at, not one per node)
@@ -14,10 +14,13 @@ Two lossless rules cover everything:
   accept with min(1, p(x)/q(x)), else continue with norm(max(p - q, 0)) (Leviathan et al. 2023;
   for several children SpecInfer, Miao et al. 2024). Children drawn without replacement are judged
   by their conditional q; opaque children by a point mass.
+
+Rules that are not lossless stand elsewhere (`typical.py`).
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -26,17 +29,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.errors import InputError, LossyRule, UnsupportedProposal, nearest
+from draftsmith.errors import LossyRule, UnsupportedProposal
 from draftsmith.law import Law, Noise, Purpose
 from draftsmith.sampler import History, Sampler
 from draftsmith.trees import history_at
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, Verdict
 
 
+class NodeLaw(Protocol):
+    """What rules ask of R laws; `Law` says what the answers are."""
+
+    def prob(self, tokens_R: Tensor) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+    def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor: ...
+    def take(self, rows: np.ndarray) -> NodeLaw: ...
+    def without(self, tokens_R: Tensor) -> NodeLaw: ...
+    def residual(self, q: Law) -> NodeLaw: ...
+
+
 class LawSource(Protocol):
     """The target's laws, made when they are asked for: a walk visits few of the tree's nodes."""
 
-    def at(self, rows: np.ndarray, nodes: np.ndarray) -> Law:
+    def at(self, rows: np.ndarray, nodes: np.ndarray) -> NodeLaw:
         """[R] laws of the token after node `nodes[r]` of batch row `rows[r]` (-1: the root)."""
         ...
 
@@ -71,7 +85,7 @@ class TreeLaws:
 class Node:
     """Where R rows of a walk stand: the law there, and the children below it."""
 
-    law: Law
+    law: NodeLaw
     rows: np.ndarray
     children: list[list[int]]
     """Per row: candidate nodes in proposal order."""
@@ -79,8 +93,32 @@ class Node:
     """Depth of the children minus 1; 0 at the root."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Children:
+    """The candidates below P nodes, up to S each, where the laws are."""
+
+    tokens_PS: Tensor
+    there_PS: Tensor
+    """False: there are not so many."""
+    q: Law | None
+    """[P] laws that the children of each were drawn from; None: they are opaque."""
+    distinct: bool
+    """They were drawn without replacement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreseen:
+    """What a rule will ask the laws of P nodes, should it come by."""
+
+    last: Law
+    """What the last token is drawn from if no child stays."""
+    prob_PS: Tensor | None = None
+    """What each child is judged by."""
+    entropy_P: Tensor | None = None
+
+
 class Rule(Protocol):
-    """How a walk goes on from one node."""
+    """Decides which path of a tree stays."""
 
     name: ClassVar[str]
     lossy: ClassVar[bool]
@@ -89,22 +127,62 @@ class Rule(Protocol):
     proposals: ClassVar[frozenset[Proposal]]
     """The kinds of proposal for which the rule does what it says."""
 
-    def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
-        """([R] child or -1, [R] token with which rows of child -1 end)."""
+    def walk(
+        self, tree: DraftTree, laws: LawSource, noise: Noise
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """Per row the nodes that stay, from the root down, and [B] the target's token behind."""
+        ...
+
+    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+        """All that `walk` can ask, without a look at any number (see `settle.py`)."""
         ...
 
 
-_ALL = frozenset(Proposal)
+ALL = frozenset(Proposal)
+
+
+class Descent(abc.ABC):
+    """A rule that decides node by node, as deep as it gets."""
+
+    def walk(
+        self, tree: DraftTree, laws: LawSource, noise: Noise
+    ) -> tuple[list[list[int]], np.ndarray]:
+        children = candidate_children(tree)
+        at = np.full(tree.num_rows, ROOT, dtype=np.int64)
+        paths: list[list[int]] = [[] for _ in range(tree.num_rows)]
+        next_token = np.zeros(tree.num_rows, dtype=np.int64)
+        rows = np.arange(tree.num_rows)
+        depth = 0
+        while len(rows):
+            node = Node(
+                law=laws.at(rows, at[rows]),
+                rows=rows,
+                children=[children[b].get(int(at[b]), []) for b in rows],
+                depth=depth,
+            )
+            child, token = self.step(tree, node, noise)
+            going = child != ROOT
+            next_token[rows[~going]] = token[~going]
+            rows, child = rows[going], child[going]
+            at[rows] = child
+            for b, kid in zip(rows, child, strict=True):
+                paths[b].append(int(kid))
+            depth += 1
+        return paths, next_token
+
+    @abc.abstractmethod
+    def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
+        """([R] child or -1, [R] token with which rows of child -1 end)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class Match(Descent):
     """Draw from p; go on while a child holds the token drawn."""
 
     name: ClassVar[str] = "match"
     lossy: ClassVar[bool] = False
     needs_q: ClassVar[bool] = False
-    proposals: ClassVar[frozenset[Proposal]] = _ALL
+    proposals: ClassVar[frozenset[Proposal]] = ALL
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
         drawn = node.law.draw(noise, node.rows, node.depth, Purpose.TARGET).cpu().numpy()
@@ -117,15 +195,18 @@ class Match:
                     break
         return child, drawn
 
+    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+        return Foreseen(last=law)
+
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Descent):
     """Accept children against q, one after the other; the residual law has the last word."""
 
     name: ClassVar[str] = "rejection"
     lossy: ClassVar[bool] = False
     needs_q: ClassVar[bool] = True
-    proposals: ClassVar[frozenset[Proposal]] = _ALL
+    proposals: ClassVar[frozenset[Proposal]] = ALL
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
         tokens = tree.tokens_BN.numpy()
@@ -179,15 +260,23 @@ class Rejection:
                 q = q.without(torch.from_numpy(tokens[rows, [k[earlier] for k in kids]]))
         return q
 
+    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+        """Every child's p / q as if none before it had stayed."""
+        below, judged = children(), []
+        q = below.q
+        for tokens_P, there_P in zip(below.tokens_PS.T, below.there_PS.T, strict=True):
+            prob_P = law.prob(tokens_P)
+            judged.append(prob_P if q is None else prob_P / q.prob(tokens_P).to(prob_P))
+            left = law.without(tokens_P) if q is None else law.residual(q)
+            law = left.where(there_P, law)
+            if q is not None and below.distinct:
+                q = q.without(tokens_P)
+        return Foreseen(last=law, prob_PS=torch.stack(judged, dim=1))
 
-def make_rule(name: str, proposal: Proposal) -> Rule:
-    """`match`, `rejection`, or `auto`: rejection where q is known, else match."""
-    if name == "auto":
-        return Match() if proposal is Proposal.OPAQUE else Rejection()
-    rules: dict[str, Callable[[], Rule]] = {"match": Match, "rejection": Rejection}
-    if name not in rules:
-        raise InputError(f"Unknown rule {name!r}{nearest(name, [*rules, 'auto'])}.")
-    return rules[name]()
+
+def lossy_sentence(rule: str) -> str:
+    """What everyone must know who sees texts or figures made under this rule."""
+    return f"rule {rule} is lossy: the output law is not the target's"
 
 
 def check_rule(rule: Rule, tree: DraftTree, *, allow_lossy: bool = False) -> None:
@@ -231,30 +320,9 @@ def verify(
         LossyRule, UnsupportedProposal: see `check_rule`.
     """
     check_rule(rule, tree, allow_lossy=allow_lossy)
-    num_rows = tree.num_rows
-    children = candidate_children(tree)
-    at = np.full(num_rows, ROOT, dtype=np.int64)
-    paths: list[list[int]] = [[] for _ in range(num_rows)]
-    next_token = np.zeros(num_rows, dtype=np.int64)
-    rows = np.arange(num_rows)
-    depth = 0
-    while len(rows):
-        node = Node(
-            law=laws.at(rows, at[rows]),
-            rows=rows,
-            children=[children[b].get(int(at[b]), []) for b in rows],
-            depth=depth,
-        )
-        child, token = rule.step(tree, node, noise)
-        going = child != ROOT
-        next_token[rows[~going]] = token[~going]
-        rows, child = rows[going], child[going]
-        at[rows] = child
-        for b, kid in zip(rows, child, strict=True):
-            paths[b].append(int(kid))
-        depth += 1
+    paths, next_token = rule.walk(tree, laws, noise)
     width = max((len(path) for path in paths), default=0)
-    path_BD = np.full((num_rows, width), PADDING, dtype=np.int64)
+    path_BD = np.full((tree.num_rows, width), PADDING, dtype=np.int64)
     for b, path in enumerate(paths):
         path_BD[b, : len(path)] = path
     return Verdict(

@@ -14,8 +14,8 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.equality import first_difference
 from draftsmith.drafters._lookup import drafter_class, load_drafter
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
-from draftsmith.option_groups import DraftingOptions
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.recipes._drafting import open_drafters
 from draftsmith.targets.toy import TabularTarget, tiny_target

@@ -15,18 +15,18 @@ EXPECTED = {
         --debug --json --limit --max-new-tokens --models --out --seed --temperature
     """,
     "generate": """
-        --attn-implementation --batch-size --debug --device --draft-length --draft-proposal
-        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --limit
-        --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
+        --acceptance --attn-implementation --batch-size --debug --device --draft-length
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
+        --limit --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
         --repetition-penalty --revision --rule --seed --stop --stream --target --temperature --top-k
         --top-p --trust-remote-code
     """,
     "bench": """
-        --attn-implementation --batch-size --debug --device --draft-length --draft-proposal
-        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --limit
-        --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --presence-penalty --repeats
-        --repetition-penalty --revision --rule --seed --suite --target --temperature --top-k --top-p
-        --trust-remote-code --warmup
+        --acceptance --attn-implementation --batch-size --debug --device --draft-length
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
+        --limit --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --presence-penalty
+        --repeats --repetition-penalty --revision --rule --seed --suite --target --temperature
+        --top-k --top-p --trust-remote-code --warmup
     """,
     "doctor": """
         --debug --json
@@ -48,12 +48,13 @@ EXPECTED = {
     """,
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
-        --debug --decay-share --deepspeed --drafter --dtype --duration --eval-every
-        --gradient-accumulation --gradient-checkpointing --hold-out --json --laws --learning-rate
-        --long-block-length --long-share --max-new-tokens --min-learning-rate --objective
-        --on-policy --online --out --parallel --prompts --prompts-per-step --reading --report-to
-        --save-dtype --save-every --schedule --score-temperature --seed --store --tail --target
-        --teacher-temperature --text --text-share --warmup --weight-decay
+        --debug --decay-share --deepspeed --drafter --drafter-option --dtype --duration --eval-every
+        --feature-weight --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
+        --learning-rate --long-block-length --long-share --max-new-tokens --min-learning-rate
+        --objective --on-policy --online --out --parallel --prompts --prompts-per-step --reading
+        --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
+        --target --teacher-temperature --text --text-share --token-weight --top-weight --warmup
+        --weight-decay
     """,
     "report": """
         --base --debug --json --out --runs

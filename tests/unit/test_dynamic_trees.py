@@ -84,7 +84,7 @@ def paths_of(tree: DraftTree, row: int) -> list[Path]:
 def test_the_best_paths_are_kept(seed: int, widths: tuple[int, ...], keep: int) -> None:
     shape = TreeShape(widths=widths, keep=keep)
     table = Table(vocab=11, rows=2, seed=seed)
-    tree, _ = grow_dynamic(table, shape)
+    tree = grow_dynamic(table, shape)
     fresh = Table(vocab=11, rows=2, seed=seed)
     for row in range(2):
         found = paths_of(tree, row)
@@ -95,7 +95,7 @@ def test_the_best_paths_are_kept(seed: int, widths: tuple[int, ...], keep: int) 
 def test_equal_scores_leave_no_orphans() -> None:
     for seed in range(20):
         table = Table(vocab=6, rows=1, seed=seed, ties=True)
-        tree, _ = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=7))
+        tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=7))
         found = set(paths_of(tree, 0))
         assert len(found) == 7
         assert all(path[:-1] in found or len(path) == 1 for path in found)
@@ -103,9 +103,10 @@ def test_equal_scores_leave_no_orphans() -> None:
 
 def test_nodes_name_the_column_that_they_were_fed_in() -> None:
     table = Table(vocab=9, rows=2, seed=3)
-    tree, fed_BN = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=12))
+    tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=12))
+    assert tree.fed_BN is not None
     for row in range(2):
-        for path, column in zip(paths_of(tree, row), fed_BN[row].tolist(), strict=True):
+        for path, column in zip(paths_of(tree, row), tree.fed_BN[row].tolist(), strict=True):
             has_children = any(other[:-1] == path for other in paths_of(tree, row))
             assert column >= 0 or not has_children, "what has children was fed"
             if column >= 0:
@@ -119,7 +120,7 @@ def test_tokens_that_the_draft_model_lacks_are_not_proposed() -> None:
             out[3:] = -math.inf
             return out
 
-    tree, _ = grow_dynamic(Narrow(vocab=8, rows=1, seed=0), TreeShape(widths=(5, 5), keep=20))
+    tree = grow_dynamic(Narrow(vocab=8, rows=1, seed=0), TreeShape(widths=(5, 5), keep=20))
     real = tree.parents_BN[0] != PADDING
     assert set(tree.tokens_BN[0][real].tolist()) <= {0, 1, 2}
     assert int(real.sum()) == 3 + 3 * 3

@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["units", "timing", "tree_text", "drafter_names"],
+    ["units", "timing", "transfer", "tree_text", "drafter_names"],
     [
         "law",
         "sampler",
@@ -29,6 +29,7 @@ LAYERS = [
         "config",
         "flags",
         "option_groups",
+        "drafting_options",
         "options",
         "provenance",
     ],
@@ -36,6 +37,8 @@ LAYERS = [
     ["cache", "trees", "ops", "rows", "lengths"],
     ["targets"],
     ["verify", "drafters"],
+    ["typical"],
+    ["settle"],
     ["plan", "decode"],
     ["generation"],
     ["live", "bench", "distill"],
@@ -52,6 +55,8 @@ BESIDE = {
     ("option_groups", "flags"),
     ("options", "config"),
     ("options", "flags"),
+    ("drafting_options", "option_groups"),
+    ("options", "drafting_options"),
     ("options", "option_groups"),
     ("provenance", "config"),
     ("provenance", "flags"),
@@ -67,6 +72,7 @@ LIGHT = [
     "config",
     "flags",
     "option_groups",
+    "drafting_options",
     "options",
     "provenance",
     "tree_text",

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.cli import parse
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.flags import flags_of, to_argv
-from draftsmith.option_groups import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.option_groups import ModelOptions, SamplingOptions
 from draftsmith.options import BenchOptions, GenerateOptions
 from draftsmith.tree_text import TreeText
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftsmith.distill.distillation import Distillation
+from draftsmith.distill.imitation import Imitation
+from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
 from draftsmith.ops.rollout import attend_rollout, attend_rollout_reference
+from draftsmith.targets.toy import tiny_target
+from draftsmith.types import TrajectoryBatch
 
 B, H, T, D = 2, 3, 37, 8
 
@@ -18,13 +26,8 @@ def tensors(steps: int, dtype: torch.dtype) -> list[Tensor]:
     return [one.clone().requires_grad_() for one in made]
 
 
-def causal() -> Tensor:
-    return torch.ones(T, T, dtype=torch.bool).tril().expand(B, T, T)
-
-
 def documents() -> Tensor:
-    owner = torch.tensor([[0] * 10 + [1] * 27, [0] * 20 + [1] * 1 + [2] * 16])
-    return causal() & (owner[:, :, None] == owner[:, None, :])
+    return torch.tensor([[0] * 10 + [1] * 27, [0] * 20 + [1] * 1 + [2] * 16])
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -34,14 +37,12 @@ def test_values_and_gradients_are_those_of_one_softmax(steps: int, packed: bool)
     weights = torch.randn(
         B, H, T, D, dtype=torch.float64, generator=torch.Generator().manual_seed(9)
     )
-    allowed = documents() if packed else None
+    owner = documents() if packed else None
     q, k, v, *own = ours
-    fast = attend_rollout(q, k, v, own[:steps], own[steps:], allowed, scale=0.3)
+    fast = attend_rollout(q, k, v, own[:steps], own[steps:], owner, scale=0.3)
     (fast * weights).sum().backward()
     q, k, v, *own = theirs
-    slow = attend_rollout_reference(
-        q, k, v, own[:steps], own[steps:], causal() if allowed is None else allowed, scale=0.3
-    )
+    slow = attend_rollout_reference(q, k, v, own[:steps], own[steps:], owner, scale=0.3)
     (slow * weights).sum().backward()
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
     for one, other in zip(ours, theirs, strict=True):
@@ -53,18 +54,68 @@ def test_bfloat16_stays_near_the_exact_value() -> None:
     q, k, v, *own = [one.detach().bfloat16() for one in exact]
     rough = attend_rollout(q, k, v, own[:2], own[2:], None, scale=0.3).double()
     q, k, v, *own = [one.detach().bfloat16().double() for one in exact]
-    exactly = attend_rollout_reference(q, k, v, own[:2], own[2:], causal(), scale=0.3)
+    exactly = attend_rollout_reference(q, k, v, own[:2], own[2:], None, scale=0.3)
     assert float((rough - exactly).abs().max()) < 0.05
 
 
-def test_no_square_matrix_is_kept_for_backward() -> None:
-    sizes: list[int] = []
+@pytest.mark.parametrize("packed", [False, True])
+def test_places_see_neither_what_comes_nor_other_texts(packed: bool) -> None:
+    """The reference's own columns, one by one."""
+    q, k, v, *own = (one.detach() for one in tensors(1, torch.float64))
+    owner = documents() if packed else torch.zeros(B, T, dtype=torch.long)
+    out = attend_rollout_reference(q, k, v, own[:1], own[1:], owner, scale=0.3)
+    for b, t in ((0, 0), (0, 9), (0, 10), (1, 20), (1, 36)):
+        seen = [s for s in range(t + 1) if owner[b, s] == owner[b, t]]
+        keys = torch.cat([k[b, :, seen], own[0][b, :, t : t + 1]], 1)
+        values = torch.cat([v[b, :, seen], own[1][b, :, t : t + 1]], 1)
+        weights = (torch.einsum("hd,hsd->hs", q[b, :, t], keys) * 0.3).softmax(-1)
+        torch.testing.assert_close(out[b, :, t], torch.einsum("hs,hsd->hd", weights, values))
+
+
+def squares(drafter: FeatureDrafter, batch: TrajectoryBatch) -> list[tuple[int, ...]]:
+    """Shapes with two times T in them, of all that a training step saves for its backward."""
+    saved: list[tuple[int, ...]] = []
 
     def note(kept: Tensor) -> Tensor:
-        sizes.append(kept.numel())
+        saved.append(tuple(kept.shape))
         return kept
 
-    q, k, v, *own = tensors(2, torch.float32)
+    carry = None
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
-        attend_rollout(q, k, v, own[:2], own[2:], None, scale=0.3)
-    assert sizes and max(sizes) <= B * H * T * D < B * H * T * T
+        for _ in range(drafter.num_steps):
+            prediction, carry = drafter(batch, carry)
+            Imitation(token=Distillation(divergence="sft")).loss(prediction, batch, drafter.head())
+    assert saved
+    return [shape for shape in saved if shape.count(T) >= 2]
+
+
+@pytest.mark.parametrize("cls", [Hass, Griffin, Eagle3])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_training_step_keeps_no_square_matrix(cls: type[FeatureDrafter], packed: bool) -> None:
+    target = tiny_target(layers=8)
+    drafter = cls()
+    drafter.bind(target)
+    drafter.train().requires_grad_(True)
+    drafter.keeps_steps = True  # else only what comes and goes is saved, and all is made again
+    width = 32 * max(1, len(drafter.signals.layers))
+    batch = TrajectoryBatch(
+        tokens_BT=torch.ones(B, T, dtype=torch.long),
+        loss_mask_BT=torch.ones(B, T, dtype=torch.bool),
+        documents_BT=documents() if packed else None,
+        features_BTS=torch.randn(B, T, width, dtype=torch.float64),
+    )
+    assert not squares(drafter, batch)
+
+
+def test_the_released_attention_does_keep_them() -> None:
+    target = tiny_target()
+    drafter = Hass(Hass.Config(attention="official"))
+    drafter.bind(target)
+    drafter.train().requires_grad_(True)
+    drafter.keeps_steps = True
+    batch = TrajectoryBatch(
+        tokens_BT=torch.ones(B, T, dtype=torch.long),
+        loss_mask_BT=torch.ones(B, T, dtype=torch.bool),
+        features_BTS=torch.randn(B, T, 32, dtype=torch.float64),
+    )
+    assert squares(drafter, batch)

@@ -12,14 +12,15 @@ import torch
 from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
 from draftsmith.law import Law, Noise, Purpose, Rows
 from draftsmith.sampler import History, Sampler
+from draftsmith.settle import make_rule
 from draftsmith.types import DraftTree, Proposal, Verdict
 from draftsmith.verify import (
+    Descent,
     Match,
     Node,
     Rejection,
     TreeLaws,
     candidate_children,
-    make_rule,
     offered_depth,
     verify,
 )
@@ -276,12 +277,11 @@ def test_rejection_refuses_sampled_children_without_their_law(kind: Proposal) ->
         verify(tree, Fixed({-1: P}), Rejection(), Noise(0, [0], [4]))
 
 
-class Coin:
+class Coin(Descent):
     """A rule that changes the law, and is made for opaque proposals."""
 
     name: ClassVar[str] = "coin"
     lossy: ClassVar[bool] = True
-    needs_q: ClassVar[bool] = False
     needs_q: ClassVar[bool] = False
     proposals: ClassVar[frozenset[Proposal]] = frozenset({Proposal.OPAQUE})
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
 from draftsmith.bench.statistics import figures
 from draftsmith.config import field_types, from_dict
 from draftsmith.errors import InputError
+from draftsmith.verify import lossy_sentence
 
 T = TypeVar("T")
 
@@ -92,6 +93,7 @@ class _Summarised:
     acceptance_rate: float | None = None
     speedup: float | None = None
     predicted_speedup: float | None = None
+    lossy_rule: str | None = None
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
@@ -124,6 +126,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
 
 def _bench_records(folder: Path) -> list[RunFigures]:
     records = read(folder / "records.jsonl")
+    _require_lossless(folder, [record.lossy_rule for record in records])
     summary = folder / "summary.json"
     target = _text(_json(summary), "target", summary) if summary.is_file() else None
     out = _of_records(records, target)
@@ -134,6 +137,15 @@ def _bench_records(folder: Path) -> list[RunFigures]:
         own = [record for record in records if record.tag == tag]
         out += [dataclasses.replace(run, tag=tag) for run in _of_records(own, target)]
     return out
+
+
+def _require_lossless(folder: Path, rules: Iterable[str | None]) -> None:
+    """Tokens that another law gave are no rival to those of the target's."""
+    for rule in rules:
+        if rule is not None:
+            raise InputError(
+                f"{folder} cannot be ranked with other runs: {lossy_sentence(rule)}; leave it out."
+            )
 
 
 def _of_records(records: Sequence[RunRecord], target: str | None) -> list[RunFigures]:
@@ -159,6 +171,7 @@ def _bench_summary(folder: Path) -> list[RunFigures]:
     if not isinstance(drafters, list):
         raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
     entries = [_known(_Summarised, entry, str(path)) for entry in drafters]
+    _require_lossless(folder, [entry.lossy_rule for entry in entries])
     return [
         RunFigures(
             label=entry.name,

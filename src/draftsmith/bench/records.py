@@ -124,7 +124,7 @@ class RunRecord:
     digest: str
     """Of the generated token ids: equal digests, equal texts."""
     identical: bool | None = None
-    """Same tokens as plain decoding; None above temperature 0."""
+    """Same tokens as plain decoding; None above temperature 0 and under a lossy rule."""
     divergence: Divergence | None = None
     floor: Floor | None = None
     """On lines of plain decoding only."""
@@ -132,6 +132,8 @@ class RunRecord:
     """The last characters of the prompt, to read the text with; first repeat only."""
     pieces: tuple[Piece, ...] | None = None
     """The text with origins; first repeat only."""
+    lossy_rule: str | None = None
+    """What it was verified by, if the output law is then not the target's."""
 
 
 def digest(tokens: Sequence[int]) -> str:

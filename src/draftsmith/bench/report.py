@@ -22,6 +22,7 @@ from draftsmith.bench.statistics import (
     total_floor,
 )
 from draftsmith.provenance import jsonable
+from draftsmith.verify import lossy_sentence
 
 HALF = ("bfloat16", "float16")
 
@@ -83,11 +84,14 @@ class Report:
         return tuple(r for r in self.records if r.drafter == name and r.temperature == temperature)
 
     def labels(self) -> dict[str, str]:
-        """Names short enough for a figure: the kind, and the last part of a source."""
+        """Names short enough for a figure: the kind, and the last part of a source; and with them,
+        wherever they stand, that a rule was lossy."""
         names = list(dict.fromkeys(entry.name for entry in self.figures))
         short = {name: _short(name) for name in names}
-        clash = len(set(short.values())) < len(short)
-        return {name: name for name in names} if clash else short
+        if len(set(short.values())) < len(short):
+            short = {name: name for name in names}
+        lossy = {entry.name for entry in self.figures if entry.lossy_rule is not None}
+        return {name: f"{short[name]} (lossy)" if name in lossy else short[name] for name in names}
 
 
 def _short(name: str) -> str:
@@ -149,6 +153,7 @@ def _rival(entry: DrafterFigures) -> dict[str, Any]:
 def _losslessness(report: Report) -> dict[str, Any]:
     floor = report.floor
     return {
+        "lossy_rules": _lossy_rules(report),
         "sentences": losslessness_sentences(report),
         "numerical_floor_rate": None if floor is None else floor.flips / max(floor.tokens, 1),
         "numerical_floor_tokens": None if floor is None else floor.tokens,
@@ -186,7 +191,13 @@ def terminal_table(report: Report) -> Table:
                 number(entry.tokens_per_step),
                 percent(entry.acceptance_rate),
                 percent(entry.engine_efficiency),
-                "" if entry.name == BASELINE or same is None else "yes" if same else "no",
+                "lossy"
+                if entry.lossy_rule is not None
+                else ""
+                if entry.name == BASELINE or same is None
+                else "yes"
+                if same
+                else "no",
                 style="" if plain else "bold",
             )
         table.add_section()
@@ -217,6 +228,8 @@ def interval_text(interval: Interval | None) -> str:
 
 def sameness(entry: DrafterFigures) -> str:
     """Whether the tokens were those of plain decoding, in a word or two."""
+    if entry.lossy_rule is not None:
+        return "lossy rule: not compared"
     if entry.identical_to_autoregressive is None:
         return ""
     if entry.identical_to_autoregressive:
@@ -249,8 +262,14 @@ def speed_sentences(report: Report) -> list[str]:
 
 def losslessness_sentences(report: Report) -> list[str]:
     """What can honestly be said of equality with plain decoding."""
-    greedy = [e for e in report.drafters if e.temperature == 0 and e.name != BASELINE]
-    out: list[str] = []
+    lossy = _lossy_rules(report)
+    exact = [e for e in report.drafters if e.lossy_rule is None and e.name != BASELINE]
+    greedy = [entry for entry in exact if entry.temperature == 0]
+    out = [
+        f"Drafts were not verified exactly: {lossy_sentence(rule)}. "
+        "Their texts were not compared with plain decoding's."
+        for rule in lossy
+    ]
     if greedy:
         differing = [entry for entry in greedy if not entry.identical_to_autoregressive]
         same = [entry for entry in greedy if entry.identical_to_autoregressive]
@@ -269,17 +288,22 @@ def losslessness_sentences(report: Report) -> list[str]:
                     f"{report.labels()[entry.name]} differs more often than this floor explains: "
                     "please report it."
                 )
-    if report.dtype in HALF:
+    if report.dtype in HALF and not lossy:
         out.append(
             f"In {report.dtype} no engine can promise equal tokens: forwards of different widths "
             "round differently, and near-ties may flip."
         )
-    if any(temperature > 0 for temperature in report.temperatures):
+    if not lossy and any(temperature > 0 for temperature in report.temperatures):
         out.append(
             "Above temperature 0 texts are draws: equal is their law, which the test-suite checks, "
             "not their tokens."
         )
     return out
+
+
+def _lossy_rules(report: Report) -> list[str]:
+    rules = [entry.lossy_rule for entry in report.drafters]
+    return list(dict.fromkeys(rule for rule in rules if rule is not None))
 
 
 def _same_sentence(report: Report, same: Sequence[DrafterFigures], *, everyone: bool) -> str:

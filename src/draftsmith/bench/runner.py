@@ -71,6 +71,8 @@ class BenchPlan:
     """One per temperature."""
     max_new_tokens: int
     rule: str = "auto"
+    lossy: bool = False
+    """The rule changes the law: drafted texts are then not compared with plain decoding's."""
     batch_size: int = 1
     repeats: int = 3
     warmup: int = 1
@@ -88,6 +90,19 @@ class BenchPlan:
         """Item numbers that are decoded together."""
         starts = range(0, len(self.items), self.batch_size)
         return tuple(range(s, min(s + self.batch_size, len(self.items))) for s in starts)
+
+    def decode_options(self, sampler: Sampler, seed: int) -> DecodeOptions:
+        return DecodeOptions(
+            sampler=sampler,
+            max_new_tokens=self.max_new_tokens,
+            rule=self.rule,
+            allow_lossy=self.lossy,
+            seed=seed,
+        )
+
+    def lossy_rule(self, arm: str) -> str | None:
+        """What the texts of this arm were verified by, if their law is then not the target's."""
+        return self.rule if self.lossy and arm not in (BASELINE, TRANSFORMERS) else None
 
     def arm_names(self, sampler: Sampler) -> tuple[str, ...]:
         """Who runs at this law; transformers cannot draw from every one."""
@@ -168,7 +183,7 @@ class Bench:
                 plan.arms,
                 plan.samplers,
                 [item.tokens for item in plan.items],
-                DecodeOptions(max_new_tokens=plan.max_new_tokens, rule=plan.rule, seed=plan.seed),
+                plan.decode_options(Sampler(), plan.seed),
                 self._widths,
                 predictions=[item.prediction for item in plan.items],
             )
@@ -222,9 +237,7 @@ class Bench:
         if name == TRANSFORMERS:
             assert isinstance(plan.target, HFTarget)
             return time_generate(plan.target, prompts, sampler, plan.max_new_tokens, seed)
-        options = DecodeOptions(
-            sampler=sampler, max_new_tokens=plan.max_new_tokens, rule=plan.rule, seed=seed
-        )
+        options = plan.decode_options(sampler, seed)
         arm = next(arm for arm in plan.arms if arm.name == name)
         predictions = [plan.items[row].prediction for row in rows]
         return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
@@ -266,7 +279,9 @@ class Bench:
     ) -> RunRecord:
         item, temperature = self.plan.items[row], entry.sampler.temperature
         divergence = floor = None
-        if temperature == 0:
+        lossy_rule = self.plan.lossy_rule(name)
+        compared = temperature == 0 and lossy_rule is None
+        if compared:
             divergence = self._compare(entry.group, row, run.tokens[b], entry.sampler)
             if name == BASELINE and entry.repeat == 0:
                 floor = self._references[entry.group, row].floor
@@ -301,11 +316,12 @@ class Bench:
             phases=run.phases,
             costs=costs,
             digest=digest(run.tokens[b]),
-            identical=divergence is None if temperature == 0 else None,
+            identical=divergence is None if compared else None,
             divergence=divergence,
             floor=floor,
             prompt_tail=tail,
             pieces=text,
+            lossy_rule=lossy_rule,
         )
         if counts is None:
             return record

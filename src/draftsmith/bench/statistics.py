@@ -79,6 +79,8 @@ class DrafterFigures:
     largest_gap_at_divergence: float | None
     divergences_over_bound: int | None
     """Divergences at a gap that rounding does not explain: must be 0."""
+    lossy_rule: str | None = None
+    """What its drafts were verified by, if the output law is then not the target's."""
 
 
 def figures(records: Sequence[RunRecord]) -> tuple[DrafterFigures, ...]:
@@ -110,7 +112,8 @@ def _figures(
     accepted = _total(r.accepted for r in mine) or 0
     rates = per_prompt_rates(mine)
     positions = acceptance_by_position(mine)
-    greedy = temperature == 0
+    lossy_rule = next((r.lossy_rule for r in mine if r.lossy_rule is not None), None)
+    greedy = temperature == 0 and lossy_rule is None
     differing = [r for r in mine if r.repeat == 0 and r.divergence is not None]
     tokens = sum(r.tokens for r in mine)
     return DrafterFigures(
@@ -143,6 +146,7 @@ def _figures(
         )
         if greedy
         else None,
+        lossy_rule=lossy_rule,
     )
 
 

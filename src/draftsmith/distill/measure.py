@@ -178,7 +178,7 @@ def expected_acceptance(
         numbers = order[start : start + options.batch_size]
         batch = [trajectories[i] for i in numbers]
         columns = max(1, min(CHUNK, options.max_logits // (len(batch) * _width(target, draft))))
-        by_target = _places(target, batch, columns, np.asarray)
+        by_target = _places(target, batch, columns, lambda ids: ids)
         by_draft = _places(draft, batch, columns, ids.to_draft)
         # both go through the same places: b rows of `batch`, token i of each
         for (rows, places, logits_p), (_, _, logits_q) in zip(by_target, by_draft, strict=True):
@@ -226,14 +226,14 @@ def _places(
     model: Target,
     batch: Sequence[Trajectory],
     columns: int,
-    to_model: Callable[[np.ndarray], np.ndarray],
+    to_model: Callable[[Tensor], Tensor],
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Tensor]]:
     """(rows [R], places [R], logits [R, V]) of the tokens of all continuations, piece by piece.
 
     fed before       p0 p1                                             no logits
     then in pieces         [p2 y0 .. ] [.. ]      logits behind them:  laws of y0 y1 ..
     """
-    texts = [to_model(np.array([*one.prompt, *one.tokens[:-1]], np.int64)) for one in batch]
+    texts = [to_model(torch.tensor([*one.prompt, *one.tokens[:-1]])) for one in batch]
     begin = np.array([len(one.prompt) - 1 for one in batch])
     cache = model.new_cache(len(batch), max(len(text) for text in texts))
     while (cache.lengths_B < begin).any():
@@ -253,7 +253,7 @@ def _places(
 
 
 def _feed(
-    model: Target, cache: KVCache, texts: Sequence[np.ndarray], stop: np.ndarray, *, keep: int
+    model: Target, cache: KVCache, texts: Sequence[Tensor], stop: np.ndarray, *, keep: int
 ) -> Tensor:
     """Feed each row up to `stop` and commit it; logits behind the last `keep` columns."""
     pieces = [

@@ -1,13 +1,14 @@
-"""What HASS and GRIFFIN have in common: they are trained on their own outputs, several forwards of a
-text, and every forward takes the states of the one before as given.
+"""What HASS and GRIFFIN have in common: they are trained on their own outputs, several forwards of
+a text, and every forward takes the states of the one before as given.
 
-    forward 1    features of the target -> g1
-    forward 2    g1, detached -> g2                    keys of forward 1, with their gradient
-    forward 3    g2, detached -> g3                    keys of forwards 1 and 2, with their gradient
+    forward    reads                  attends to, with gradient      gives
+    1          the target's states    keys of 1                      g1
+    2          g1, detached           keys of 1, 2                   g2
+    3          g2, detached           keys of 1, 2, 3                g3
 
-Gradients of all forwards add up, as in the released code: there a forward computes the keys of all
-feature sets again and goes backward by itself; here keys are computed once, and the sum goes
-backward once.
+Gradients of all forwards add up. In the released code each forward makes all keys again and goes
+backward by itself; here keys are made once, the sum goes backward once, and what a forward computed
+on the way to it is computed again, as a graph of all forwards would take their sum in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from draftsmith.drafters import _rollout
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._options import TRAINING
 from draftsmith.drafters._rollout import Rollout
@@ -41,6 +41,7 @@ class AlignedDrafter(FeatureDrafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.num_steps = self.config.num_forwards
+        self.keeps_steps = self.num_steps == 1
 
     def _begin(self, batch: TrajectoryBatch) -> Rollout:
         asked = self.config.attention == "official" and self.num_steps >= self.official_from

@@ -13,7 +13,6 @@ The choice depends on the draft model alone, never on the verifier's noise: opaq
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from draftsmith.drafters._reader import Reader
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 
-def grow_dynamic(reader: Reader, shape: TreeShape) -> tuple[DraftTree, np.ndarray]:
-    """The best `shape.keep` nodes; also, per node, its number among those fed (or -1)."""
+def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
+    """The best `shape.keep` nodes, found where the reader's logits are."""
     assert shape.keep is not None
     width = shape.widths[0]
     logits_BV = reader.root()
@@ -61,12 +60,12 @@ def grow_dynamic(reader: Reader, shape: TreeShape) -> tuple[DraftTree, np.ndarra
     # a draft model with fewer tokens than the target may have run out of them
     impossible = score_BP.gather(1, kept_BN) == -torch.inf
     parent_BN = parent_BN.masked_fill(impossible, PADDING)
-    # one transfer: tokens, parents and feeding numbers side by side
-    host_3BN = torch.stack(
-        [token_BP.gather(1, kept_BN), parent_BN, fed_BP.gather(1, kept_BN)]
-    ).cpu()
-    tree = DraftTree(tokens_BN=host_3BN[0], parents_BN=host_3BN[1], proposal=Proposal.OPAQUE)
-    return tree, host_3BN[2].numpy()
+    return DraftTree(
+        tokens_BN=token_BP.gather(1, kept_BN),
+        parents_BN=parent_BN,
+        proposal=Proposal.OPAQUE,
+        fed_BN=fed_BP.gather(1, kept_BN),
+    )
 
 
 def _best(logits_BFV: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,8 @@ class FeatureDrafter(Drafter):
     layer: LlamaConfig
     """Measures of the network: the target's, or those of its folder."""
     network_class: ClassVar[type[Network]]
+    keeps_steps: bool = True
+    """Training: all that a step computes stays in memory for the backward pass."""
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
@@ -135,7 +137,7 @@ class FeatureDrafter(Drafter):
         if state.is_blank:
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
-        tree, _ = grow(reader, shape, Draw.behind(state, self.config.proposal, sampler, noise))
+        tree = grow(reader, shape, Draw.behind(state, self.config.proposal, sampler, noise))
         state.cache.rollback()
         return tree
 
@@ -154,7 +156,7 @@ class FeatureDrafter(Drafter):
     ) -> tuple[DraftPrediction, Rollout]:
         assert self.network is not None
         now = self._begin(batch) if carry is None else carry
-        return _rollout.advance(self.network, self.target, batch, now)
+        return _rollout.advance(self.network, self.target, batch, now, keep=self.keeps_steps)
 
     def _begin(self, batch: TrajectoryBatch) -> Rollout:
         return _rollout.begin(batch, self.config.noise if self.training else 0.0)

@@ -27,6 +27,7 @@ from draftsmith.drafters._base import Accepted, DraftState, TargetView
 from draftsmith.drafters._network import Network
 from draftsmith.ops.attention import attend_fused
 from draftsmith.rows import common_prefix
+from draftsmith.transfer import to_device
 
 _NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
@@ -60,13 +61,13 @@ class Features:
         width = int(counts.max())
         index_BP = np.maximum(self.lengths_B[:, None] - width + np.arange(width)[None], 0)
         rows = torch.arange(len(counts), device=self._store_BTS.device)[:, None]
-        return self._store_BTS[rows, torch.from_numpy(index_BP).to(self._store_BTS.device)]
+        return self._store_BTS[rows, to_device(index_BP, self._store_BTS.device)]
 
     def rewind(self, lengths_B: np.ndarray) -> None:
         self.lengths_B = np.minimum(self.lengths_B, lengths_B)
 
     def take(self, rows: Sequence[int]) -> None:
-        index = torch.as_tensor(list(rows), device=self._store_BTS.device)
+        index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
         self._store_BTS = self._store_BTS.index_select(0, index)
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
 
@@ -131,7 +132,7 @@ class FeatureState(DraftState):
             )
             if not emitted:  # a row that was done before
                 columns = columns[:0]
-            new.append(signals_BTS[b, torch.from_numpy(columns).to(signals_BTS.device)])
+            new.append(signals_BTS[b, to_device(columns, signals_BTS.device)])
             self.known[b].extend(emitted)
         self.features.append(new)
 
@@ -171,15 +172,15 @@ class PairReader:
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
         self._depth += 1
-        block = self._state.cache.stage(depth_BF, see_BFC.cpu().numpy())
-        index = above_BF.to(self._above_BTH.device)[..., None]
+        block = self._state.cache.stage(depth_BF, see_BFC)
+        index = to_device(above_BF, self._above_BTH.device)[..., None]
         feature_BFH = self._above_BTH.gather(1, index.expand(-1, -1, self._above_BTH.shape[2]))
         predict, self._above_BTH = self._read(tokens_BF, feature_BFH, block)
         return self._network.logits(predict, self._target)
 
     def _read(self, tokens_BT: Tensor, feature_BTS: Tensor, block: Block) -> tuple[Tensor, Tensor]:
         if self._target.max_length is not None:
-            np.minimum(block.positions_BT, self._target.max_length - 1, out=block.positions_BT)
+            block.stop_at(self._target.max_length - 1)
         device = feature_BTS.device
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ class PairReader:
             mask = block.mask(None, q.dtype)
             return attend_fused(q, keys, values, mask, scale=q.shape[-1] ** -0.5)
 
-        embedded = self._target.embed(tokens_BT.to(device))
+        embedded = self._target.embed(to_device(tokens_BT, device))
         out: tuple[Tensor, Tensor] = self._network(
             embedded, feature_BTS, block.positions(device), attend
         )

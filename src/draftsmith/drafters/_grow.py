@@ -15,11 +15,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftsmith.drafters._dynamic import grow_dynamic
 from draftsmith.drafters._reader import Reader
 from draftsmith.law import Law, Noise, Purpose
 from draftsmith.sampler import History, Sampler
+from draftsmith.transfer import to_device
 from draftsmith.trees import history_at, levels, sees, shape_parents
 from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
@@ -61,15 +63,16 @@ class Draw:
         )
 
     def histories(
-        self, tokens_BN: np.ndarray, parents_N: np.ndarray, nodes: np.ndarray
+        self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
     ) -> list[History]:
         """The tokens before the law behind each node, row by row; none if nobody reads them."""
         if not self.sampler.needs_history:
             return []
+        drafted_BN = tokens_BN.cpu().numpy()
         return [
             history_at(
                 History(tokens=self.known[b], num_prompt=self.num_prompt[b]),
-                tokens_BN[b],
+                drafted_BN[b],
                 parents_N,
                 n,
             )
@@ -78,88 +81,96 @@ class Draw:
         ]
 
 
-def grow(reader: Reader, shape: TreeShape, how: Draw) -> tuple[DraftTree, np.ndarray]:
-    """Draft a tree; also, per node, its number among those fed (or -1).
+def grow(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
+    """Draft a tree; its numbers stay where the reader's logits are.
 
     A shape that follows the model takes its top tokens, whatever `how` says.
     """
     return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
 
 
-def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> tuple[DraftTree, np.ndarray]:
+def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
     num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
     num_nodes = len(template)
-    # one column more: children that a ragged level does not have are written there
-    tokens = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
-    parents = np.broadcast_to(np.append(template, ROOT), tokens.shape).copy()
-    q_rows = np.zeros_like(tokens)
-    laws: list[Law] = []
-    fed = np.full(num_nodes + 1, -1, dtype=np.int64)
-    order: list[int] = []
     see_NN = sees(template[None])[0]
+    q_rows = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
+    fed = np.full(num_nodes, -1, dtype=np.int64)
+    laws: list[Law] = []
+    order: list[int] = []
     before = np.array([ROOT])
-    plan = levels(shape)
-    for depth, level in enumerate(plan):
-        if depth == 0:
-            logits_BFV = reader.root()[:, None]
-        else:
+    logits_BFV = reader.root()[:, None]
+    device = logits_BFV.device
+    # one column more: children that a ragged level does not have are written there
+    tokens_BN = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=device)
+    spent_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
+    for depth, level in enumerate(levels(shape)):
+        if depth > 0:
             nodes = level.frontier_F
             above = np.searchsorted(before, template[nodes])  # nodes ascend within a level
             fed[nodes] = len(order) + np.arange(len(nodes))
             order += nodes.tolist()
             logits_BFV = reader.level(
-                torch.from_numpy(tokens[:, nodes]),
+                tokens_BN[:, to_device(nodes, device)],
                 torch.from_numpy(see_NN[nodes][:, order]).expand(num_rows, -1, -1),
                 torch.from_numpy(above).expand(num_rows, -1),
             )
         before = level.frontier_F
         scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
-        rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
-        kids = np.tile(level.kids_FW, (num_rows, 1))
-        width = kids.shape[1]
+        kids_FW = to_device(level.kids_FW, device)
         if how.choice == "greedy":
-            drawn = scores_RV.topk(width, dim=-1).indices.cpu().numpy()
+            drawn_RW = scores_RV.topk(kids_FW.shape[1], dim=-1).indices
         else:
-            law = how.sampler.law(scores_RV, how.histories(tokens, template, level.frontier_F))
+            law = _law(how, scores_RV, how.histories(tokens_BN, template, level.frontier_F))
+            rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
+            kids = np.tile(level.kids_FW, (num_rows, 1))
             first = sum(part.num_rows for part in laws)
             q_rows[rows[:, None], kids] = (first + np.arange(len(rows)))[:, None]
             laws.append(law)
-            drawn, spent = _draw(law, how, rows, depth, kids)
-            parents[rows[:, None], kids] = np.where(spent, PADDING, parents[rows[:, None], kids])
-        tokens[rows[:, None], kids] = drawn
-    parents = parents[:, :num_nodes]
+            drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
+            spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
+        tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
+    parents_BN = torch.from_numpy(template).repeat(num_rows, 1)
     if how.choice == "without_replacement":
-        _drop_orphans(parents)
-    tree = DraftTree(
-        tokens_BN=torch.from_numpy(tokens[:, :num_nodes].copy()),
-        parents_BN=torch.from_numpy(parents.copy()),
+        parents_BN = _without_spent(parents_BN, spent_BN[:, :num_nodes], see_NN)
+    return DraftTree(
+        tokens_BN=tokens_BN[:, :num_nodes].contiguous(),
+        parents_BN=parents_BN,
         proposal=PROPOSALS[how.choice],
         q=Law.cat(laws) if laws else None,
         q_rows_BN=torch.from_numpy(q_rows[:, :num_nodes].copy()) if laws else None,
+        fed_BN=torch.from_numpy(fed).repeat(num_rows, 1),
     )
-    return tree, np.broadcast_to(fed[:num_nodes], (num_rows, num_nodes))
+
+
+def _law(how: Draw, scores_RV: Tensor, histories: Sequence[History]) -> Law:
+    if scores_RV.device.type == "cpu":
+        return how.sampler.law(scores_RV, histories)
+    # nobody waits for the device here: whoever verifies the draft looks at its laws
+    return how.sampler.law(scores_RV, histories, check=lambda top_R: None)
 
 
 def _draw(
     law: Law, how: Draw, rows: np.ndarray, depth: int, kids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Tensor, Tensor]:
     """(tokens, spent) [R, width]; spent: the support was used up, there is no such child."""
-    drawn = np.zeros(kids.shape, dtype=np.int64)
-    spent = np.zeros(kids.shape, dtype=bool)
+    drawn: list[Tensor] = []
+    spent: list[Tensor] = []
     left = law
     for k in range(kids.shape[1]):
-        token = left.draw(how.noise, rows, depth, Purpose.DRAFT, kids[:, k])
-        drawn[:, k] = token.cpu().numpy()
+        token_R = left.draw(how.noise, rows, depth, Purpose.DRAFT, kids[:, k])
+        spent_R = torch.zeros_like(token_R, dtype=torch.bool)
         if how.choice == "without_replacement":
-            spent[:, k] = (drawn[:, :k] == drawn[:, k : k + 1]).any(1)
-            left = left.without(token)
-    return drawn, spent
+            for earlier_R in drawn:
+                spent_R |= earlier_R == token_R
+            left = left.without(token_R)
+        drawn.append(token_R)
+        spent.append(spent_R)
+    return torch.stack(drawn, dim=1), torch.stack(spent, dim=1)
 
 
-def _drop_orphans(parents: np.ndarray) -> None:
-    """Children of padding are padding."""
-    rows = np.arange(len(parents))
-    for n in range(parents.shape[1]):
-        above = parents[:, n]
-        gone = (above >= 0) & (parents[rows, np.maximum(above, 0)] == PADDING)
-        parents[gone, n] = PADDING
+def _without_spent(parents_BN: Tensor, spent_BN: Tensor, see_NN: np.ndarray) -> Tensor:
+    """Children that there are none of, and all below them, are padding."""
+    device = spent_BN.device
+    sees_NN = to_device(see_NN.astype(np.float32), device)
+    gone_BN = spent_BN.float() @ sees_NN.T > 0
+    return to_device(parents_BN, device).masked_fill(gone_BN, PADDING)

@@ -45,7 +45,7 @@ class Vocabularies:
 
     size: int
     """Of the target's vocabulary."""
-    to_draft: Callable[[np.ndarray], np.ndarray]
+    to_draft: Callable[[Tensor], Tensor]
     """Target ids -> ids that the draft model is fed."""
     to_target: Callable[[Tensor], Tensor]
     """Draft logits [R, Vd] -> logits [R, size], -inf where the draft model has no token."""
@@ -68,7 +68,7 @@ class ModelReader:
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
         pending = [
-            self._vocabularies.to_draft(np.asarray(row[int(have) :], dtype=np.int64)).tolist()
+            self._vocabularies.to_draft(torch.tensor(row[int(have) :], dtype=torch.long)).tolist()
             for row, have in zip(self._known, self._cache.lengths_B, strict=True)
         ]
         pending = feed_beginning(self._model, self._cache, pending)
@@ -83,9 +83,9 @@ class ModelReader:
         """See `Reader`; the parents' states are in the cache, so `above_BF` is not needed."""
         depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
         self._depth += 1
-        block = self._cache.stage(depth_BF, see_BFC.cpu().numpy())
+        block = self._cache.stage(depth_BF, see_BFC)
         stay_inside(self._model, block)
-        fed = torch.from_numpy(self._vocabularies.to_draft(tokens_BF.cpu().numpy()))
+        fed = self._vocabularies.to_draft(tokens_BF)
         count = tokens_BF.shape[1]
         logits_BFV = self._model.forward(fed, block, count, Signals()).logits_BNV
         rows = self._vocabularies.to_target(logits_BFV.reshape(-1, logits_BFV.shape[-1]))

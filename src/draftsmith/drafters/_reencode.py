@@ -96,7 +96,7 @@ def reencoded_tree(
         size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
     )
     known = [row.ids for row in state.rows]
-    grown, _ = grow(
+    grown = grow(
         ModelReader(draft, state.cache, known, same),
         TreeShape.chain(shape.depth),
         Draw(

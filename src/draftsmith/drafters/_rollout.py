@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from draftsmith.drafters._base import TargetView
 from draftsmith.drafters._causal import document_positions
@@ -35,9 +36,8 @@ class Rollout:
     step: int
     feature_BTH: Tensor
     """What the network goes on with."""
-    keys: tuple[Tensor, ...] = ()
-    """Of the steps so far; those of step 0 are the text's."""
-    values: tuple[Tensor, ...] = ()
+    keys_and_values: tuple[Tensor, ...] = ()
+    """Of the steps so far, in turn; those of step 0 are the text's."""
     survived_BT: Tensor | None = None
     """Chains that a drafter still follows (GRIFFIN); None: all."""
     fed_BT: Tensor | None = None
@@ -68,12 +68,21 @@ def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
 
 
 def advance(
-    network: Network, target: TargetView, batch: TrajectoryBatch, now: Rollout
+    network: Network,
+    target: TargetView,
+    batch: TrajectoryBatch,
+    now: Rollout,
+    *,
+    keep: bool = True,
 ) -> tuple[DraftPrediction, Rollout]:
-    """One step of all chains; what comes back in the roll-out still has its gradient."""
-    tokens_BT, documents_BT, own = batch.tokens_BT, batch.documents_BT, now.step
-    keys, values = list(now.keys), list(now.values)
-    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    """One step of all chains; what comes back in the roll-out still has its gradient.
+
+    `keep` False: what the network computes on its way is computed again in the backward pass, so
+    that only one step's is in memory at a time.
+    """
+    own, documents_BT = now.step, batch.documents_BT
+    fed_BT = batch.tokens_ahead(1 + own) if now.fed_BT is None else now.fed_BT
+    positions_BT = torch.arange(fed_BT.shape[1], device=fed_BT.device).expand_as(fed_BT)
     if documents_BT is not None:
         positions_BT = document_positions(documents_BT)
     attention = attend_rollout
@@ -81,34 +90,40 @@ def advance(
         dots_BT = (text_lengths(batch) - 1 - positions_BT - own).clamp(min=0)
         attention = partial(attend_rollout_official, dots_BT=dots_BT)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys.append(k)
-        values.append(v)
-        groups = q.shape[1] // k.shape[1]
-        wide_k, wide_v = (
-            [one.repeat_interleave(groups, 1) for one in some] for some in (keys, values)
-        )
-        return attention(
-            q,
-            wide_k[0],
-            wide_v[0],
-            wide_k[1:],
-            wide_v[1:],
-            documents_BT,
-            scale=q.shape[-1] ** -0.5,
-        )
+    def step(feature_BTH: Tensor, *earlier: Tensor) -> tuple[Tensor, ...]:
+        made: list[Tensor] = []
 
-    fed_BT = batch.tokens_ahead(1 + own) if now.fed_BT is None else now.fed_BT
-    with torch.no_grad():
-        embedded_BTH = target.embed(fed_BT)
-    predict, regress = network(embedded_BTH, now.feature_BTH, positions_BT + own, attend)
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            made.extend((k, v))
+            groups = q.shape[1] // k.shape[1]
+            wide = [one.repeat_interleave(groups, 1) for one in (*earlier, k, v)]
+            keys, values = wide[::2], wide[1::2]
+            scale = q.shape[-1] ** -0.5
+            return attention(q, keys[0], values[0], keys[1:], values[1:], documents_BT, scale=scale)
+
+        with torch.no_grad():
+            embedded_BTH = target.embed(fed_BT)
+        return *network(embedded_BTH, feature_BTH, positions_BT + own, attend), *made
+
+    inputs = (now.feature_BTH, *now.keys_and_values)
+    if keep:
+        predict, regress, *made = step(*inputs)
+    else:
+        predict, regress, *made = checkpoint(
+            step, *inputs, use_reentrant=False, preserve_rng_state=False
+        )
     prediction = DraftPrediction(
         hidden_BTH=predict,
-        mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
+        mask_BT=torch.ones_like(fed_BT, dtype=torch.bool),
         ahead=2 + own,
         feature_BTH=regress,
     )
-    after = replace(now, step=own + 1, feature_BTH=regress, keys=tuple(keys), values=tuple(values))
+    after = replace(
+        now,
+        step=own + 1,
+        feature_BTH=regress,
+        keys_and_values=(*now.keys_and_values, *made),
+    )
     return prediction, after
 
 

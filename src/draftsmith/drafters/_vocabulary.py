@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -37,8 +36,8 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
         room = target_size - common
         return torch.nn.functional.pad(logits_RV[:, :common], (0, room), value=-torch.inf)
 
-    def to_draft(ids: np.ndarray) -> np.ndarray:
-        return np.minimum(ids, common - 1) if target_size > common else ids
+    def to_draft(ids: Tensor) -> Tensor:
+        return ids.clamp(max=common - 1) if target_size > common else ids
 
     return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)
 
@@ -75,12 +74,21 @@ class Subset:
                 f"target ids up to {int(d2t.max())}, but the target has {target_size}: it was made "
                 "for another target."
             )
-        t2d = np.full(target_size, unknown, dtype=np.int64)
-        t2d[d2t.numpy()] = np.arange(len(d2t))
+        t2d = torch.full((target_size,), unknown)
+        t2d[d2t] = torch.arange(len(d2t))
+        there = {t2d.device: (d2t, t2d)}  # uploaded once
+
+        def tables(device: torch.device) -> tuple[Tensor, Tensor]:
+            if device not in there:
+                there[device] = d2t.to(device), t2d.to(device)
+            return there[device]
 
         def to_target(logits_RV: Tensor) -> Tensor:
             wide = logits_RV.new_full((logits_RV.shape[0], target_size), -torch.inf)
-            wide[:, d2t.to(logits_RV.device)] = logits_RV
+            wide[:, tables(logits_RV.device)[0]] = logits_RV
             return wide
 
-        return Vocabularies(size=target_size, to_draft=lambda ids: t2d[ids], to_target=to_target)
+        def to_draft(ids: Tensor) -> Tensor:
+            return tables(ids.device)[1][ids]
+
+        return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)

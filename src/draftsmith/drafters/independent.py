@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ from draftsmith.rows import common_prefix
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets._head import causal_head
+from draftsmith.transfer import to_device
 from draftsmith.types import (
     PADDING,
     DraftPrediction,
@@ -41,8 +42,6 @@ from draftsmith.types import (
     TreeShape,
 )
 
-NOTHING_FED = np.zeros((0, 0), dtype=np.int64)
-
 
 @dataclass(slots=True)
 class _State(DraftState):
@@ -51,8 +50,6 @@ class _State(DraftState):
     cache: KVCache
     known: list[list[int]]
     num_prompt: list[int]
-    fed_BN: np.ndarray = field(default_factory=lambda: NOTHING_FED)
-    """Of the tree just drafted: which column of those staged each node was fed in, or -1."""
 
     def take(self, rows: Sequence[int]) -> _State:
         self.cache.take(rows)
@@ -167,21 +164,20 @@ class Independent(Drafter):
         assert isinstance(state, _State) and self._vocabularies is not None
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
         how = Draw.behind(state, self.config.proposal, sampler, noise)
-        tree, state.fed_BN = grow(reader, shape, how)
-        return _inside(tree, state.known, self._draft.max_length)
+        return _inside(grow(reader, shape, how), state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         if isinstance(state, ReencodedState):
             return state.advance(accepted)
         assert isinstance(state, _State)
         # nodes without children were never fed: of an accepted path that can be its last one
-        if state.fed_BN.size:
+        if accepted.tree.fed_BN is not None:
             path_BD = accepted.verdict.path_BD.numpy()
-            columns_BD = np.take_along_axis(state.fed_BN, np.maximum(path_BD, 0), axis=1)
+            fed_BN = accepted.tree.fed_BN.numpy()
+            columns_BD = np.take_along_axis(fed_BN, np.maximum(path_BD, 0), axis=1)
             fed = ((path_BD >= 0) & (columns_BD >= 0)).sum(1)
             num = np.minimum(accepted.verdict.num_accepted_B.numpy(), fed)
             state.cache.commit(np.zeros_like(num), columns_BD, num)
-            state.fed_BN = NOTHING_FED
         for row, new in zip(state.known, accepted.emitted, strict=True):
             row.extend(new)
         return state
@@ -202,9 +198,8 @@ def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | N
     full = np.array([len(row) + tree.num_nodes > max_length for row in known])
     if not full.any():
         return tree
-    parents = tree.parents_BN.clone()
-    parents[torch.from_numpy(full)] = PADDING
-    return dataclasses.replace(tree, parents_BN=parents)
+    full_B1 = to_device(full, tree.parents_BN.device)[:, None]
+    return dataclasses.replace(tree, parents_BN=tree.parents_BN.masked_fill(full_B1, PADDING))
 
 
 DRAFTER = Independent

@@ -27,6 +27,7 @@ from draftsmith.drafters._options import TRAINING
 from draftsmith.errors import BackendError
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
+from draftsmith.transfer import to_device
 from draftsmith.types import (
     DraftPrediction,
     DraftTree,
@@ -99,12 +100,12 @@ class _State(DraftState):
     feature_BH: Tensor | None = None
 
     def take(self, rows: Sequence[int]) -> _State:
-        index = torch.as_tensor(list(rows))
+        index = torch.tensor(list(rows))
         kept = self.feature_BH
         return _State(
             known=[self.known[b] for b in rows],
             num_prompt=[self.num_prompt[b] for b in rows],
-            feature_BH=None if kept is None else kept[index.to(kept.device)],
+            feature_BH=None if kept is None else kept[to_device(index, kept.device)],
         )
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
@@ -212,8 +213,7 @@ class Medusa(Drafter):
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
         how = Draw.behind(state, "greedy", sampler, noise)
-        tree, _ = grow(reader, shape.clip(self.network.count), how)
-        return tree
+        return grow(reader, shape.clip(self.network.count), how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, _State)
@@ -229,7 +229,7 @@ class Medusa(Drafter):
                 last_B[b] = first_node + path_BD[b, num - 1]
             state.known[b].extend(accepted.emitted[b])
         rows = torch.arange(len(num_B), device=signals_BTS.device)
-        state.feature_BH = signals_BTS[rows, torch.from_numpy(last_B).to(signals_BTS.device)]
+        state.feature_BH = signals_BTS[rows, to_device(last_B, signals_BTS.device)]
         return state
 
     # ------------------------------------------------------------------ training

@@ -71,8 +71,8 @@ def attend_rollout(
     *,
     scale: float,
 ) -> Tensor:
-    """The same by torch's fused kernel. `documents_BT`: number of the text that a place is in, which
-    it does not look out of; None: one text per row, which is cheaper.
+    """The same by torch's fused kernel. `documents_BT`: number of the text that a place is in, out
+    of which it does not look; None: one text per row. A text's places stand side by side.
 
     Keys and values have as many heads as the query.
     """
@@ -84,15 +84,6 @@ def attend_rollout(
 def _seen(documents_BT: Tensor) -> Tensor:
     """[B, T, T]: place t looks at s, which is in the same document and not behind it."""
     return (documents_BT[:, :, None] == documents_BT[:, None, :]).tril()
-
-
-def _mask(documents_BT: Tensor | None, like: Tensor) -> Tensor | None:
-    """For the kernel; made again in the backward pass, not kept."""
-    if documents_BT is None:
-        return None
-    seen_BTT = _seen(documents_BT)
-    mask = torch.zeros(seen_BTT.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(~seen_BTT, -torch.inf)[:, None]
 
 
 class _Rollout(torch.autograd.Function):
@@ -115,7 +106,7 @@ class _Rollout(torch.autograd.Function):
         *own: Tensor,
     ) -> Tensor:
         keys, values = own[: len(own) // 2], own[len(own) // 2 :]
-        text, lse_text = _forward(query, key, value, _mask(documents_BT, query), scale)
+        text, lse_text = _forward(query, key, value, documents_BT, scale)
         wide = lse_text.dtype
         scores = [(query.to(wide) * one.to(wide)).sum(-1) * scale for one in keys]
         lse = torch.stack([lse_text, *scores]).logsumexp(0)
@@ -133,8 +124,7 @@ class _Rollout(torch.autograd.Function):
         keys, values = own[: len(own) // 2], own[len(own) // 2 :]
         scale, wide = ctx.scale, lse.dtype
         grad = grad.contiguous()
-        mask = _mask(documents_BT, query)
-        dq, dk, dv = _backward(grad, query, key, value, out, lse, mask, scale)
+        dq, dk, dv = _backward(grad, query, key, value, out, lse, documents_BT, scale)
         dq = dq.to(wide)
         share = (grad.to(wide) * out.to(wide)).sum(-1)
         own_dk, own_dv = [], []
@@ -148,18 +138,23 @@ class _Rollout(torch.autograd.Function):
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, documents_BT: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp [B, H, T]) of the text columns."""
-    if query.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+    if query.device.type != "cpu":
+        mask = _mask(documents_BT, query)
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, True, 0.0, mask is None, scale=scale
         )
-        return out, lse
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, True, 0.0, mask is None, scale=scale
-    )
-    return out, lse[..., : query.shape[2]]
+        return out, lse[..., : query.shape[2]]
+    out = torch.empty_like(query)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    lse = torch.empty(query.shape[:3], dtype=wide)
+    for part in _texts(documents_BT):
+        out[part], lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query[part], key[part], value[part], 0.0, True, scale=scale
+        )
+    return out, lse
 
 
 def _backward(
@@ -169,28 +164,57 @@ def _backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: Tensor | None,
+    documents_BT: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if query.device.type == "cpu":
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, lse, 0.0, mask is None, attn_mask=mask, scale=scale
+    if query.device.type != "cpu":
+        mask = _mask(documents_BT, query)
+        nothing = torch.zeros((), dtype=torch.int64, device=query.device)
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad,
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            nothing,
+            nothing,
+            0.0,
+            [True, True, True, False],
+            mask is None,
+            scale=scale,
         )
         return dq, dk, dv
-    nothing = torch.zeros((), dtype=torch.int64, device=query.device)
-    dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        grad,
-        query,
-        key,
-        value,
-        mask,
-        out,
-        lse,
-        nothing,
-        nothing,
-        0.0,
-        [True, True, True, False],
-        mask is None,
-        scale=scale,
-    )
+    dq, dk, dv = (torch.empty_like(one) for one in (query, key, value))
+    for part in _texts(documents_BT):
+        dq[part], dk[part], dv[part] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *(one[part] for one in (grad, query, key, value, out, lse)), 0.0, True, scale=scale
+            )
+        )
     return dq, dk, dv
+
+
+def _texts(documents_BT: Tensor | None) -> list[tuple[slice, slice, slice]]:
+    """Rows, heads and places of each text: on a CPU the kernel runs text by text, in which all look
+    back, and so needs no mask and computes nothing that one would hide."""
+    everything = slice(None)
+    if documents_BT is None:
+        return [(everything, everything, everything)]
+    parts = []
+    for row, documents_T in enumerate(documents_BT):
+        _, sizes = documents_T.unique_consecutive(return_counts=True)
+        ends = sizes.cumsum(0).tolist()
+        for start, end in zip([0, *ends], ends, strict=False):
+            parts.append((slice(row, row + 1), everything, slice(start, end)))
+    return parts
+
+
+def _mask(documents_BT: Tensor | None, like: Tensor) -> Tensor | None:
+    """For other devices, in one call; made again in the backward pass, not kept."""
+    if documents_BT is None:
+        return None
+    seen_BTT = _seen(documents_BT)
+    mask = torch.zeros(seen_BTT.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~seen_BTT, -torch.inf)[:, None]

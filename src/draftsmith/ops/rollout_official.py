@@ -2,10 +2,10 @@
 what that code learns. It writes T x T scores out.
 
 There, forward n = j + 1 reads feature sets 0 (the target's) .. j (drafts of drafts) in natural
-coordinates, query pair t and key pair s. Scores are multiplied by 0/1 masks that choose the set, and
-summed; the softmax runs over all T columns, and its weights are multiplied by the masks again. A
-column that is in no mask has logit 0 instead of -inf: it takes the weight exp(0) and gives no value,
-so the weights that count sum to less than 1. Forward 3 of a text of five pairs:
+coordinates, query pair t and key pair s. Scores are multiplied by 0/1 masks that choose the set,
+and summed; the softmax runs over all T columns, and its weights are multiplied by the masks again.
+A column that is in no mask has logit 0 instead of -inf: it takes the weight exp(0) and gives no
+value, so the weights that count sum to less than 1. Forward 3 of a text of five pairs:
 
     natural    s 0 1 2 3 4     place of step 2
     t = 0        2 . . . .     none: this chain would begin before the text

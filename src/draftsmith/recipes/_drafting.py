@@ -13,12 +13,9 @@ from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.drafters._options import training_options
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
-from draftsmith.option_groups import (
-    DraftingOptions,
-    ModelOptions,
-    SamplingOptions,
-)
+from draftsmith.option_groups import ModelOptions, SamplingOptions
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.provenance import portable_text
 from draftsmith.sampler import Sampler

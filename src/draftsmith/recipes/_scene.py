@@ -15,8 +15,9 @@ from rich.console import Console
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.runner import Item
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import BackendError, InputError
-from draftsmith.option_groups import DraftingOptions, ModelOptions
+from draftsmith.option_groups import ModelOptions
 from draftsmith.options import QuickstartOptions
 from draftsmith.recipes._before_after import DRAFT_LENGTH
 from draftsmith.recipes._drafting import encode, open_drafters, open_target

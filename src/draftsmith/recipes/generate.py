@@ -23,6 +23,7 @@ from draftsmith.recipes._drafting import (
 )
 from draftsmith.recipes._streaming import Stream, write_text
 from draftsmith.types import DecodeStep
+from draftsmith.verify import lossy_sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,11 @@ class GenerateReport:
     """What `draftsmith generate --json` prints."""
 
     results: tuple[GenerateResult, ...]
+    lossy: str | None = None
+    """Why these are not the target's texts; None, and left out: they are."""
 
     def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def run(options: GenerateOptions) -> GenerateReport:
@@ -65,11 +68,15 @@ def run(options: GenerateOptions) -> GenerateReport:
         DecodeOptions(
             sampler=make_sampler(options.temperature, options.sampling),
             max_new_tokens=options.max_new_tokens,
-            rule=options.drafting.rule,
+            rule=options.drafting.used_rule,
+            allow_lossy=options.drafting.lossy,
             seed=options.sampling.seed,
             stop_strings=options.stop,
         )
     )
+    lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.lossy else None
+    if lossy is not None:
+        notes.print(lossy, style="bold")
     later = sum(len(prompt.turns) for prompt in prompts)
     if later:
         notes.print(
@@ -106,8 +113,8 @@ def run(options: GenerateOptions) -> GenerateReport:
             if not (options.json or options.stream):
                 _print_prompt(out, prompt, len(prompts), number)
                 write_text(out, f"{generation.text or ''}\n")
-    notes.print(_summary(total))
-    return GenerateReport(results=tuple(results))
+    notes.print(_summary(total) + (f"; {lossy}" if lossy else ""), soft_wrap=True)
+    return GenerateReport(results=tuple(results), lossy=lossy)
 
 
 def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:

@@ -75,4 +75,4 @@ def stay_inside(target: Target, block: Block) -> None:
     Only a draft model outgrows its own, and what it says there is dropped.
     """
     if target.max_length is not None:
-        np.minimum(block.positions_BT, target.max_length - 1, out=block.positions_BT)
+        block.stop_at(target.max_length - 1)

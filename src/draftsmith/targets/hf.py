@@ -19,6 +19,7 @@ from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
 from draftsmith.targets._check import self_check
 from draftsmith.targets._head import causal_head
 from draftsmith.targets._listen import Heard, listening
+from draftsmith.transfer import to_device
 from draftsmith.types import Signals, TargetOutput
 
 _DTYPES = {
@@ -117,7 +118,7 @@ class HFTarget:
                 stack.enter_context(attention.ambient(block, self._windows))
             heard = stack.enter_context(self.listen(signals))
             out = self.model(
-                input_ids=tokens_BT.to(self.device),
+                input_ids=to_device(tokens_BT, self.device),
                 position_ids=block.positions(self.device),
                 use_cache=False,
                 draftsmith_block=block,

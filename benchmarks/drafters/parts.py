@@ -1,0 +1,181 @@
+"""The parts of the study of drafters: which runs, and what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from exam import Decoded, Marks
+from study import Examined, Run
+from writing import Pick, difference, interval, plain
+
+from drafters.rows import HEATS, as_row
+from drafters.runs import DYNAMIC, Lab, Setting
+from draftsmith.drafters.eagle import STATIC
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.types import TreeShape
+
+GRIFFIN = Setting(kind="griffin")
+HASS = Setting(kind="hass")
+TRAINED = {
+    "Medusa": Setting(kind="medusa", tree=Medusa.default_shape),
+    "EAGLE-1": Setting(kind="eagle", tree=STATIC),
+    "EAGLE-2": Setting(kind="eagle"),
+    "FSPAD": Setting(kind="fspad"),
+    "HASS": HASS,
+    "EAGLE-3": Setting(kind="eagle3"),
+    "GRIFFIN": GRIFFIN,
+}
+OBJECTIVES: dict[str, tuple[str, float | None]] = {
+    "KL": ("kl", None),
+    "KL (weight 1)": ("kl", 1.0),
+    "LK": ("lk", None),
+    "LK (weight 1)": ("lk", 1.0),
+    "TVD": ("tvd", None),
+    "TVD++": ("tvdpp", None),
+    "JSD": ("jsd", None),
+    "Hellinger": ("hellinger", None),
+}
+"""Objective and token weight; None: the published weight, 0.1."""
+COMBINED = {
+    f"{label}, {forcing}": Setting(
+        kind="griffin", forcing=forcing, objective=objective, token_weight=weight
+    )
+    for label, (objective, weight) in OBJECTIVES.items()
+    for forcing in ("greedy", "draws-4", "beams-4")
+}
+ABLATIONS = {
+    "GRIFFIN": {
+        "without token-guided fusion": Setting(kind="griffin", options=("guided_fusion=false",)),
+        "without token-enhanced head": Setting(kind="griffin", options=("enhanced_head=false",)),
+        "without mask": Setting(kind="griffin", options=("mask_top=0",)),
+        "draft tokens in place of the text's": Setting(kind="griffin", options=("feeds=draft",)),
+        **{
+            f"mask: top {top}": Setting(kind="griffin", options=(f"mask_top={top}",))
+            for top in (1, 5, 10)
+        },
+        "mask where the released code has it": Setting(
+            kind="griffin", options=("mask_shift=official",)
+        ),
+        "attention of the released code": Setting(kind="griffin", options=("attention=official",)),
+        **{
+            f"GRIFFIN, forwards: {count}": Setting(
+                kind="griffin", options=(f"num_forwards={count}",)
+            )
+            for count in (1, 2, 4)
+        },
+    },
+    "HASS": {
+        "HASS, attention of the released code": Setting(
+            kind="hass", options=("attention=official",)
+        ),
+        **{
+            f"HASS, forwards: {count}": Setting(kind="hass", options=(f"num_forwards={count}",))
+            for count in (1, 2, 4)
+        },
+    },
+}
+"""By what they are compared with, which has three forwards and masks by the top 3."""
+
+
+def methods(lab: Lab) -> dict[str, Any]:
+    """All drafters, as published, on the same texts and as many tokens."""
+    done = lab.examine(method_runs(lab), lab.final)
+    return {
+        "rows": [as_row(lab, label, some) for label, some in done.items()],
+        "differences": [
+            one
+            for label in TRAINED
+            if label != "GRIFFIN"
+            for one in differences("GRIFFIN", done["GRIFFIN"], label, done[label])
+        ],
+    }
+
+
+def method_runs(lab: Lab) -> dict[str, list[Run]]:
+    own = {
+        "plain": Run(name="plain", given="none", tree=TreeShape()),
+        "PLD": Run(name="pld", given="prompt_lookup", tree=PromptLookup().default_shape),
+        "Lookahead": Run(name="lookahead", given="lookahead", tree=Lookahead().default_shape),
+        "SpS": Run(name="sps", given=lab.models.draft),
+        "SpS, EAGLE-2's tree": Run(name="sps", given=lab.models.draft, tree=DYNAMIC),
+    }
+    trained = {label: lab.seeds(setting) for label, setting in TRAINED.items()}
+    return {label: [run] for label, run in own.items()} | trained
+
+
+def combination(lab: Lab) -> dict[str, Any]:
+    """GRIFFIN's network with every objective, on every kind of text; the best of them on prompts
+    that it was not chosen by."""
+    tried = lab.examine({label: [lab.run(one)] for label, one in COMBINED.items()}, lab.choosing)
+    grid = {
+        label: interval(_marks(some), of=attrgetter("decoded")) for label, some in tried.items()
+    }
+    best = max(grid, key=lambda label: grid[label][0])
+    label = f"ours: GRIFFIN + {best}"
+    runs = {"GRIFFIN": lab.seeds(GRIFFIN), label: lab.seeds(COMBINED[best])}
+    done = lab.examine(runs, lab.final)
+    return {
+        "grid": {label: [round(value, 4) for value in three] for label, three in grid.items()},
+        "best": best,
+        "row": as_row(lab, label, done[label]),
+        "differences": differences(label, done[label], "GRIFFIN", done["GRIFFIN"]),
+    }
+
+
+def ablations(lab: Lab) -> dict[str, Any]:
+    """What each choice of GRIFFIN brings; one seed, against all seeds of what it is part of."""
+    bases = {"GRIFFIN": lab.seeds(GRIFFIN), "HASS": lab.seeds(HASS)}
+    own = {
+        label: [lab.run(setting)] for some in ABLATIONS.values() for label, setting in some.items()
+    }
+    done = lab.examine(bases | own, lab.final)
+    rows = []
+    for base, some in ABLATIONS.items():
+        for label in (base, *some):
+            against = differences(label, done[label], base, done[base])[:1]
+            rows.append(as_row(lab, label, done[label]) | {"base": base, "against": against})
+    return {"rows": rows}
+
+
+def to_time(lab: Lab, record: Mapping[str, Any]) -> dict[str, Run]:
+    """One seed of every method, and of the best of `combination` if that is known."""
+    runs = {label: some[0] for label, some in method_runs(lab).items() if label != "plain"}
+    if "combination" in record:
+        found = record["combination"]
+        runs[found["row"]["label"]] = lab.run(COMBINED[found["best"]])
+    return runs
+
+
+def differences(
+    better: str, first: Sequence[Examined], worse: str, second: Sequence[Examined]
+) -> list[dict[str, Any]]:
+    """Over all shapes at both temperatures, and over each drafter's own tree at each."""
+    over: dict[str, Pick] = {"all shapes, T = 0 and 1": attrgetter("decoded")}
+    for heat in HEATS:
+        over[f"own trees, T = {heat:g}"] = partial(_own, heat)
+    found = [
+        difference(better, _marks(first), worse, _marks(second), of=of) for of in over.values()
+    ]
+    return [{"over": name} | one for name, one in zip(over, plain(found), strict=True)]
+
+
+def _own(temperature: float, marks: Marks) -> list[Decoded]:
+    """It comes behind the shapes that all share."""
+    return [one for one in marks.decoded if one.temperature == temperature][-1:]
+
+
+def _marks(some: Sequence[Examined]) -> list[Marks]:
+    return [one.marks for one in some]
+
+
+PARTS: dict[str, Callable[[Lab], dict[str, Any]]] = {
+    "methods": methods,
+    "combination": combination,
+    "ablations": ablations,
+}
+"""In the order of their weight: the later ones need the earlier ones' runs."""

@@ -1,0 +1,184 @@
+"""The study of drafters as Markdown, in the layout of GRIFFIN's tables: methods below each other,
+speed-up and tokens per step side by side, greedy first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exam import shape_name
+
+from drafters.rows import HEATS
+from drafters.runs import CHAIN, DRAWN
+
+Row = Mapping[str, Any]
+ABSENT = "-"
+
+
+def write(record: Mapping[str, Any]) -> str:
+    """All parts that are there."""
+    steps, tokens = record["amounts"]["steps"], record["tokens_per_step"]
+    out = [
+        f"# Drafters of {record['model']}",
+        "",
+        f"Trained on the same prompts, {steps} steps of {tokens} tokens each. tau: tokens per "
+        "forward of the target, its own token included, counted while decoding; 95 % intervals "
+        "over seeds and prompts. SpS drafts with the draft model as it is shipped, which has seen "
+        "far more text.",
+        "",
+    ]
+    if "methods" in record:
+        rows = methods(record)
+        out += [*_main(record), *_shared(record), *_depths(rows), *_costs(rows)]
+        out += _differences("Differences", record["methods"]["differences"])
+    if "combination" in record:
+        out += _combination(record["combination"])
+    if "ablations" in record:
+        out += _ablations(record["ablations"])
+    return "\n".join(out)
+
+
+def methods(record: Mapping[str, Any]) -> list[Row]:
+    """Those of the literature, and ours once it is known."""
+    ours = [record["combination"]["row"]] if "combination" in record else []
+    return [*record["methods"]["rows"], *ours]
+
+
+def _main(record: Mapping[str, Any]) -> list[str]:
+    head = ["method", "drafts"]
+    for heat in HEATS:
+        head += [f"T = {heat:g}: speed-up", "tau"]
+    lines = []
+    for row in methods(record):
+        line = [row["label"], row["shape"]]
+        for heat in map("{:g}".format, HEATS):
+            line += [_speedup(record, row, "own", heat), _spread(row["tau"]["own"][heat])]
+        lines.append(line)
+    return _table(head, lines)
+
+
+def _shared(record: Mapping[str, Any]) -> list[str]:
+    head = ["method"]
+    for heat in HEATS:
+        head += [f"T = {heat:g}: {shape_name(CHAIN)}: speed-up", "tau", f"{shape_name(DRAWN)}: tau"]
+    lines = []
+    for row in methods(record):
+        line = [row["label"]]
+        for heat in map("{:g}".format, HEATS):
+            line.append(_speedup(record, row, "chain", heat))
+            line += [_spread(row["tau"][shape][heat]) for shape in ("chain", "drawn")]
+        lines.append(line)
+    return [
+        "## In the same shapes",
+        "",
+        "Above, trees that grow take the top tokens at every temperature; these shapes draw "
+        "at T = 1 (the chain as it comes, the tree without replacement), where a drafter has laws "
+        "to draw from. Shorter where it has no more: Medusa and Lookahead draft 4; PLD and "
+        "Lookahead have no such tree.",
+        "",
+        *_table(head, lines),
+    ]
+
+
+def _speedup(record: Mapping[str, Any], row: Row, shape: str, heat: str) -> str:
+    timed = record["timed"]["drafters"] if "timed" in record else {}
+    found = timed[row["label"]][shape][heat] if row["label"] in timed else None
+    return ABSENT if found is None else f"{found['speedup']:.2f}x"
+
+
+def _depths(rows: Sequence[Row]) -> list[str]:
+    """Figures of the first and the last place that all drafters learn, by depth."""
+    lines = [
+        [row["label"], row["store"], *(_by_depth(row, name) for name in _SHOWN)]
+        for row in rows
+        if "held_out" in row
+    ]
+    return [
+        "## On held-out texts, by depth of the draft",
+        "",
+        "Each on texts of its own store, so only rows of one store compare. `misaligned` begins at "
+        "the second draft.",
+        "",
+        *_table(["method", "store", *_SHOWN], lines),
+    ]
+
+
+_SHOWN = ("accuracy", "survival", "acceptance", "misaligned")
+
+
+def _by_depth(row: Row, name: str) -> str:
+    return " ".join(f"{value:.2f}" for value in row["held_out"].get(name, [])) or ABSENT
+
+
+def _costs(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        [
+            row["label"],
+            f"{row['parameters']:,}",
+            f"{row['tokens']:,}" if "tokens" in row else ABSENT,
+            f"{row['cpu_seconds']:,.0f}" if "cpu_seconds" in row else ABSENT,
+            str(row["seeds"]),
+        ]
+        for row in rows
+    ]
+    head = ["method", "parameters", "tokens trained on", "CPU seconds", "seeds"]
+    return ["## Cost", "", *_table(head, lines)]
+
+
+def _combination(part: Mapping[str, Any]) -> list[str]:
+    grid = {tuple(label.rsplit(", ", 1)): value for label, value in part["grid"].items()}
+    objectives = list(dict.fromkeys(objective for objective, _ in grid))
+    texts = list(dict.fromkeys(text for _, text in grid))
+    lines = [
+        [objective, *(_spread(grid[objective, text]) for text in texts)] for objective in objectives
+    ]
+    return [
+        "## GRIFFIN's network, by objective and texts",
+        "",
+        "Mean tau of all shapes at T = 0 and 1, one seed, on the prompts that the best is "
+        f"chosen by: {part['best']}. It was chosen among {len(grid)}, so its own figure here is "
+        "too good; below, on other prompts and with all seeds.",
+        "",
+        *_table(["objective", *texts], lines),
+        *_differences("The best and GRIFFIN as published", part["differences"]),
+    ]
+
+
+def _ablations(part: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for row in part["rows"]:
+        (against,) = row["against"]
+        itself = row["label"] == row["base"]
+        ratio = ABSENT if itself else _spread([against[key] for key in ("ratio", "low", "high")], 3)
+        taus = [_spread(row["tau"]["own"][f"{heat:g}"]) for heat in HEATS]
+        lines.append([row["label"], str(row["seeds"]), *taus, row["base"], ratio])
+    head = ["drafter", "seeds", *(f"tau, T = {heat:g}" for heat in HEATS), "beside", "ratio"]
+    return [
+        "## What each choice brings",
+        "",
+        "Ratio: mean tau of all shapes at both temperatures, over that of the drafter beside.",
+        "",
+        *_table(head, lines),
+    ]
+
+
+def _differences(title: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        [
+            f"{one['better']} / {one['worse']}",
+            one["over"],
+            _spread([one[key] for key in ("ratio", "low", "high")], 3),
+        ]
+        for one in differences
+    ]
+    return [f"## {title}", "", *_table(["tau of", "over", "ratio"], lines)]
+
+
+def _spread(three: Sequence[float], digits: int = 2) -> str:
+    mean, low, high = (f"{value:.{digits}f}" for value in three)
+    return f"{mean} ({low} to {high})"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    rows = [head, ["---"] * len(head), *lines]
+    return [*(f"| {' | '.join(row)} |" for row in rows), ""]

@@ -1,0 +1,71 @@
+"""Speed-ups by the clock: all drafters interleaved in one process, as `draftsmith bench` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exam import ready
+from study import Run
+
+from drafters.rows import HEATS
+from drafters.runs import CHAIN, Lab
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.records import BASELINE
+from draftsmith.bench.runner import Bench, BenchPlan
+from draftsmith.bench.statistics import DrafterFigures, figures
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.recipes.bench import make_items, warn_if_busy
+from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import load_target
+
+
+def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Of each drafter in its own shape and as a chain, by temperature: speed-up over plain decoding
+    with its 95 % interval over prompts, and the tokens per step of the same texts."""
+    missing = [name for name, run in runs.items() if run.options and not _trained(run)]
+    if missing:
+        raise SystemExit(f"--timed: train these first (--only ...): {', '.join(missing)}")
+    warn_if_busy()
+    load = os.getloadavg()[0]
+    found: dict[str, dict[str, Any]] = {name: {"own": {}, "chain": {}} for name in runs}
+    for heat in HEATS:
+        for one in _measured(lab, runs, heat):
+            if one.name != BASELINE:
+                name, _, shape = one.name.rpartition(":")
+                ci = one.speedup_ci95
+                found[name][shape][f"{heat:g}"] = {
+                    "speedup": one.speedup,
+                    "interval": None if ci is None else [ci.low, ci.high],
+                    "tokens_per_step": one.tokens_per_step,
+                }
+    return {"load_before": load, "prompts": lab.amounts.timed_prompts, "drafters": found}
+
+
+def _trained(run: Run) -> bool:
+    return (Path(run.drafter) / "run.json").is_file()
+
+
+def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[DrafterFigures, ...]:
+    target, exam = load_target(lab.models.target), lab.final
+    arms = [Arm(name=BASELINE, drafter=NoDrafter())]
+    for name, run in runs.items():
+        for which, shape in (("own", run.tree or CHAIN), ("chain", CHAIN)):
+            drafter = ready(run.drafter, target, shape, temperature)
+            arms.append(Arm(name=f"{name}:{which}", drafter=drafter, shape=shape))
+    prompts = exam.read()[: lab.amounts.timed_prompts]
+    bench = Bench(
+        BenchPlan(
+            target=target,
+            arms=tuple(arms),
+            items=make_items(prompts, target, exam.max_new_tokens),
+            samplers=(Sampler(temperature=temperature),),
+            max_new_tokens=exam.max_new_tokens,
+            repeats=lab.amounts.timed_repeats,
+            with_transformers=False,
+        )
+    )
+    bench.prepare()
+    return figures([record for round_ in bench.records() for record in round_])
