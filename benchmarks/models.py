@@ -28,18 +28,20 @@ def random_llama(
     heads: int,
     vocab: int,
     context: int,
+    kv_heads: int | None = None,
+    peaked: float = 8.0,
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> HFTarget:
     """A Llama without end tokens. Its laws are as peaked as a trained model's: untrained ones are
-    nearly uniform, which no top-p was made for."""
+    nearly uniform, which no top-p was made for. (`peaked`: scale of its final norm.)"""
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=kv_heads or heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -48,7 +50,7 @@ def random_llama(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-        model.model.norm.weight.data.mul_(8.0)
+        model.model.norm.weight.data.mul_(peaked)
     return HFTarget(model.to(dtype), end_ids=frozenset(), name=f"random-{layers}x{hidden}")
 
 
@@ -63,6 +65,20 @@ def llama_draft() -> HFTarget:
     """A draft model for it: 2 layers of 256."""
     return random_llama(
         layers=2, hidden=256, intermediate=704, heads=4, vocab=32_000, context=4096, seed=1
+    )
+
+
+def llama_8b_part(layers: int) -> HFTarget:
+    """Some layers of Llama 3 8B, and its head of 128,256 tokens."""
+    return random_llama(
+        layers=layers,
+        hidden=4096,
+        intermediate=14_336,
+        heads=32,
+        kv_heads=8,
+        vocab=128_256,
+        context=4096,
+        peaked=3.5,
     )
 
 

@@ -169,6 +169,30 @@ def test_a_broken_draft_model_is_an_error() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Sampler(temperature=0.7, top_k=5),
+        Sampler(temperature=1.4, top_p=0.6),
+        Sampler(temperature=1.0, top_k=6, top_p=0.75, min_p=0.1),
+        Sampler(temperature=1.0, top_k=1),
+        Sampler(temperature=1.0, top_p=1e-6),
+        Sampler(temperature=1.0, top_k=99, logit_bias=((3, -np.inf), (2, 1.0))),
+    ],
+)
+def test_laws_of_a_device_are_those_of_the_host(sampler: Sampler) -> None:
+    """Ties included, at the edge of a nucleus and of the top k: scores come in steps of a half."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn((200, 12), generator=generator, dtype=torch.float64)).round() / 2
+    here = sampler.law(logits).probs()
+    with PretendDevice() as device, torch.inference_mode():
+        law = sampler.law(Elsewhere(logits), check=lambda top_R: None)
+        assert not device.waits
+        there = law.probs().cpu()
+    torch.testing.assert_close(there, here, rtol=1e-12, atol=0)
+    assert (here == 0).any() or sampler.top_k == 99
+
+
 def test_the_geometry_of_a_tree_that_only_the_device_knows() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
