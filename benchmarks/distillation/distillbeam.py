@@ -36,6 +36,7 @@ from lab import Amounts, Lab
 from study import Examined, Models, Run, collect, examine, figures
 from writing import as_row, difference, plain, table, write_study
 
+from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.option_groups import DivergenceOptions
@@ -301,7 +302,7 @@ def write(
     write_study(
         out,
         "distillbeam",
-        [*measured, *(replace(one, forcing="beam") for one in measured if one.forcing == "greedy")],
+        [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")],
         {
             "steps": lab.amounts.steps,
             "cost_ratio": lab.cost_ratio(),
@@ -313,6 +314,11 @@ def write(
             "differences": plain(differences),
         },
     )
+
+
+def _as_beam(one: RunFigures) -> RunFigures:
+    """The greedy text is the one best beam."""
+    return replace(one, forcing="beam", label=f"{one.label}, as a beam")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ SUBJECTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A drafter to be trained. `objective` and `token_weight` None: as it is published."""
+    """A drafter to be trained. `token_weight` None: as it is published."""
 
     kind: str
     forcing: str = "greedy"
