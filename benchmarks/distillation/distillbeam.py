@@ -18,8 +18,8 @@
 | `best`        | the best of several trajectories, of one, of hard labels, long   | 3     |
 
 Runs have the same number of optimiser steps, long ones four times as many. An interrupted study
-continues when repeated. Writes benchmarks/results/distillbeam.json and distillbeam/ (table and
-figures).
+continues when repeated, and parts that are run later join what is recorded. Writes
+benchmarks/results/distillbeam.json and distillbeam/ (table and figures).
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import ende
 from lab import Amounts, Lab
-from study import Examined, Models, Run, collect, examine, figures
-from writing import as_row, difference, plain, table, write_study
+from study import Examined, Models, Run, collect, examine
+from writing import as_row, difference, figures, plain, ranked, recorded, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.suites import load_prompts
@@ -199,27 +200,23 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
 }
 
 
-def best(lab: Lab, done: Sequence[Examined]) -> dict[str, list[Run]]:
-    """Of the settings tried, the best of each kind, with more seeds: several trajectories per
-    prompt, one, hard labels."""
-    kinds: dict[str, list[Examined]] = {"several": [], "one": [], "sft": []}
-    for one in done:
-        if one.run.options is not None and _comparable(one.run):
-            sft = one.run.options.objective.objective == "sft"
-            several = one.run.beams is not None and one.run.beams > 1
-            kinds["sft" if sft else "several" if several else "one"].append(one)
-    out = {}
-    for kind, some in kinds.items():
-        if not some:
-            continue
-        chosen = max(some, key=lambda one: one.marks.mean_tau).run
-        out[kind] = [again(lab, chosen, seed) for seed in range(SEEDS)]
-    return out
+CHOSEN_FROM = ("sft", "forcing", "beams", "draws")
 
 
-def _comparable(run: Run) -> bool:
-    """First seeds at the usual number of steps."""
-    return run.seed == 0 and not (run.label or "").endswith("long") and "rate" not in run.name
+def best(lab: Lab, rows: Sequence[dict[str, Any]]) -> dict[str, list[Run]]:
+    """Of the settings tried, the best of each kind, for longer and with more seeds: several
+    trajectories per prompt, one, hard labels."""
+    tau = {row["name"]: row["mean_tau"] for row in rows}
+    tried = [run for part in CHOSEN_FROM for run in PARTS[part](lab) if run.name in tau]
+    kinds: dict[str, list[Run]] = {}
+    for run in sorted(tried, key=lambda run: -tau[run.name]):
+        assert run.options is not None
+        several = run.beams is not None and run.beams > 1
+        hard = run.options.objective.objective == "sft"
+        kinds.setdefault("sft" if hard else "several" if several else "one", []).append(run)
+    return {
+        kind: [again(lab, some[0], seed) for seed in range(SEEDS)] for kind, some in kinds.items()
+    }
 
 
 def again(lab: Lab, run: Run, seed: int) -> Run:
@@ -251,6 +248,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ende.ROOT / "runs" / "distillbeam")
     parser.add_argument("--models", type=Path, default=ende.MODELS, help="target/ and draft/")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--no-best", action="store_true", help="leave out the long comparison")
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -269,22 +267,26 @@ def main() -> None:
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
     done = examine(runs, lab.exam, lab.work, given.workers)
-    chosen = best(lab, done)
-    finals = {
-        kind: examine(some, lab.final_exam, lab.work, given.workers)
-        for kind, some in ({"undistilled": [lab.models.base]} | chosen).items()
-    }
-    write(lab, done, finals, given.out)
+    known = recorded(given.out / "distillbeam.json", asdict(lab.amounts))
+    rows = {row["name"]: row for row in known.get("runs", [])}
+    rows |= {one.run.name: as_row(one) for one in done}
+    finals = {}
+    if not given.no_best:
+        chosen = {"undistilled": [lab.models.base], **best(lab, list(rows.values()))}
+        collect([lab.store(name) for some in chosen.values() for name in stores_of(some)], 2)
+        finals = {
+            kind: examine(some, lab.final_exam, lab.work, given.workers)
+            for kind, some in chosen.items()
+        }
+    write(lab, list(rows.values()), answers(finals) if finals else known, given.out)
 
 
 def stores_of(runs: Sequence[Run]) -> list[str]:
     return sorted({folder.name for run in runs if run.options for folder in run.options.store})
 
 
-def write(
-    lab: Lab, done: Sequence[Examined], finals: Mapping[str, Sequence[Examined]], out: Path
-) -> None:
-    """Figures and the answers to the study's questions."""
+def answers(finals: Mapping[str, Sequence[Examined]]) -> dict[str, Any]:
+    """How the best of each kind compare."""
     marks = {kind: [one.marks for one in some] for kind, some in finals.items()}
     others = [kind for kind in ("undistilled", "one", "sft") if kind in marks]
     differences = [
@@ -297,21 +299,27 @@ def write(
             f"{one.better} / {one.worse}: {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})",
             file=sys.stderr,
         )
+    return {
+        "best": {kind: [as_row(one) for one in some] for kind, some in finals.items()},
+        "differences": plain(differences),
+    }
+
+
+def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], out: Path) -> None:
+    """Figures and the answers to the study's questions."""
     shape, ratio = TreeShape.chain(8), lab.cost_ratio()
-    measured = [figures(one, shape, 1.0, target="mini-ende", cost_ratio=ratio) for one in done]
+    short = [row for row in rows if not (row.get("label") or "").endswith("long")]
+    measured = [figures(row, shape, 1.0, target="mini-ende", cost_ratio=ratio) for row in short]
     write_study(
         out,
         "distillbeam",
         [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")],
         {
-            "steps": lab.amounts.steps,
-            "cost_ratio": lab.cost_ratio(),
-            "prompts": lab.amounts.prompts,
-            "exam_prompts": lab.amounts.exam_prompts,
-            "final_prompts": lab.amounts.final_prompts,
-            "runs": table(done),
-            "best": {kind: [as_row(one) for one in some] for kind, some in finals.items()},
-            "differences": plain(differences),
+            **asdict(lab.amounts),
+            "cost_ratio": ratio,
+            "runs": ranked(rows),
+            "best": known.get("best", {}),
+            "differences": known.get("differences", []),
         },
     )
 

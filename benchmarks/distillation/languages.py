@@ -23,8 +23,8 @@ import ende
 import numpy as np
 from exam import Exam
 from lab import Amounts, Lab
-from study import Models, Run, collect, examine, figures
-from writing import table, write_study
+from study import Models, Run, collect, examine
+from writing import as_row, figures, table, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.option_groups import TextOptions
@@ -179,7 +179,9 @@ def main() -> None:
     shape = TreeShape.chain(8)
     rows: list[RunFigures] = [
         replace(
-            figures(one, shape, temperature, target="mini-endezhja", cost_ratio=lab.cost_ratio()),
+            figures(
+                as_row(one), shape, temperature, target="mini-endezhja", cost_ratio=lab.cost_ratio()
+            ),
             language=language,
         )
         for temperature in (1.0, 0.0)

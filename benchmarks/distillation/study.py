@@ -24,10 +24,8 @@ from typing import TypeVar
 import torch
 from exam import Exam, Marks, sit
 
-from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import digest, write_json_atomic
-from draftsmith.speedup import predicted_speedup
 from draftsmith.types import TreeShape
 
 T = TypeVar("T")
@@ -97,35 +95,6 @@ def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[E
     jobs = [(run, exam, work) for run in missing]
     _each("training", _train_and_examine, jobs, [run.name for run in missing], workers)
     return [Examined(run=run, marks=Marks.read(_marks(run, exam, work))) for run in runs]
-
-
-def figures(
-    examined: Examined, shape: TreeShape, temperature: float, *, target: str, cost_ratio: float
-) -> RunFigures:
-    """One line of a comparison: a shape of drafts at a temperature of decoding."""
-    run, marks = examined.run, examined.marks
-    chosen = None if run.options is None else run.options.objective
-    tau = marks.tau(shape, temperature)
-    return RunFigures(
-        label=run.label or run.name,
-        objective=UNDISTILLED if chosen is None else chosen.objective,
-        forcing=run.forcing,
-        beams=run.beams,
-        teacher_temperature=None if chosen is None else chosen.teacher_temperature,
-        truncation=None if run.options is None else _truncation(run.options),
-        decoding_temperature=temperature,
-        target=target,
-        seed=run.seed,
-        alpha=marks.alpha[f"{temperature:g}"],
-        tau=tau,
-        speedup_predicted=float(predicted_speedup(tau, shape.depth, cost_ratio)),
-        quality=marks.chrf,
-        quality_metric=None if marks.chrf is None else "chrF",
-    )
-
-
-def _truncation(options: DistillOptions) -> str:
-    return "full" if options.laws == "teacher" or options.online else "top-50"
 
 
 # --------------------------------------------------------------------------- work

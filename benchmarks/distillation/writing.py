@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exam import Decoded, Marks
+from exam import Decoded, Marks, shape_name
 from numpy.typing import NDArray
 from study import Examined, Run
 
 from draftsmith.bench.compare import write_comparison
-from draftsmith.bench.compare_figures import RunFigures
+from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
+from draftsmith.speedup import predicted_speedup
+from draftsmith.types import TreeShape
 
 RESAMPLES = 10_000
 Pick = Callable[[Marks], Sequence[Decoded]]
@@ -121,12 +124,54 @@ def as_row(examined: Examined) -> dict[str, Any]:
 
 def table(examined: Sequence[Examined]) -> list[dict[str, Any]]:
     """All runs, best first."""
-    return [as_row(one) for one in sorted(examined, key=lambda one: -one.marks.mean_tau)]
+    return ranked([as_row(one) for one in examined])
+
+
+def ranked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Best first."""
+    return sorted(rows, key=lambda row: -float(row["mean_tau"]))
+
+
+def recorded(path: Path, same: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run of the study has written, if it had the same amounts."""
+    found: dict[str, Any] = {}
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return found if all(found.get(name) == value for name, value in same.items()) else {}
+
+
+def figures(
+    row: Mapping[str, Any],
+    shape: TreeShape,
+    temperature: float,
+    *,
+    target: str,
+    cost_ratio: float,
+) -> RunFigures:
+    """One line of a comparison: a shape of drafts at a temperature of decoding."""
+    trained = row["objective"] != UNDISTILLED
+    tau = row["tau"][f"{shape_name(shape)}, T = {temperature:g}"]
+    return RunFigures(
+        label=row.get("label") or row["name"],
+        objective=row["objective"],
+        forcing=row.get("forcing"),
+        beams=row.get("beams"),
+        teacher_temperature=row.get("teacher_temperature"),
+        truncation=("full" if row["laws"] == "teacher" else "top-50") if trained else None,
+        decoding_temperature=temperature,
+        target=target,
+        seed=row.get("seed"),
+        alpha=row["alpha"][f"{temperature:g}"],
+        tau=tau,
+        speedup_predicted=float(predicted_speedup(tau, shape.depth, cost_ratio)),
+        quality=row["chrf"],
+        quality_metric=None if row["chrf"] is None else "chrF",
+    )
 
 
 def _setting(run: Run) -> dict[str, Any]:
     if run.options is None:
-        return {"objective": "none"}
+        return {"objective": UNDISTILLED}
     chosen = run.options.objective
     return {
         "objective": chosen.objective,
