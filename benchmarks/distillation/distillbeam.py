@@ -41,7 +41,7 @@ from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.option_groups import DivergenceOptions
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import digest, write_json_atomic
 from draftsmith.recipes.collect import make_requests, make_settings
 from draftsmith.targets.hf import load_target
 from draftsmith.types import TreeShape
@@ -267,7 +267,7 @@ def main() -> None:
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
     done = examine(runs, lab.exam, lab.work, given.workers)
-    known = recorded(given.out / "distillbeam.json", asdict(lab.amounts))
+    known = recorded(given.out / "distillbeam.json", facts(lab))
     rows = {row["name"]: row for row in known.get("runs", [])}
     rows |= {one.run.name: as_row(one) for one in done}
     finals = {}
@@ -283,6 +283,12 @@ def main() -> None:
 
 def stores_of(runs: Sequence[Run]) -> list[str]:
     return sorted({folder.name for run in runs if run.options for folder in run.options.store})
+
+
+def facts(lab: Lab) -> dict[str, Any]:
+    """What must be the same for runs to stand in one table."""
+    learn = [[prompt.id, prompt.text] for prompt in load_prompts(lab.learn)]
+    return {**asdict(lab.amounts), "exam": lab.exam.key, "learn": digest(learn)}
 
 
 def answers(finals: Mapping[str, Sequence[Examined]]) -> dict[str, Any]:
@@ -315,7 +321,7 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
         "distillbeam",
         [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")],
         {
-            **asdict(lab.amounts),
+            **facts(lab),
             "cost_ratio": ratio,
             "runs": ranked(rows),
             "best": known.get("best", {}),

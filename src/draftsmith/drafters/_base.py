@@ -95,6 +95,7 @@ class Accepted:
     """What one step settled, for the drafter: the verdict, and the tokens it stands for."""
 
     tree: DraftTree
+    """With its numbers on the host."""
     verdict: Verdict
     emitted: Sequence[Sequence[int]]
     """Per row: accepted drafts and then the target's own token (cut where the row stopped)."""
