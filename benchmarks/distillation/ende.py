@@ -15,25 +15,22 @@ import numpy as np
 
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._pairs import Pair, prompt, read_pairs
-from draftsmith.recipes.mini_ende import CORPORA, HELD_OUT
+from draftsmith.recipes.mini_ende import HELD_OUT
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models" / "mini-ende"
 DATA = ROOT.parent / "shared" / "data" / "parallel"
 TEST = "tatoeba-test-v2021-08-07"
-MOST_JOINED = 3
+JOINED = 3
 
 
 def training_prompts(path: Path, count: int, *, seed: int = 0) -> Path:
-    """Prompts from the sentences that the target was trained on, in groups of one to three."""
-    pairs = read_pairs(DATA / "en-de.train.tsv.xz", CORPORA)
+    """Prompts like those of the exam, of sentences that the target was trained on: a draft model
+    that learns from others forgets about these what it knew."""
+    pairs = read_pairs(DATA / "en-de.train.tsv.xz", ("tatoeba",))
     kept = one_per_source(pair for pair in pairs if pair.key >= HELD_OUT)
-    rng = np.random.Generator(np.random.PCG64([seed, 1]))
-    order = iter(rng.permutation(len(kept)))
-    groups = [
-        [kept[next(order)] for _ in range(rng.integers(1, MOST_JOINED + 1))] for _ in range(count)
-    ]
-    return write(path, groups)
+    order = iter(np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(kept)))
+    return write(path, [[kept[next(order)] for _ in range(JOINED)] for _ in range(count)])
 
 
 def exam_prompts(path: Path, *, seed: int = 0) -> Path:
@@ -44,8 +41,8 @@ def exam_prompts(path: Path, *, seed: int = 0) -> Path:
     )
     pairs = one_per_source(Pair(source=s, target=t) for s, t in zip(*sides, strict=True))
     order = np.random.Generator(np.random.PCG64([seed, 2])).permutation(len(pairs))
-    full = len(pairs) // MOST_JOINED * MOST_JOINED
-    return write(path, [[pairs[i] for i in some] for some in order[:full].reshape(-1, MOST_JOINED)])
+    full = len(pairs) // JOINED * JOINED
+    return write(path, [[pairs[i] for i in some] for some in order[:full].reshape(-1, JOINED)])
 
 
 def one_per_source(pairs: Iterable[Pair]) -> list[Pair]:
