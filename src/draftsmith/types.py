@@ -292,37 +292,37 @@ class TrajectoryBatch:
     def tokens_ahead(self, k: int) -> Tensor:
         """[B, T]: the token k places to the right of each position (0 past the end)."""
         out = torch.zeros_like(self.tokens_BT)
-        out[:, : out.shape[1] - k] = self.tokens_BT[:, k:]
+        out[:, : max(out.shape[1] - k, 0)] = self.tokens_BT[:, k:]
         return out
 
     def features_ahead(self, k: int) -> Tensor:
         """[B, T, S]: the target's signals k places to the right (0 past the end)."""
         assert self.features_BTS is not None, "collect them with the trajectories"
         out = torch.zeros_like(self.features_BTS)
-        out[:, : out.shape[1] - k] = self.features_BTS[:, k:]
+        out[:, : max(out.shape[1] - k, 0)] = self.features_BTS[:, k:]
         return out
 
     def law_ahead(self, k: int) -> Tensor:
         """[B, T]: row of `laws` for the token k places to the right; -1 where there is none."""
         out = torch.full_like(self.tokens_BT, -1)
         if self.law_row_BT is not None:
-            out[:, : out.shape[1] - k] = self.law_row_BT[:, k:]
+            out[:, : max(out.shape[1] - k, 0)] = self.law_row_BT[:, k:]
         return out
 
     def weights_ahead(self, k: int) -> Tensor:
         """[B, T] float32: weight of the token k places to the right (0 past the end)."""
         out = torch.zeros(self.tokens_BT.shape, device=self.tokens_BT.device)
         known = self.weights_BT
-        out[:, : out.shape[1] - k] = 1.0 if known is None else known[:, k:].float()
+        out[:, : max(out.shape[1] - k, 0)] = 1.0 if known is None else known[:, k:].float()
         return out
 
     def mask_ahead(self, k: int) -> Tensor:
         """[B, T] bool: `tokens_ahead(k)` exists, counts and lies in the same document."""
         out = torch.zeros_like(self.loss_mask_BT, dtype=torch.bool)
-        out[:, : out.shape[1] - k] = self.loss_mask_BT[:, k:].bool()
+        out[:, : max(out.shape[1] - k, 0)] = self.loss_mask_BT[:, k:].bool()
         if self.documents_BT is not None:
-            same = self.documents_BT[:, k:] == self.documents_BT[:, : out.shape[1] - k]
-            out[:, : out.shape[1] - k] &= same
+            same = self.documents_BT[:, k:] == self.documents_BT[:, : max(out.shape[1] - k, 0)]
+            out[:, : max(out.shape[1] - k, 0)] &= same
         return out
 
 

@@ -84,7 +84,8 @@ def test_without_a_mask_all_chains_count(target: HFTarget) -> None:
 def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) -> None:
     text = batch(target)
     own, given = (
-        steps(griffin(target, mask_top=0, feeds=feeds), text, 2) for feeds in ("draft", "text")
+        steps(griffin(target, mask_top=0, feeds=feeds).train(), text, 2)
+        for feeds in ("draft", "text")
     )
     assert torch.equal(own[0].hidden_BTH, given[0].hidden_BTH)
     best_BT = target.head(own[0].hidden_BTH).argmax(-1)
@@ -93,3 +94,20 @@ def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) 
     wanted_BT = best_BT == text.tokens_ahead(2)
     assert torch.equal(same_BT[:, :-2], wanted_BT[:, :-2])
     assert not wanted_BT[:, :-2].all()
+
+
+def test_held_out_figures_read_the_text(target: HFTarget) -> None:
+    text = batch(target)
+    own, given = (
+        steps(griffin(target, mask_top=0, feeds=feeds), text, 2) for feeds in ("draft", "text")
+    )
+    assert torch.equal(own[1].hidden_BTH, given[1].hidden_BTH)
+
+
+@pytest.mark.parametrize("ahead", [11, 12, 13, 40])
+def test_a_text_may_be_shorter_than_the_steps(target: HFTarget, ahead: int) -> None:
+    text = batch(target)
+    assert text.tokens_ahead(ahead).shape == text.tokens_BT.shape
+    assert int(text.mask_ahead(ahead).sum()) == 2 * max(12 - ahead, 0)
+    assert float(text.weights_ahead(ahead).sum()) == 2 * max(12 - ahead, 0)
+    assert text.features_ahead(ahead)[:, max(12 - ahead, 0) :].abs().sum() == 0

@@ -114,7 +114,7 @@ class Griffin(AlignedDrafter):
         """One step, counted only for chains whose drafts so far were all near the top."""
         prediction, after = super().forward(batch, carry)
         survived_BT, best_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
-        if self.config.feeds == "draft":
+        if self.config.feeds == "draft" and self.training:  # held-out figures read the text
             after = replace(after, fed_BT=best_BT)
         if carry is not None and carry.survived_BT is not None:
             prediction = replace(prediction, mask_BT=self._counting(carry.survived_BT))

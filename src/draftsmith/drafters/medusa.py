@@ -148,7 +148,6 @@ class Medusa(Drafter):
     signals = Signals(last_hidden=True)
     trains = True
     takes_trees = True
-    backward = "each"
     default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
 
     def __init__(self, config: Config | None = None) -> None:

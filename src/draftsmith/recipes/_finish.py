@@ -22,7 +22,7 @@ from draftsmith.provenance import Run, is_write_failure, system_error
 from draftsmith.recipes._tokens import Subset
 
 _DRAFTING = """
-    draftsmith bench --target TARGET --drafter FOLDER --prompts PROMPTS
+    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS
 """
 _LOADING = """
     from transformers import AutoModelForCausalLM, AutoTokenizer
