@@ -12,7 +12,7 @@ import pytest
 from draftsmith import cli
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import Trajectory
-from tests.tiny_models import save_pair
+from tests.tiny_models import save_family, save_pair
 
 Command = Callable[..., Any]
 PROMPTS = [
@@ -34,6 +34,24 @@ def work_folder(folder: Path) -> Path:
     pairs = [f"{first} {second}" for first in words for second in words]
     (folder / "many.txt").write_text("\n".join(pairs) + "\n")
     return folder
+
+
+def family_folder(folder: Path, family: str) -> Path:
+    """A target of this family, and short prompts."""
+    save_family(folder, family)
+    words = "def add left right return cat".split()
+    texts = [f"{first} {second}" for first in words for second in words]
+    (folder / "prompts.txt").write_text("\n".join(texts) + "\n")
+    return folder
+
+
+def a_store(folder: Path, command: Command, name: str, *words: str) -> Path:
+    """Short answers to these prompts, collected once."""
+    store = folder / name
+    if not store.exists():
+        fixed = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+        command("collect", *fixed, "--out", str(store), *words)
+    return store
 
 
 def a_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
@@ -67,6 +85,13 @@ def distill_words(folder: Path, out: Path, *words: str) -> list[str]:
     )
     fixed = ["--drafter", str(folder / "draft"), "--out", str(out), "--dtype", "float32"]
     return [*fixed, "--save-dtype", "float32", "--save-every", "4", *training.split(), *words]
+
+
+def network_words(steps: int) -> list[str]:
+    """A short training of a small network over hidden states."""
+    fixed = "--block-length 32 --batch-tokens 64 --learning-rate 0.003 --warmup 1"
+    numbers = "--dtype float32 --save-dtype float32 --hold-out 0.2 --eval-every 0"
+    return ["--duration", f"{steps}steps", *fixed.split(), *numbers.split()]
 
 
 def trajectories(store: Path) -> list[Trajectory]:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import draftsmith.drafters
 from draftsmith.errors import InputError
+
+ENTRY_POINTS = "draftsmith.drafters"
+
+
+def kinds() -> list[str]:
+    """All drafters that can be named: files of `drafters`, and installed entry points."""
+    here = [
+        module.name
+        for module in pkgutil.iter_modules(draftsmith.drafters.__path__)
+        if not module.name.startswith("_")
+    ]
+    return sorted({*here, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 
 def drafter_parts(name: str) -> tuple[str, str | None]:
     """(kind, source) of KIND, KIND:SOURCE or the folder of a draft model or drafter; source None:
-    none."""
+    none. A kind is a kind, even beside a folder of its name: that one is `./KIND`."""
+    if name in kinds():
+        return name, None
     if (Path(name) / "drafter.json").is_file():
         return drafter_manifest(Path(name))["kind"], name
     if (Path(name) / "config.json").is_file():

@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 
 from draftsmith.decode import DecodeOptions
-from draftsmith.drafters._lookup import kinds
+from draftsmith.drafter_names import kinds
 from draftsmith.plan.control import AdaptiveLength
 from draftsmith.sampler import Sampler
 from draftsmith.types import TreeShape

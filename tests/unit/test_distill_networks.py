@@ -8,24 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.command_cases import Command, a_command
-from tests.tiny_models import FAMILIES, save_family
+from tests.command_cases import Command, a_command, a_store, family_folder, network_words
+from tests.tiny_models import FAMILIES
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
-TRAINING = (
-    "--duration 6steps --block-length 32 --batch-tokens 64 --learning-rate 0.003 --warmup 2 "
-    "--dtype float32 --save-dtype float32 --save-every 3 --eval-every 3 --hold-out 0.2"
-)
+TRAINING = [*network_words(6), "--save-every", "3", "--eval-every", "3"]
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp(request.param)
-    save_family(made, request.param)
-    words = "def add left right return cat".split()
-    texts = [f"{first} {second}" for first in words for second in words]
-    (made / "prompts.txt").write_text("\n".join(texts) + "\n")
-    return made
+    return family_folder(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture
@@ -34,14 +26,11 @@ def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def store_for(kind: str, folder: Path, command: Command) -> Path:
-    store = folder / f"store-{kind}"
-    words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
-    command("collect", *words, "--features", kind, "--out", str(store))
-    return store
+    return a_store(folder, command, f"store-{kind}", "--features", kind)
 
 
 def distil(command: Command, kind: str, out: Path, *words: str) -> None:
-    command("distill", "--drafter", kind, "--out", str(out), *TRAINING.split(), *words)
+    command("distill", "--drafter", kind, "--out", str(out), *TRAINING, *words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,10 +52,7 @@ def test_what_was_trained_from_a_store_decodes_as_the_target(
 def test_a_target_in_memory_needs_no_stored_states(
     folder: Path, tmp_path: Path, command: Command, kind: str
 ) -> None:
-    store = folder / "store-bare"
-    if not store.exists():
-        words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
-        command("collect", *words, "--out", str(store))
+    store = a_store(folder, command, "store-bare")
     distil(command, kind, tmp_path / "made", "--store", str(store), "--laws", "teacher")
     weights = load_file(tmp_path / "made" / "model.safetensors")
     assert all(torch.isfinite(one).all() for one in weights.values())

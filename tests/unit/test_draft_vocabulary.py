@@ -8,24 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.command_cases import Command, a_command, trajectories
-from tests.tiny_models import save_family
+from tests.command_cases import (
+    Command,
+    a_command,
+    a_store,
+    family_folder,
+    network_words,
+    trajectories,
+)
 
 SIZE = 20
-TRAINING = (
-    "--duration 4steps --block-length 32 --batch-tokens 64 --learning-rate 0.003 --warmup 1 "
-    "--dtype float32 --save-dtype float32 --hold-out 0.2 --eval-every 0"
-)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("work")
-    save_family(made, "llama")
-    words = "def add left right return cat".split()
-    texts = [f"{first} {second}" for first in words for second in words]
-    (made / "prompts.txt").write_text("\n".join(texts) + "\n")
-    return made
+    return family_folder(tmp_path_factory.mktemp("work"), "llama")
 
 
 @pytest.fixture
@@ -35,15 +32,11 @@ def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def store(folder: Path, command: Command) -> Path:
-    store = folder / "store"
-    if not store.exists():
-        words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
-        command("collect", *words, "--features", "eagle3", "--out", str(store))
-    return store
+    return a_store(folder, command, "store", "--features", "eagle3")
 
 
 def distil(command: Command, out: Path, *words: str, code: int = 0) -> str:
-    return command("distill", "--out", str(out), *TRAINING.split(), *words, code=code)
+    return command("distill", "--out", str(out), *network_words(4), *words, code=code)
 
 
 def test_the_most_frequent_tokens_are_kept_and_decoding_stays_exact(

@@ -6,7 +6,8 @@ import pytest
 from tests.tiny_models import tiny_model
 from transformers import LlamaConfig
 
-from draftsmith.drafters._lookup import drafter_class, kinds
+from draftsmith.drafter_names import kinds
+from draftsmith.drafters._lookup import drafter_class
 from draftsmith.errors import InputError
 from draftsmith.recipes import _features
 from draftsmith.targets.hf import HFTarget

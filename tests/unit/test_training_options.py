@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.command_cases import Command, a_command
-from tests.tiny_models import save_family
+from tests.command_cases import Command, a_command, a_store, family_folder, network_words
 
 from draftsmith.drafters._lookup import drafter_class
 from draftsmith.drafters._options import training_options
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "distill.md"
-TRAINING = (
-    "--drafter hass --duration 2steps --block-length 32 --batch-tokens 64 --learning-rate 0.01 "
-    "--warmup 0 --dtype float32 --save-dtype float32 --hold-out 0 --eval-every 0"
-)
+TRAINING = ["--drafter", "hass", *network_words(2), "--hold-out", "0"]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "fspad", "griffin", "hass", "medusa"])
@@ -32,12 +28,7 @@ def test_the_table_names_every_one_and_its_drafter(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("work")
-    save_family(made, "llama")
-    words = "def add left right return cat".split()
-    texts = [f"{first} {second}" for first in words for second in words]
-    (made / "prompts.txt").write_text("\n".join(texts) + "\n")
-    return made
+    return family_folder(tmp_path_factory.mktemp("work"), "llama")
 
 
 @pytest.fixture
@@ -48,9 +39,7 @@ def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 def test_distill_obeys_block_length_noise_and_attention(
     folder: Path, tmp_path: Path, command: Command
 ) -> None:
-    store = folder / "store"
-    words = ["--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
-    command("collect", *words, "--features", "hass", "--out", str(store))
+    store = a_store(folder, command, "store", "--features", "hass")
     cases = {
         "plain": ["--drafter-option", "noise=0"],
         "again": ["--drafter-option", "noise=0", "--drafter-option", "attention=exact"],
@@ -61,7 +50,7 @@ def test_distill_obeys_block_length_noise_and_attention(
     weights = {}
     for name, own in cases.items():
         out = tmp_path / name
-        command("distill", "--store", str(store), "--out", str(out), *TRAINING.split(), *own)
+        command("distill", "--store", str(store), "--out", str(out), *TRAINING, *own)
         weights[name] = load_file(out / "model.safetensors")["fc.weight"]
     assert torch.equal(weights["plain"], weights["again"])
     for name in ("leaks", "noisy", "short"):
@@ -71,6 +60,6 @@ def test_distill_obeys_block_length_noise_and_attention(
 
 
 def test_an_attention_that_does_not_exist_is_refused(folder: Path, command: Command) -> None:
-    own = [*TRAINING.split(), "--drafter-option", "attention=leaky"]
+    own = [*TRAINING, "--drafter-option", "attention=leaky"]
     said = command("distill", "--store", "none", "--out", str(folder / "no"), *own, code=2)
     assert "attention" in said and "official" in said

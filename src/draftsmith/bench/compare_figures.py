@@ -17,7 +17,7 @@ from draftsmith.errors import InputError
 
 UNDISTILLED = "none"
 """The objective of a draft model that was not distilled: what gains are counted from."""
-FACTORS = ("objective", "forcing", "beams", "teacher_temperature", "truncation")
+FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
 """What a study varies, one at a time."""
 MEASURES = (
     "tau",
@@ -49,6 +49,8 @@ class RunFigures:
 
     label: str
     """What the run is called."""
+    drafter: str | None = None
+    """Kind and options of a network over the target's states; None: a draft model."""
     objective: str | None = None
     """As `distill` names it; `none`: the draft model before distillation."""
     forcing: str | None = None
@@ -61,13 +63,13 @@ class RunFigures:
     target: str | None = None
     seed: int | None = None
     alpha: float | None = None
-    """Expected acceptance, token-weighted (`distill.measure`)."""
+    """Expected acceptance at temperature 1, token-weighted (`distill.measure`)."""
     alpha_decoded: float | None = None
     """Accepted / offered, counted while decoding."""
     tau: float | None = None
     """Tokens per step, counted while decoding."""
     tau_predicted: float | None = None
-    """From `alpha`, by the closed formula."""
+    """From `alpha`, by the closed formula; or from chains on held-out texts (`distill.chains`)."""
     speedup: float | None = None
     """Over plain decoding, by the clock."""
     speedup_predicted: float | None = None
@@ -102,6 +104,7 @@ class RunFigures:
 class Setting:
     """What runs of several seeds have in common; fields as in `RunFigures`."""
 
+    drafter: str | None
     objective: str | None
     forcing: str | None
     beams: int | None
@@ -281,6 +284,8 @@ def _usual(settings: Sequence[Setting], factor: str) -> object:
 
 def _name(setting: Setting, said: Sequence[str]) -> str:
     parts = [] if setting.objective is None else [objective_name(setting.objective)]
+    if "drafter" in said and setting.drafter is not None:
+        parts.insert(0, setting.drafter)
     forcing, beams, temperature = setting.forcing, setting.beams, setting.teacher_temperature
     if "forcing" in said and forcing is not None and not (forcing == "beam" and beams is not None):
         parts.append(forcing)

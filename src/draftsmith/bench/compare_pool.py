@@ -98,6 +98,7 @@ def _refuse_doubles(runs: Sequence[RunFigures]) -> None:
 
 def _setting(run: RunFigures, *, label: bool) -> Setting:
     return Setting(
+        drafter=run.drafter,
         objective=run.objective,
         forcing=run.forcing,
         beams=run.beams,

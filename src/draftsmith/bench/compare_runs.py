@@ -3,8 +3,8 @@
     bench     records.jsonl (or, without it, summary.json): what decoding gave, per drafter
     distill   run.json: the setting, and what was expected, under `results`:
 
-        objective, forcing, beams, teacher_temperature, top_k (null: whole laws), seed, target,
-        alpha, alpha_before, tau_predicted, speedup_predicted, decoding_temperature,
+        drafter, objective, forcing, beams, teacher_temperature, top_k (null: whole laws), seed,
+        target, alpha, alpha_before, tau_predicted, speedup_predicted, decoding_temperature,
         quality, quality_metric, answer_tokens, store_bytes (of the trajectories),
         by_language {name: {alpha, tau_predicted, ..}}
 
@@ -48,6 +48,7 @@ class _Share:
 class _Results:
     """What is looked at of a distil run's `results`."""
 
+    drafter: str | None = None
     objective: str | None = None
     forcing: str | None = None
     beams: int | None = None
@@ -212,6 +213,7 @@ def _distilled(folder: Path) -> _Trained:
         seed = values["seed"]
     whole = RunFigures(
         label=str(folder),
+        drafter=results.drafter,
         objective=results.objective,
         forcing=results.forcing,
         beams=results.beams,
@@ -242,6 +244,7 @@ def _distilled(folder: Path) -> _Trained:
 
 def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
     """The draft model that all runs began with, where all measured the same before they did."""
+    trained = [one for one in trained if one.runs[0].drafter is None]  # networks begin with noise
     wholes = [one.runs[0] for one in trained]
     if any(whole.objective == UNDISTILLED for whole in wholes):
         return []
@@ -308,6 +311,7 @@ def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
     fits = part is not None and part.decoding_temperature in (None, run.decoding_temperature)
     return dataclasses.replace(
         run,
+        drafter=whole.drafter,
         objective=whole.objective,
         forcing=whole.forcing,
         beams=whole.beams,

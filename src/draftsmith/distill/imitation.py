@@ -38,6 +38,8 @@ class Imitation:
     def __post_init__(self) -> None:
         if min(self.token_weight, self.feature_weight, self.top_weight) < 0:
             raise InputError("the weights of the token, top and feature terms are 0 or more")
+        if not max(self.token_weight, self.feature_weight):
+            raise InputError("the token and the feature term cannot both weigh nothing")
         if self.top_weight and not self.token_weight:
             raise InputError("the top term belongs to the token term: give --token-weight, too")
 

@@ -170,13 +170,19 @@ class TrajectoryStore:
         header = from_dict(StoreHeader, content.get("header"), where=str(path))
         return cls(Path(folder), header, max_bytes=max_bytes)
 
-    def check_teacher(self, tokenizer_sha256: str, vocab_size: int) -> None:
-        """Raises InputError when the laws are over other tokens than these."""
+    def check_teacher(
+        self, tokenizer_sha256: str, vocab_size: int, revision: str | None = None
+    ) -> None:
+        """Raises InputError when another target than this one said the laws.
+
+        `revision`: a digest of its weights; anything else, here or in the store, tells nothing.
+        """
         for what, ours, theirs in (
             ("tokenizer", self.header.tokenizer_sha256, tokenizer_sha256),
             ("vocabulary size", self.header.vocab_size, vocab_size),
+            ("digest of its weights", _weights(self.header.revision), _weights(revision)),
         ):
-            if ours != theirs:
+            if ours != theirs and None not in (ours, theirs):
                 raise InputError(
                     f"the store {self.folder} was collected from {self.header.target!r} with "
                     f"another {what} ({_short(ours)}, this target's is {_short(theirs)}); "
@@ -380,6 +386,11 @@ def _differences(there: Any, here: Any, name: str = "") -> list[str]:
         prefix = f"{name}." if name else ""
         return [text for key, a, b in inner for text in _differences(a, b, f"{prefix}{key}")]
     return [] if there == here else [f"{name} is {_short(there)} there and {_short(here)} here"]
+
+
+def _weights(revision: str | None) -> str | None:
+    """A digest, if it is one: names of revisions on a hub may move."""
+    return revision if revision is not None and re.fullmatch("[0-9a-f]{64}", revision) else None
 
 
 def _short(value: object) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._options import TRAINING
+from draftsmith.drafters._options import TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -33,6 +33,10 @@ class AlignedDrafter(FeatureDrafter):
         """Training: `exact` is what decoding computes; `official` leaks weight to places that are
         not seen, as the released code does, for parity with its curves. Held-out figures are
         always exact."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(1, num_forwards=self.num_forwards)
 
     config: Config
     official_from: ClassVar[int] = 1

@@ -24,7 +24,7 @@ from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._kinship import check_target, target_facts
 from draftsmith.drafters._layers import draft_config
 from draftsmith.drafters._network import Network
-from draftsmith.drafters._options import TRAINING
+from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
@@ -51,8 +51,11 @@ class FeatureDrafter(Drafter):
         tokens."""
         noise: float = field(default=0.2, metadata=TRAINING)
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
-        seed: int = field(default=0, metadata=TRAINING)
+        seed: int = field(default=0, metadata=STRUCTURE)
         """Keys the first weights of a network that is trained from nothing."""
+
+        def __post_init__(self) -> None:
+            at_least(0, noise=self.noise, seed=self.seed)
 
     config: Config
     signals = Signals(last_hidden=True)

@@ -12,29 +12,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import draftsmith.drafters
 from draftsmith.config import from_dict, override
-from draftsmith.drafter_names import drafter_manifest, drafter_parts
+from draftsmith.drafter_names import ENTRY_POINTS, drafter_manifest, drafter_parts, kinds
 from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._options import structure_options
 from draftsmith.errors import InputError, nearest
-
-ENTRY_POINTS = "draftsmith.drafters"
-
-
-def kinds() -> list[str]:
-    """All drafters that can be named: files here, and installed entry points."""
-    here = [
-        module.name
-        for module in pkgutil.iter_modules(draftsmith.drafters.__path__)
-        if not module.name.startswith("_")
-    ]
-    return sorted({*here, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 
 def drafter_class(kind: str) -> type[Drafter]:
@@ -86,9 +73,25 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         if not _takes_source(cls):
             raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
         if (Path(source) / "drafter.json").is_file():
-            given |= drafter_manifest(Path(source))["options"]
+            manifest = drafter_manifest(Path(source))
+            if manifest["kind"] != kind:
+                raise InputError(
+                    f"The folder {source} holds a drafter of the kind {manifest['kind']}, not "
+                    f"{kind}: give the folder alone, or {manifest['kind']}:{source}."
+                )
+            given |= manifest["options"]
         given["source"] = source
+        for key in structure_options(cls.Config) & set(option_keys(assignments)):
+            raise InputError(
+                f"--drafter-option {key}: the weights in {source} have settled it; leave it out, "
+                f"or begin from nothing with --drafter {kind}."
+            )
     return cls(override(from_dict(cls.Config, given), assignments))
+
+
+def option_keys(assignments: Sequence[str]) -> list[str]:
+    """The fields that KEY=VALUE texts set."""
+    return [text.partition("=")[0].strip().replace("-", "_") for text in assignments]
 
 
 def _takes_source(cls: type[Drafter]) -> bool:

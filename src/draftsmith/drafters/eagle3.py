@@ -21,7 +21,7 @@ from draftsmith.drafters._base import LossWeights, TargetView
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
 from draftsmith.drafters._network import Network
-from draftsmith.drafters._options import TRAINING
+from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.errors import InputError
 from draftsmith.types import DraftPrediction, NarrowHead, Signals, TrajectoryBatch
@@ -106,9 +106,13 @@ class Eagle3(FeatureDrafter):
         """Training: each counts this much of the one before."""
         noise: float = field(default=0.0, metadata=TRAINING)
         """Training: none, as published."""
-
-        draft_vocab: int = field(default=0, metadata=TRAINING)
+        draft_vocab: int = field(default=0, metadata=STRUCTURE)
         """Training: knows so many tokens, those that answers hold most often; 0: all."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(1, num_forwards=self.num_forwards)
+            at_least(0, decay=self.decay)
 
     config: Config
     network_class = Eagle3Network

@@ -28,7 +28,7 @@ from draftsmith.drafters._aligned import AlignedDrafter
 from draftsmith.drafters._base import LossWeights, TargetView
 from draftsmith.drafters._layers import ConcatLinear, RMSNorm
 from draftsmith.drafters._network import FusionNetwork
-from draftsmith.drafters._options import TRAINING
+from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -88,13 +88,17 @@ class Griffin(AlignedDrafter):
         live."""
         mask_shift: Literal["decode", "official"] = field(default="decode", metadata=TRAINING)
         """Training: which chain's life counts at a place (see the module)."""
-        guided_fusion: bool = field(default=True, metadata=TRAINING)
+        guided_fusion: bool = field(default=True, metadata=STRUCTURE)
         """Training: fuse as above; or as EAGLE does, to see what it brings."""
-        enhanced_head: bool = field(default=True, metadata=TRAINING)
+        enhanced_head: bool = field(default=True, metadata=STRUCTURE)
         """Training: halves to predict from and to go on with; or one state for both."""
         feeds: Literal["text", "draft"] = field(default="text", metadata=TRAINING)
         """Training: later steps read the text, or the drafter's own best tokens (which the paper
         finds harmful)."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(0, mask_top=self.mask_top)
 
     config: Config
     network_class = GriffinNetwork
@@ -113,12 +117,15 @@ class Griffin(AlignedDrafter):
     ) -> tuple[DraftPrediction, Rollout]:
         """One step, counted only for chains whose drafts so far were all near the top."""
         prediction, after = super().forward(batch, carry)
-        survived_BT, best_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
-        if self.config.feeds == "draft" and self.training:  # held-out figures read the text
-            after = replace(after, fed_BT=best_BT)
         if carry is not None and carry.survived_BT is not None:
             prediction = replace(prediction, mask_BT=self._counting(carry.survived_BT))
+        if not self.training or after.step >= self.num_steps:  # no step will ask who survived
+            return prediction, after
+        survived_BT, best_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
+        if carry is not None and carry.survived_BT is not None:
             survived_BT = survived_BT & carry.survived_BT
+        if self.config.feeds == "draft":
+            after = replace(after, fed_BT=best_BT)
         return prediction, replace(after, survived_BT=survived_BT)
 
     def _counting(self, survived_BT: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters._checkpoint import load_network, read_tensors, save_network
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._kinship import check_target, target_facts
-from draftsmith.drafters._options import TRAINING
+from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.errors import BackendError
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
@@ -137,12 +137,16 @@ class Medusa(Drafter):
     class Config:
         source: str = ""
         """Folder with the trained heads."""
-        heads: int = field(default=4, metadata=TRAINING)
+        heads: int = field(default=4, metadata=STRUCTURE)
         """Training: how many places ahead."""
-        layers: int = field(default=1, metadata=TRAINING)
+        layers: int = field(default=1, metadata=STRUCTURE)
         """Training: residual blocks per head."""
         decay: float = field(default=0.8, metadata=TRAINING)
         """Training: each head counts this much of the one before."""
+
+        def __post_init__(self) -> None:
+            at_least(1, heads=self.heads)
+            at_least(0, layers=self.layers, decay=self.decay)
 
     config: Config
     signals = Signals(last_hidden=True)

@@ -11,7 +11,7 @@ from draftsmith.bench.records import BASELINE
 from draftsmith.bench.suites import Prompt
 from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.drafters._lookup import load_drafter, option_keys
 from draftsmith.drafters._options import training_options
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
@@ -78,7 +78,7 @@ def open_drafters(
         fitting = options if reason is None else dataclasses.replace(options, **_OWN_SHAPE)
         arm = _shaped(name if clash else label, drafter, fitting, target)
         reason = _undrawn(name, arm)
-        if reason is not None and "proposal" in _keys(assignments):
+        if reason is not None and "proposal" in option_keys(assignments):
             raise InputError(f"{reason}.")
         if reason is not None and options.draft_proposal is not None:
             undrawn[name] = reason
@@ -92,7 +92,7 @@ def open_drafters(
 
 def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafter:
     drafter = load_drafter(name, assignments)
-    for key in _keys(assignments):
+    for key in option_keys(assignments):
         if key in training_options(drafter.config):
             raise InputError(
                 f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
@@ -101,11 +101,6 @@ def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafte
     if proposal is None or _proposal(drafter) is None:
         return drafter
     return load_drafter(name, [*assignments, f"proposal={proposal}"])
-
-
-def _keys(assignments: Sequence[str]) -> list[str]:
-    """The fields that KEY=VALUE texts set."""
-    return [text.partition("=")[0].strip().replace("-", "_") for text in assignments]
 
 
 def _proposal(drafter: Drafter) -> str | None:

@@ -34,6 +34,7 @@ from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import digest, portable_text
 from draftsmith.recipes import _features, _text, _tokens
+from draftsmith.recipes._revision import revision_of
 from draftsmith.recipes._training import text_config
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
@@ -49,6 +50,8 @@ class Lesson:
     source: BatchSource
     held_out: EvaluationSource | None
     steps_per_epoch: float
+    longest: int
+    """Tokens of its longest text, as far as a block goes."""
     facts: dict[str, Any]
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
     teacher: str | None = None
@@ -79,27 +82,28 @@ def from_store(
     stores = [TrajectoryStore.open(folder) for folder in options.store]
     tokenizer_sha256 = _tokens.sha256(tokenizer, Path(options.target))
     for store in stores:
-        store.check_teacher(tokenizer_sha256, vocab_size)
+        store.check_teacher(tokenizer_sha256, vocab_size, revision_of(options.target))
     laws, width = None, 0
     if teacher is None:
         _features.check_stores(stores, signals, with_text=bool(options.text))
         laws = LawFile(options.out / "work", vocab_size)
         width = _features.width(signals, text_config(options.target))
-    known = list(_documents(stores, laws, width))
-    if not known:
+    every = list(_documents(stores, laws, width))
+    if not every:
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
+    length = options.training.block_length
+    known = [one for one in every if len(one.trajectory.prompt) < length] or every
     chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
     held = [one for one in known if one.trajectory.prompt_id in chosen]
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
-    training = options.training
     documents = _multi(options, options.beams).apply(kept, laws)
     learnt = [item.trajectory for item in documents]
     blocks = TrajectoryBlocks(
         documents,
         end_id=tokenizer.eos_token_id,
-        length=training.block_length,
+        length=length,
         batch_blocks=_batch_blocks(options) - _text_blocks(options),
         seed=options.seed,
         keep_laws=teacher is None,
@@ -111,6 +115,7 @@ def from_store(
         source=_source(options, tokenizer, blocks, teacher, signals),
         held_out=_held_out(options, tokenizer, held, teacher, signals),
         steps_per_epoch=blocks.steps_per_epoch,
+        longest=max(min(len(t.prompt) + len(t.tokens), length) for t in learnt),
         counts_V=_counts(learnt, vocab_size),
         facts={
             "data": [_shards(store) for store in stores],
@@ -119,6 +124,7 @@ def from_store(
             "beams": _most_per_prompt(learnt),
             "top_k": None if teacher is not None else top_k,
             "trajectories": len(learnt),
+            "too_long": len(every) - len(known),
             "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len(chosen),
             "answer_tokens": sum(len(t.tokens) for t in learnt),
@@ -213,6 +219,7 @@ def online(
             signals,
         ),
         steps_per_epoch=len(kept) / options.prompts_per_step,
+        longest=options.training.block_length,  # as far as is known before they are drawn
         facts={
             "data": [digest([[r.prompt_id, r.prompt] for r in kept])],
             "forcing": settings.forcing,

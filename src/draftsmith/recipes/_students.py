@@ -1,8 +1,8 @@
 """What `draftsmith distill` trains: a draft model, or a network over the target's hidden states.
 
---drafter runs/my-draft              a transformers model                   DraftModel
---drafter griffin                    a network that begins from nothing     Network
---drafter griffin:runs/griffin       one that goes on learning              Network
+--drafter runs/my-draft              a transformers model                   ModelStudent
+--drafter griffin                    a network that begins from nothing     NetworkStudent
+--drafter griffin:runs/griffin       one that goes on learning              NetworkStudent
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import abc
 import copy
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from draftsmith.distill.distillation import Acceptance, Distillation
 from draftsmith.distill.evaluation import Evaluation, EvaluationSource
 from draftsmith.distill.imitation import Imitation
 from draftsmith.distill.objective import Objective
-from draftsmith.drafter_names import drafter_parts
+from draftsmith.drafter_names import drafter_parts, kinds
 from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import drafter_class, kinds, make_drafter
+from draftsmith.drafters._lookup import drafter_class, make_drafter
 from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
-from draftsmith.errors import InputError
+from draftsmith.errors import InputError, nearest
+from draftsmith.option_groups import ImitationOptions
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import Run
 from draftsmith.recipes import _tokens
@@ -36,6 +38,9 @@ from draftsmith.recipes._finish import write_drafter, write_model
 from draftsmith.recipes._training import text_config
 from draftsmith.targets.ends import Ends
 from draftsmith.targets.hf import HFTarget, load_model
+
+DRAWN = "tokens_per_step_t1"
+"""The figure of chains that is exact for texts drawn at temperature 1."""
 
 
 class Student(abc.ABC):
@@ -51,6 +56,14 @@ class Student(abc.ABC):
         return {"drafter": weights_digest(self.learner.state_dict())}
 
     @abc.abstractmethod
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        """What run.json says about it beside the objective, given its held-out figures."""
+
+    @abc.abstractmethod
+    def check(self, longest: int) -> None:
+        """InputError when it cannot learn from texts of at most so many tokens."""
+
+    @abc.abstractmethod
     def hear(self, counts_V: Tensor | None) -> None:
         """Told before the first step how often the answers hold each token; None: not known yet."""
 
@@ -59,8 +72,8 @@ class Student(abc.ABC):
         """What is learnt, around this divergence."""
 
     @abc.abstractmethod
-    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
-        """What is measured while training; it chooses the best weights."""
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
+        """What is measured while training on texts of this kind; it chooses the best weights."""
 
     @abc.abstractmethod
     def again(self) -> Student:
@@ -79,16 +92,22 @@ def open_student(options: DistillOptions, tokenizer: Any) -> Student:
     Raises:
         InputError: it learns nothing, or has other tokens than the target.
     """
-    kind, _ = drafter_parts(options.drafter)
-    cls = drafter_class(kind) if kind in kinds() else Independent  # else: a model's hub id
+    kind, source = drafter_parts(options.drafter)
+    bare = source is None and "/" not in kind and not Path(kind).exists()
+    if kind in kinds() or (bare and nearest(kind, kinds())):  # a misspelt one is refused here
+        cls = drafter_class(kind)
+    else:
+        cls = Independent  # a model's hub id
     if not cls.trains:
         raise InputError(f"drafter {kind!r} has no weights: there is nothing to distil into it")
     if issubclass(cls, Independent):
-        return DraftModel(options, tokenizer)
-    return Network(options, tokenizer)
+        if kind in kinds() and not source:
+            raise InputError(f"--drafter {kind} needs a model: name its folder or hub id")
+        return ModelStudent(options, tokenizer)
+    return NetworkStudent(options, tokenizer)
 
 
-class DraftModel(Student):
+class ModelStudent(Student):
     """A transformers model with the target's tokens."""
 
     figure = "acceptance"
@@ -96,6 +115,11 @@ class DraftModel(Student):
     def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
         if options.drafter_option:
             raise InputError("--drafter-option is for drafters with options, not for draft models")
+        if options.imitation != ImitationOptions():
+            raise InputError(
+                "--token-weight, --feature-weight and --top-weight are for drafters over hidden "
+                "states: a draft model learns the divergence alone"
+            )
         self._source = drafter_parts(options.drafter)[1] or options.drafter
         self._tokenizer = tokenizer
         if Subset.beside(self._source) is not None:
@@ -115,6 +139,12 @@ class DraftModel(Student):
         self.model.train().requires_grad_(True)
         self.learner = Independent.learner(self.model)
 
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        return {"decoding_temperature": 1.0}
+
+    def check(self, longest: int) -> None:
+        """It learns from any."""
+
     def hear(self, counts_V: Tensor | None) -> None:
         """It knows all tokens."""
 
@@ -125,7 +155,7 @@ class DraftModel(Student):
     def objective(self, token: Distillation) -> Objective:
         return token
 
-    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
         return Evaluation(
             batches=held_out,
             objective=Acceptance(),
@@ -135,7 +165,7 @@ class DraftModel(Student):
             weight_name="tokens",
         )
 
-    def again(self) -> DraftModel:
+    def again(self) -> ModelStudent:
         other = copy.copy(self)
         other._adopt()
         return other
@@ -147,7 +177,7 @@ class DraftModel(Student):
         write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
 
 
-class Network(Student):
+class NetworkStudent(Student):
     """A drafter with a network of its own over what it borrows of the target."""
 
     figure = "tokens_per_step"
@@ -165,6 +195,30 @@ class Network(Student):
         self.learner.bind(self._ends)
         self.learner.train().requires_grad_(True)
 
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        config = as_dict(self.learner.config) | {"source": ""}
+        usual = as_dict(type(self.learner).Config())
+        weights = as_dict(self._options.imitation)
+        said = {key: value for key, value in config.items() if value != usual[key]}
+        said |= {key: value for key, value in weights.items() if value is not None}
+        name = " ".join([self._kind, *(f"{key}={value}" for key, value in said.items())])
+        return {
+            "drafter": name,
+            "drafter_options": config,
+            "imitation": weights,
+            "tau_predicted": held_out.get(self.figure),
+            "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
+        }
+
+    def check(self, longest: int) -> None:
+        least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
+        if longest < least:
+            raise InputError(
+                f"{self._kind} with {self.learner.num_steps} forwards learns from texts of at "
+                f"least {least} tokens, and the longest that fits has {longest}: give a larger "
+                "--block-length, longer answers or fewer forwards"
+            )
+
     def hear(self, counts_V: Tensor | None) -> None:
         self._counts_V = counts_V
         self.learner.choose_vocabulary(counts_V)
@@ -176,17 +230,31 @@ class Network(Student):
 
     def objective(self, token: Distillation) -> Objective:
         given, own = self._options.imitation, self.learner.loss_weights
+        if given.feature_weight and not own.feature:
+            raise InputError(
+                f"--feature-weight {given.feature_weight:g}: {self._kind} imitates no states; "
+                "leave it out"
+            )
+        if given.top_weight and token.record.hard:
+            raise InputError(
+                f"--top-weight {given.top_weight:g}: --objective {token.divergence} learns from "
+                "tokens, not from laws; leave one of them out"
+            )
+        token_weight = own.token if given.token_weight is None else given.token_weight
+        top = own.top if token_weight and not token.record.hard else 0.0
         return Imitation(
             token=token,
-            token_weight=own.token if given.token_weight is None else given.token_weight,
+            token_weight=token_weight,
             feature_weight=own.feature if given.feature_weight is None else given.feature_weight,
-            top_weight=own.top if given.top_weight is None else given.top_weight,
+            top_weight=top if given.top_weight is None else given.top_weight,
         )
 
-    def evaluation(self, held_out: EvaluationSource) -> Evaluation:
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
+        # each of the two is exact for the texts of its own temperature
+        self.figure = DRAWN if "sample" in forcing else "tokens_per_step"
         return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
 
-    def again(self) -> Network:
+    def again(self) -> NetworkStudent:
         other = copy.copy(self)
         other._adopt()
         other.hear(self._counts_V)

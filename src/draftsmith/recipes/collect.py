@@ -23,7 +23,6 @@ from rich.progress import (
 
 from draftsmith.bench.suites import Message, Prompt, load_prompts
 from draftsmith.config import as_dict
-from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.scale_out import (
     MakeBackend,
     RayPool,
@@ -41,6 +40,7 @@ from draftsmith.options import CollectOptions
 from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _features, _tokens
 from draftsmith.recipes._drafting import open_target
+from draftsmith.recipes._revision import revision_of
 from draftsmith.recipes._training import text_config
 from draftsmith.types import Signals
 
@@ -83,7 +83,7 @@ def run(options: CollectOptions) -> CollectResult:
     requests = make_requests(options, prompts, tokenizer)
     header = StoreHeader(
         target=portable_text(model.target),
-        revision=revision_of(model),
+        revision=revision_of(model.target, model.revision),
         tokenizer_sha256=_tokens.sha256(tokenizer, Path(model.target)),
         vocab_size=config.vocab_size,
         top_k=settings.top_k,
@@ -260,12 +260,6 @@ def _vllm(model: ModelOptions) -> Backend:
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )
-
-
-def revision_of(model: ModelOptions) -> str | None:
-    """Of a hub model the one that is asked for; of a folder a digest of its weights."""
-    weights = sorted(Path(model.target).glob("*.safetensors"))
-    return digest([sha256(path) for path in weights]) if weights else model.revision
 
 
 class CollectProgress:

@@ -25,7 +25,7 @@ from draftsmith.options import DistillOptions
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._drafting import quieten
-from draftsmith.recipes._students import DraftModel, Student, open_student, weights_digest
+from draftsmith.recipes._students import ModelStudent, Student, open_student, weights_digest
 from draftsmith.recipes._training import (
     precision,
     start_accelerator,
@@ -49,6 +49,10 @@ class DistillResult:
     acceptance_before: float | None
     """Expected acceptance at temperature 1 on held-out prompts; None without any."""
     acceptance: float | None
+    figure: str
+    """The held-out figure that the best weights were chosen by."""
+    before: float | None
+    after: float | None
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,6 +77,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     twin = make_twin(student) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
+    student.check(lesson.longest)
     student.hear(lesson.counts_V)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
@@ -90,7 +95,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     if report.best_step is not None:
         trainer.load_best()
         after = trainer.evaluate()
-    results = _results(options, lesson, report, before, after)
+    results = _results(options, student, lesson, report, before, after)
     finished = student.again()  # the trained one may be in parts
     trainer.copy_into(finished.learner)
     if accelerator.is_main_process:
@@ -107,6 +112,9 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         best_step=report.best_step,
         acceptance_before=_acceptance(before),
         acceptance=_acceptance(after),
+        figure=student.figure,
+        before=before.get(student.figure),
+        after=after.get(student.figure),
     )
 
 
@@ -141,7 +149,7 @@ class Twin:
 
 def make_twin(student: Student) -> Twin:
     """InputError for a student that cannot continue a text without the target."""
-    if not isinstance(student, DraftModel):
+    if not isinstance(student, ModelStudent):
         raise InputError("--on-policy is for draft models: others draft only beside the target")
     return Twin(student.twin())
 
@@ -175,7 +183,11 @@ def make_trainer(
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
     config = trainer_config(options, training, steps)
-    evaluations = [] if lesson.held_out is None else [student.evaluation(lesson.held_out)]
+    evaluations = (
+        []
+        if lesson.held_out is None
+        else [student.evaluation(lesson.held_out, lesson.facts["forcing"])]
+    )
     callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
     if trackers(options.report_to):
         accelerator.init_trackers("distill")
@@ -225,6 +237,7 @@ def make_trainer(
 
 def _results(
     options: DistillOptions,
+    student: Student,
     lesson: _lessons.Lesson,
     report: TrainReport,
     before: dict[str, float],
@@ -237,7 +250,6 @@ def _results(
         "tail": chosen.tail,
         "seed": options.seed,
         "target": portable_text(options.target),
-        "decoding_temperature": 1.0,
         "steps": report.steps,
         "skipped_steps": report.skipped,
         "tokens": report.tokens,
@@ -245,6 +257,7 @@ def _results(
         "alpha_before": _acceptance(before),
         "alpha_is_lower_bound": lesson.facts["top_k"] is not None,
         "best_step": report.best_step,
+        **student.facts(after),
         "held_out": after,
         "held_out_before": before,
         "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],

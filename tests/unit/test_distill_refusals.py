@@ -1,0 +1,144 @@
+"""What `distill` refuses before anything is learnt: options that mean nothing, folders of another
+kind or target, texts too short to learn from. Each sentence says what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.command_cases import Command, a_command, a_store, family_folder, network_words
+
+from draftsmith.bench.compare_pool import compare
+from draftsmith.bench.compare_runs import read_runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family_folder(tmp_path_factory.mktemp("work"), "llama")
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+@pytest.fixture
+def store(folder: Path, command: Command) -> Path:
+    return a_store(folder, command, "store", "--features", "last")
+
+
+def distil(command: Command, store: Path, out: Path, *words: str, code: int = 2) -> str:
+    own = [*network_words(2), *words]
+    said = command("distill", "--store", str(store), "--out", str(out), *own, code=code)
+    assert code == 0 or not out.exists() or not (out / "run.json").exists()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("hass num_forwards=0", "num_forwards must be at least 1, got 0"),
+        ("eagle noise=-1", "noise must be at least 0, got -1"),
+        ("eagle noise=nan", "noise must be at least 0, got nan"),
+        ("eagle3 decay=-0.5", "decay must be at least 0"),
+        ("griffin mask_top=-3", "mask_top must be at least 0"),
+        ("medusa heads=0", "heads must be at least 1"),
+        ("medusa layers=-1", "layers must be at least 0"),
+        ("grifin", "'griffin'"),
+        ("independent", "needs a model"),
+        ("prompt_lookup", "no weights"),
+    ],
+)
+def test_values_without_meaning(
+    tmp_path: Path, command: Command, store: Path, words: str, said: str
+) -> None:
+    kind, *option = words.split()
+    own = ["--drafter", kind, *(["--drafter-option", *option] if option else [])]
+    assert said in distil(command, store, tmp_path / "made", *own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        ("draft", "--feature-weight 1", "a draft model learns the divergence alone"),
+        ("medusa", "--feature-weight 1", "medusa imitates no states"),
+        ("hass", "--objective sft --top-weight 1", "learns from tokens, not from laws"),
+        ("eagle", "--token-weight 0 --feature-weight 0", "cannot both weigh nothing"),
+        ("eagle", "--token-weight 0 --top-weight 1", "give --token-weight, too"),
+        ("eagle", "--token-weight -1", "0 or more"),
+    ],
+)
+def test_weights_of_terms_that_are_not_there(
+    folder: Path, tmp_path: Path, command: Command, store: Path, kind: str, words: str, said: str
+) -> None:
+    drafter = str(folder / "target") if kind == "draft" else kind
+    own = ["--drafter", drafter, *words.split()]
+    assert said in distil(command, store, tmp_path / "made", *own)
+
+
+def test_a_folder_settles_its_kind_and_its_structure(
+    tmp_path: Path, command: Command, store: Path
+) -> None:
+    made = tmp_path / "medusa"
+    own = ["--drafter", "medusa", "--drafter-option", "heads=2"]
+    distil(command, store, made, *own, code=0)
+    said = distil(command, store, tmp_path / "other", "--drafter", f"eagle:{made}")
+    assert "holds a drafter of the kind medusa" in said
+    again = ["--drafter", str(made), "--drafter-option", "heads=3"]
+    assert "settled" in distil(command, store, tmp_path / "other", *again)
+    kept = ["--drafter", str(made), "--drafter-option", "decay=0.5"]
+    distil(command, store, tmp_path / "more", *kept, code=0)
+
+
+def test_texts_too_short_for_the_forwards(tmp_path: Path, command: Command, store: Path) -> None:
+    own = ["--drafter", "hass", "--drafter-option", "num_forwards=31"]
+    said = distil(command, store, tmp_path / "made", *own)
+    assert "31 forwards learns from texts of at least 33 tokens" in said
+
+
+def test_a_store_of_another_target_with_the_same_tokens(
+    folder: Path, tmp_path: Path, command: Command, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "target", tmp_path / "target")
+    path = tmp_path / "target" / "model.safetensors"
+    weights = {name: torch.as_tensor(one) * 1.5 for name, one in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    other = a_command(tmp_path, capsys)
+    said = distil(other, store, tmp_path / "made", "--drafter", "eagle")
+    assert "another digest of its weights" in said
+
+
+def test_a_folder_beside_does_not_shadow_a_kind(
+    tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    distil(command, store, Path("eagle"), "--drafter", "medusa", code=0)
+    distil(command, store, Path("made"), "--drafter", "eagle", code=0)
+    kinds = [json.loads(Path(one, "drafter.json").read_text())["kind"] for one in ("eagle", "made")]
+    assert kinds == ["medusa", "eagle"]
+    distil(command, store, Path("more"), "--drafter", "./eagle", code=0)
+
+
+def test_drafters_of_different_kinds_are_no_seeds_of_one_setting(
+    tmp_path: Path, command: Command, store: Path
+) -> None:
+    cases = {
+        "eagle": ["eagle"],
+        "again": ["eagle", "--seed", "1"],
+        "heavy": ["eagle", "--feature-weight", "2"],
+        "medusa": ["medusa", "--drafter-option", "heads=2"],
+    }
+    for name, (kind, *words) in cases.items():
+        distil(command, store, tmp_path / name, "--drafter", kind, *words, code=0)
+    compared = compare(read_runs([tmp_path / name for name in cases]))
+    (scope,) = compared.scopes
+    assert not compared.notes and scope.ranked_by == "tau_predicted"
+    assert {entry.setting.drafter: entry.seeds for entry in scope.entries} == {
+        "eagle": 2,
+        "eagle feature_weight=2.0": 1,
+        "medusa heads=2": 1,
+    }
