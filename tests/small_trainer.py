@@ -24,6 +24,7 @@ from draftsmith.distill.trainer import Trainer
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.medusa import Medusa
 from draftsmith.targets.toy import tiny_target
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -119,24 +120,33 @@ def llama() -> Drafter:
     return Independent.learner(model)
 
 
-class OverEmbeddings(Griffin):
-    """A drafter over hidden states where the target's are its embeddings."""
+def over_embeddings(drafter: Drafter) -> Drafter:
+    """It reads the target's embeddings as if they were its hidden states."""
+    target = tiny_target(VOCAB, dtype=torch.float32)
+    drafter.bind(target)
+    forward = drafter.forward
 
-    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
-        states_BTH = self.target.embed(batch.tokens_BT)
-        return super().forward(replace(batch, features_BTS=states_BTH), carry)
+    def with_states(batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        return forward(replace(batch, features_BTS=target.embed(batch.tokens_BT)), carry)
+
+    drafter.forward = with_states  # type: ignore[method-assign]
+    return drafter
 
 
 def griffin() -> Drafter:
     """Three forwards in one graph, which the backward pass computes again."""
-    drafter = OverEmbeddings(OverEmbeddings.Config(noise=0.0, mask_top=0))
-    drafter.bind(tiny_target(VOCAB, dtype=torch.float32))
-    return drafter
+    return over_embeddings(Griffin(Griffin.Config(noise=0.0, mask_top=0)))
+
+
+def medusa() -> Drafter:
+    """Heads that learn one after the other, each in a backward pass of its own."""
+    return over_embeddings(Medusa(Medusa.Config(heads=3)))
 
 
 DRAFTERS = {
     "llama": llama,
     "griffin": griffin,
+    "medusa": medusa,
     "bigram": lambda: Bigram(dropout=0),
     "noisy": Bigram,
     "sum": lambda: Bigram(dropout=0, num_steps=3, backward="sum"),

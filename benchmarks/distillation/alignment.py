@@ -26,7 +26,7 @@ import lzma
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from typing import Any
 import torch
 from alignment_plots import Bar, save_pictures
 from exam import Exam, write_prompts
-from study import Examined, Models, Run, collect, examine
+from study import Examined, Models, Run, collect, examine, training
 from writing import table, write_study
 
 from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
-from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
+from draftsmith.option_groups import DivergenceOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
 from draftsmith.recipes._text import STANDARD_LIBRARY
@@ -170,16 +170,10 @@ class Lab:
                 store=tuple(self.work / "stores" / store for store in stores),
                 objective=LOSSES[loss],
                 text=(STANDARD_LIBRARY,) if mixed else (),
-                training=ScheduleOptions(
-                    duration=f"{steps}steps",
-                    block_length=512,
-                    batch_tokens=10 * 512,  # 9:1 with one block of text
-                    learning_rate=1e-3,
-                    min_learning_rate=0.0,
-                    warmup=max(1, steps // 10),
+                training=replace(
+                    training(steps, block_length=512, batch_tokens=10 * 512, rate=1e-3),
+                    warmup=max(1, steps // 10),  # as in the paper, here and in the next line
                     schedule="linear",
-                    betas=(0.9, 0.999),
-                    weight_decay=0.0,
                 ),
                 out=self.work / "runs" / name / "draft",
                 eval_every=max(1, steps // 2),

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exam import Exam
-from study import Models, Run
+from study import Models, Run, training
 
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.option_groups import DivergenceOptions, ModelOptions, ScheduleOptions
+from draftsmith.option_groups import DivergenceOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import write_json_atomic
 from draftsmith.targets.hf import load_target
@@ -108,16 +108,8 @@ class Lab:
                 drafter=self.models.draft,
                 store=(self.work / "stores" / store,),
                 objective=replace(change or DivergenceOptions(), objective=objective),
-                training=ScheduleOptions(
-                    duration=f"{steps}steps",
-                    block_length=256,
-                    batch_tokens=2048,
-                    learning_rate=self.learning_rate,
-                    min_learning_rate=0.0,
-                    warmup=max(1, steps // 20),
-                    schedule="cosine",
-                    betas=(0.9, 0.999),
-                    weight_decay=0.0,
+                training=training(
+                    steps, block_length=256, batch_tokens=2048, rate=self.learning_rate
                 ),
                 out=self.work / "runs" / name / "draft",
                 eval_every=max(1, steps // 4),

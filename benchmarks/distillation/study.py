@@ -24,6 +24,7 @@ from typing import TypeVar
 import torch
 from exam import Exam, Marks, sit
 
+from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import digest, write_json_atomic
 from draftsmith.types import TreeShape
@@ -81,6 +82,21 @@ class Examined:
 
     run: Run
     marks: Marks
+
+
+def training(steps: int, *, block_length: int, batch_tokens: int, rate: float) -> ScheduleOptions:
+    """AdamW without decay; a short warm-up, then a cosine to zero."""
+    return ScheduleOptions(
+        duration=f"{steps}steps",
+        block_length=block_length,
+        batch_tokens=batch_tokens,
+        learning_rate=rate,
+        min_learning_rate=0.0,
+        warmup=max(1, steps // 20),
+        schedule="cosine",
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
+    )
 
 
 def collect(stores: Iterable[CollectOptions], workers: int) -> None:

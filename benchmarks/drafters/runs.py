@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ende
 from exam import Exam, write_prompts
-from study import Examined, Models, Run, collect, examine
+from study import Examined, Models, Run, collect, examine, training
 
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._lookup import drafter_class
@@ -24,7 +24,6 @@ from draftsmith.option_groups import (
     KeptOptions,
     ModelOptions,
     ScaleOptions,
-    ScheduleOptions,
 )
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
@@ -192,16 +191,11 @@ class Lab:
                 store=(self.work / "stores" / setting.store,),
                 objective=DivergenceOptions(objective=setting.objective),
                 imitation=ImitationOptions(token_weight=setting.token_weight),
-                training=ScheduleOptions(
-                    duration=f"{steps}steps",
+                training=training(
+                    steps,
                     block_length=self.subject.block_length,
                     batch_tokens=BATCH_TOKENS,
-                    learning_rate=LEARNING_RATE,
-                    min_learning_rate=0.0,
-                    warmup=max(1, steps // 20),
-                    schedule="cosine",
-                    betas=(0.9, 0.999),
-                    weight_decay=0.0,
+                    rate=LEARNING_RATE,
                 ),
                 out=self.work / "runs" / name / "draft",
                 eval_every=max(1, steps // 3),

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from draftsmith.cli import parse
+from draftsmith.config import as_dict
 from draftsmith.decode import DecodeOptions
+from draftsmith.drafter_names import drafter_parts, kinds
+from draftsmith.drafters._lookup import make_drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.generation import generate
 from draftsmith.sampler import Sampler
@@ -54,6 +60,21 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_links_between_documents_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    draftsmith (.*)$", RECIPES, re.MULTILINE))
+def test_recipes_are_commands(line: str) -> None:
+    verb, *words = shlex.split(line)
+    options: Any = parse(verb, words)
+    options.validate()
+    kind, _ = drafter_parts(getattr(options, "drafter", "none"))
+    given = getattr(options, "drafter_option", ())
+    if kind in kinds():
+        config = as_dict(make_drafter(kind, given).config)
+        assert all(one.partition("=")[0] in config for one in given)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -50,7 +50,7 @@ def one_step(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("accumulation", "clip_norm"), [(1, 1e9), (2, 1e9), (2, 0.05)])
-@pytest.mark.parametrize("drafter", ["llama", "sum", "each", "griffin"])
+@pytest.mark.parametrize("drafter", ["llama", "sum", "each", "griffin", "medusa"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_a_step_of_two_processes_is_the_step_of_one(
     groups: Groups,

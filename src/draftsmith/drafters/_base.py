@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from draftsmith.errors import InputError
 from draftsmith.types import (
     DraftPrediction,
     DraftTree,
@@ -167,7 +168,7 @@ class Drafter(nn.Module, abc.ABC):
 
     def head(self) -> Callable[[Tensor], Tensor]:
         """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
-        raise NotImplementedError(f"{type(self).__name__} does not train")
+        raise self._untrained()
 
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
         """Training: told before the first step how often the answers hold each token; None: nobody
@@ -175,8 +176,11 @@ class Drafter(nn.Module, abc.ABC):
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Training: write what was learnt, so that `kind:folder` loads it."""
-        raise NotImplementedError(f"{type(self).__name__} does not train")
+        raise self._untrained()
 
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
         """Training: one step ahead. `carry` is None at first, then what the last call returned."""
-        raise NotImplementedError(f"{type(self).__name__} does not train")
+        raise self._untrained()
+
+    def _untrained(self) -> InputError:
+        return InputError(f"{type(self).__name__} has nothing to train: its `trains` is False")

@@ -8,6 +8,8 @@ place t):
 
 (HASS, arXiv 2408.15766; training-time test of EAGLE-3, arXiv 2503.01840.) The drafts are n single
 columns per query, so memory is O(T n): no T x T matrix is written, and none is kept for backward.
+Off the CPU a row of several texts needs a mask, which is such a matrix; it is made again in the
+backward pass.
 
 Shape letters: B rows, H heads, T time, D width of a head, J earlier steps.
 """
