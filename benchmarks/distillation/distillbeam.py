@@ -14,11 +14,13 @@
 | `tails`       | what lies outside of the kept tokens; readings of TVD++          | 3     |
 | `aggregate`   | each beam its own laws, their mixture, weights by score          | 1     |
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
-| `prompts`     | four times the prompts against four texts of each, long         | 1     |
+| `prompts`     | four times the prompts against four texts of each, long          | 1     |
+| `length`      | sixteen times the steps on four times the prompts                | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels, long   | 3     |
 
-Runs have the same number of optimiser steps, long ones four times as many. An interrupted study
-continues when repeated, and parts that are run later join what is recorded. Writes
+Runs have the same number of optimiser steps, long ones four times as many; those of `best` have
+four times the prompts, too. An interrupted study continues when repeated, and parts that are run
+later join what is recorded. Writes
 benchmarks/results/distillbeam.json and distillbeam/ (table and figures).
 """
 
@@ -164,6 +166,15 @@ def prompts(lab: Lab) -> list[Run]:
     ]
 
 
+def length(lab: Lab) -> list[Run]:
+    """What training goes on to give, of one text of each prompt and of four."""
+    many = MORE * lab.amounts.prompts
+    return [
+        longer(longer(lab)).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
+        for store in ("draws-1", f"draws-{MORE}")
+    ]
+
+
 def longer(lab: Lab) -> Lab:
     """With more steps."""
     return replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
@@ -197,6 +208,7 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
     "aggregate": aggregate,
     "auto": auto,
     "prompts": prompts,
+    "length": length,
 }
 
 
@@ -220,10 +232,13 @@ def best(lab: Lab, rows: Sequence[dict[str, Any]]) -> dict[str, list[Run]]:
 
 
 def again(lab: Lab, run: Run, seed: int) -> Run:
-    """The same setting, trained for longer, with this seed."""
+    """The same setting, trained for longer on more prompts, with this seed."""
     assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
     steps = longer(lab).amounts.steps
-    name = f"{run.name.removesuffix(f'-{lab.amounts.steps}-s0')}-{steps}-s{seed}"
+    (store,) = run.options.store
+    more = f"{store.name}@{MORE * lab.amounts.prompts}"
+    words = run.name.removesuffix(f"-{lab.amounts.steps}-s0").removeprefix(store.name)
+    name = f"{more}{words}-{steps}-s{seed}"
     training = replace(
         run.options.training,
         duration=f"{steps}steps",
@@ -232,6 +247,7 @@ def again(lab: Lab, run: Run, seed: int) -> Run:
     options = replace(
         run.options,
         seed=seed,
+        store=(store.with_name(more),),
         out=lab.work / "runs" / name / "draft",
         training=training,
         eval_every=max(1, steps // 4),
