@@ -176,6 +176,14 @@ class Law:
         each_RK: Tensor = torch.special.entr(self.probs_RK)
         return each_RK.sum(-1)
 
+    def gap(self, tokens_R: Tensor) -> Tensor:
+        """[R], how much less probable than the most probable token this one is."""
+        return self.probs_RK.max(-1).values - self.prob(tokens_R)
+
+    def mode(self) -> Law:
+        """All mass on the most probable token of each row, the lowest id on a tie."""
+        return Law.point(self._tokens(self.probs_RK.argmax(-1)), self.vocab_size)
+
     def draw(
         self, noise: Noise, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0
     ) -> Tensor:

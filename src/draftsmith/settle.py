@@ -240,6 +240,12 @@ class _Answers:
         assert self.told.entropy_BP is not None
         return torch.from_numpy(self.told.entropy_BP[self.rows, self.nodes + 1])
 
+    def gap(self, tokens_R: Tensor) -> Tensor:
+        return self.prob(tokens_R)  # a rule foresees one of the two
+
+    def mode(self) -> NodeLaw:
+        return self  # likewise of what it draws from
+
     def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor:
         return torch.from_numpy(self.told.drawn_BP[self.rows, self.nodes + 1])
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from draftsmith.law import Law
 
 ROOT = -1
+ALIGNED = 0
+"""An origin, see `DraftTree`."""
 PADDING = -2
 
 
@@ -140,7 +142,8 @@ class DraftTree:
     candidate_BN: Tensor | None = None
     """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
     origin_BN: Tensor | None = None
-    """Which source proposed the node (small integers, meaning is the drafter's). None: all 0."""
+    """Which source proposed the node (small integers, meaning is the drafter's). None: all 0.
+    `ALIGNED` in a tree that says so: what somebody expects at just this place."""
     fed_BN: Tensor | None = None
     """A note of the drafter's to itself: which of the tokens that it fed its own model the node was
     (-1: none). None: not wanted."""

@@ -15,7 +15,7 @@ Two lossless rules cover everything:
   for several children SpecInfer, Miao et al. 2024). Children drawn without replacement are judged
   by their conditional q; opaque children by a point mass.
 
-Rules that are not lossless stand elsewhere (`typical.py`).
+Rules that are not lossless stand elsewhere (`typical.py`, `biased.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class NodeLaw(Protocol):
 
     def prob(self, tokens_R: Tensor) -> Tensor: ...
     def entropy(self) -> Tensor: ...
+    def gap(self, tokens_R: Tensor) -> Tensor: ...
+    def mode(self) -> NodeLaw: ...
     def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor: ...
     def take(self, rows: np.ndarray) -> NodeLaw: ...
     def without(self, tokens_R: Tensor) -> NodeLaw: ...
@@ -186,14 +188,7 @@ class Match(Descent):
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
         drawn = node.law.draw(noise, node.rows, node.depth, Purpose.TARGET).cpu().numpy()
-        tokens = tree.tokens_BN.numpy()
-        child = np.full(len(node.rows), ROOT, dtype=np.int64)
-        for r, kids in enumerate(node.children):
-            for kid in kids:
-                if tokens[node.rows[r], kid] == drawn[r]:
-                    child[r] = kid
-                    break
-        return child, drawn
+        return holding(tree, node, drawn), drawn
 
     def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
         return Foreseen(last=law)
@@ -272,6 +267,18 @@ class Rejection(Descent):
             if q is not None and below.distinct:
                 q = q.without(tokens_P)
         return Foreseen(last=law, prob_PS=torch.stack(judged, dim=1))
+
+
+def holding(tree: DraftTree, node: Node, wanted: np.ndarray) -> np.ndarray:
+    """[R] the first child that holds the wanted token; -1: none does."""
+    tokens = tree.tokens_BN.numpy()
+    child = np.full(len(node.rows), ROOT, dtype=np.int64)
+    for r, kids in enumerate(node.children):
+        for kid in kids:
+            if tokens[node.rows[r], kid] == wanted[r]:
+                child[r] = kid
+                break
+    return child
 
 
 def lossy_sentence(rule: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from draftsmith.drafters._after import After
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters.eagle import Eagle
@@ -63,6 +64,19 @@ def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = T
         ),
         shape=shape,
         draws=draws,
+    )
+
+
+def _then(label: str, second: Callable[[Target], Drafter], *, draws: bool = False) -> Case:
+    """A prediction, and another drafter behind it."""
+    return Case(
+        kind="prediction",
+        label=f"prediction-then-{label}",
+        build=lambda model: After(
+            Prediction(Prediction.Config(length=2, resync=False)), second(model)
+        ),
+        draws=draws,
+        uses_predictions=True,
     )
 
 
@@ -133,6 +147,8 @@ CASES = (
         build=lambda _: Prediction(Prediction.Config(length=2)),
         uses_predictions=True,
     ),
+    _then("prompt_lookup", lambda _: PromptLookup(PromptLookup.Config(length=2))),
+    _then("independent", lambda model: Independent(Independent.Config(), model=model), draws=True),
     _independent("sampled", CHAIN, "independent-chain"),
     _independent("sampled", TREE, "independent-tree"),
     _independent("without_replacement", TREE, "independent-distinct"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.pretend_device import DEVICE, Elsewhere, PretendDevice, send
 
+from draftsmith.biased import BiasedDraw, BiasedGreedy
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters.eagle import Eagle
@@ -65,6 +66,7 @@ def random_tree(rng: np.random.Generator, rows: int, kind: Proposal) -> DraftTre
         q=Law(q, V) if sampled else None,
         q_rows_BN=torch.from_numpy(q_rows) if sampled else None,
         candidate_BN=None if sampled else torch.from_numpy(rng.random(parents.shape) < 0.7),
+        origin_BN=None if sampled else torch.from_numpy(rng.integers(0, 2, parents.shape)),
     )
 
 
@@ -88,6 +90,9 @@ def sent(tree: DraftTree, *, shape_too: bool) -> DraftTree:
         (Rejection(), Proposal.WITHOUT_REPLACEMENT),
         (Typical(epsilon=0.2, alpha=0.9), Proposal.OPAQUE),
         (Typical(), Proposal.SAMPLED),
+        (BiasedGreedy(0.3), Proposal.OPAQUE),
+        (BiasedDraw(0.3), Proposal.OPAQUE),
+        (BiasedGreedy(0.3), Proposal.SAMPLED),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

@@ -3,7 +3,7 @@
 An edited file, a re-translated caption, a corrected answer: most of the text is known beforehand.
 While the output follows the prediction, the draft is what comes next in it. After a divergence it
 is found again by n-gram, as in llama.cpp's pull request #12127 and speculative re-translation
-(`origin` 0: aligned from the start, 1: found again).
+(`origin` `ALIGNED`: from the start, 1: found again).
 
     prediction   a b c d e f g             output   a b X d
                      ^                              `+'   |
@@ -23,9 +23,9 @@ from draftsmith.law import Noise
 from draftsmith.rows import until_end
 from draftsmith.sampler import Sampler
 from draftsmith.trees import stack_chains
-from draftsmith.types import DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.types import ALIGNED, DraftTree, Proposal, RequestBatch, TreeShape
 
-ALIGNED, RESYNCED = 0, 1
+RESYNCED = 1
 
 
 @dataclass(slots=True)

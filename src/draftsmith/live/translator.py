@@ -1,0 +1,254 @@
+"""One live translation: a source that grows and changes, translated anew at every update.
+
+Self-speculative biased decoding (SSBD, arXiv 2509.21740): the last output is the draft of the next.
+
+    cache      A  This is an exam   B   Y Y Y Y y
+    prompt     A  This is an example of   B            token by token the same up to here
+                  `----- kept ----'^ fed again, with the whole last output behind it, in one forward
+    output     Y Y Y | Z . .          3 stay, one comes free; what follows is decoded on
+
+An update costs one forward and one more per token behind those that stay. The draft never holds an
+end of sequence. It is kept as tokens: text that is encoded again may fall into other pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from draftsmith.biased import check_bias
+from draftsmith.drafters._base import Drafter
+from draftsmith.errors import InputError
+from draftsmith.live.display import DisplayOptions, Shown, make_display
+from draftsmith.live.engine import Engine, Job, LiveTarget, Outcome
+from draftsmith.live.records import UpdateRecord
+from draftsmith.live.templates import Template, check_text
+
+FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveConfig:
+    """How a live translation decodes. The paper's: bias 0.2, the same in the final update."""
+
+    redraft: bool = True
+    """Draft with the last output; without, this is autoregressive re-translation."""
+    bias: float = 0.2
+    """How far a draft may be from the best: 0 changes nothing, 0.5 keeps every token."""
+    final_bias: float | None = None
+    """Of the final update; 0 makes its text what offline greedy translation gives. None: `bias`."""
+    revision_bias: float | None = None
+    """Where words that were there before have changed. None: `bias`."""
+    resync: int = 0
+    """Behind the divergence, look for the old tail again and draft so many tokens from there; 0:
+    decode on."""
+    trim_draft: int = 0
+    """Tokens that are left out at the end of the draft (the paper's mask-k; a display that hides
+    them costs no draft)."""
+    trim_full_stop: bool = False
+    """Do not draft a closing full stop: the sentence may go on."""
+    max_ratio: float = 2.0
+    """Longest output, in tokens of the source ..."""
+    max_extra: int = 32
+    """... and so many more. What gets there is not drafted from."""
+    context: int = 0
+    """Earlier segments, with their translations, in the prompt."""
+    display: DisplayOptions = field(default_factory=DisplayOptions)
+
+    def __post_init__(self) -> None:
+        check_bias(self.bias)
+        for name in ("final_bias", "revision_bias"):
+            if getattr(self, name) is not None:
+                check_bias(getattr(self, name), name)
+        for name, least in (("trim_draft", 0), ("max_extra", 1), ("context", 0), ("resync", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if not 0 <= self.max_ratio < math.inf:
+            raise InputError(f"max_ratio must be 0 or more, got {self.max_ratio}")
+        if self.resync and not self.redraft:
+            raise InputError("resync drafts from the old tail, which needs redraft")
+
+    def bias_of(self, *, final: bool, revised: bool) -> float:
+        """Of one update; in a final one its own comes first."""
+        if final and self.final_bias is not None:
+            return self.final_bias
+        if revised and self.revision_bias is not None:
+            return self.revision_bias
+        return self.bias
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What one update gave."""
+
+    text: str
+    """On the screen."""
+    stable: int
+    """Characters of it that are not expected to change."""
+    erased: int
+    """Characters that went away."""
+    tokens: tuple[int, ...]
+    """The whole output."""
+    record: UpdateRecord
+
+    @property
+    def final(self) -> bool:
+        return self.record.final
+
+
+class LiveTranslator:
+    """A session: segments one after the other, each updated until it is final.
+
+    translator = LiveTranslator(target, Template(tokenizer=target.tokenizer, language="German"))
+    translator.update("This is an exam")
+    translator.update("This is an example.", final=True).text
+    """
+
+    def __init__(
+        self,
+        target: LiveTarget,
+        template: Template,
+        config: LiveConfig | None = None,
+        *,
+        then: Drafter | None = None,
+    ) -> None:
+        """`then`: drafts behind the divergence, where the old tail has nothing to say."""
+        self.target, self.template = target, template
+        self.config = config or LiveConfig()
+        self.engine = Engine(
+            target, redraft=self.config.redraft, resync=self.config.resync, then=then
+        )
+        self.seg = self.rev = 0
+        self._said: list[tuple[str, str]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """A segment of which nothing is known."""
+        self.rev = 0
+        self.source = ""
+        self.last: Update | None = None
+        self._draft: tuple[int, ...] = ()
+        self._display = make_display(self.config.display, self.target.tokenizer)
+        self._shown = Shown(text="", stable=0, full="", erased=0)
+
+    # ------------------------------------------------------------------ the outside
+
+    def update(self, source: str, *, final: bool = False) -> Update | None:
+        """The segment's source is now this. None: there is nothing to show (no words yet).
+
+        What is the same as before costs no forward; so does a source without words, which keeps
+        what is shown. A final update ends the segment: the next one begins another.
+
+        Raises:
+            InputError: text that cannot be read, or a source that leaves no room in the context.
+            BackendError: the target failed; the translation goes on from what it had.
+        """
+        check_text(source)
+        if not source.strip():
+            source = self.source  # silence: what was said stays
+        if not source or (self.last is not None and source == self.source and not final):
+            update = self.last
+            if final:
+                self._end(None)
+            return update
+        job = self.job(source, final=final)
+        return self.take_in(source, self.engine.run(job), final=final)
+
+    def append(self, words: str) -> Update | None:
+        """The source goes on with these."""
+        return self.update(self.source + words)
+
+    def reset(self) -> None:
+        """Forget the segment, what was said before, and the cache."""
+        self.engine.session.clear()
+        self._said.clear()
+        self.seg = 0
+        self._begin()
+
+    def snapshot(self) -> dict[str, object]:
+        """What a reader who comes late must know."""
+        text = "" if self.last is None else self.last.text
+        said = [{"source": source, "text": answer} for source, answer in self._said]
+        return {"seg": self.seg, "rev": self.rev, "source": self.source, "text": text, "said": said}
+
+    # ------------------------------------------------------------------ both halves of an update
+
+    def job(self, source: str, *, final: bool) -> Job:
+        """What the target is to be asked.
+
+        Raises:
+            InputError: the source leaves no room in the context.
+        """
+        context = self._said[len(self._said) - self.config.context :] if self.config.context else []
+        prompt = self.template.encode(source, context)
+        words = len(self.template.encode(source)) - len(self.template.encode(""))
+        limit = math.ceil(self.config.max_ratio * max(words, 0)) + self.config.max_extra
+        room = self.target.max_length
+        if room is not None:
+            if len(prompt) >= room:
+                raise InputError(
+                    f"the source is too long: its prompt has {len(prompt)} tokens, the model reads "
+                    f"{room}; end segments sooner"
+                )
+            limit = min(limit, room - len(prompt))
+        before = self.source.split()
+        revised = source.split()[: len(before)] != before
+        return Job(
+            prompt=tuple(prompt),
+            draft=self._draft[:limit],
+            bias=self.config.bias_of(final=final, revised=revised),
+            max_new_tokens=limit,
+        )
+
+    def take_in(self, source: str, outcome: Outcome, *, final: bool) -> Update:
+        """The update that an outcome of `job` makes."""
+        degenerate = not outcome.tokens or not outcome.whole
+        if degenerate and self.last is not None and not final:  # what can be read stays
+            shown = replace(self._shown, erased=0)
+        else:
+            shown = self._shown = self._display.show(outcome.tokens, final=final)
+        update = Update(
+            text=shown.text,
+            stable=shown.stable,
+            erased=shown.erased,
+            tokens=outcome.tokens,
+            record=UpdateRecord(
+                seg=self.seg,
+                rev=self.rev,
+                source=source,
+                shown=shown.text,
+                full=shown.full,
+                final=final,
+                tokens=len(outcome.tokens),
+                drafted=outcome.drafted,
+                accepted=outcome.accepted,
+                redrafted=outcome.redrafted,
+                reaccepted=outcome.reaccepted,
+                forwards=outcome.forwards,
+                fed=outcome.fed,
+                seconds=outcome.seconds,
+                first_seconds=outcome.first_seconds,
+                degenerate=degenerate,
+            ),
+        )
+        self.source, self.last, self.rev = source, update, self.rev + 1
+        self._draft = () if degenerate else self._drafted(outcome.tokens)
+        if final:
+            self._end(update)
+        return update
+
+    def _drafted(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """What of an output is the next draft."""
+        tokens = tokens[: max(0, len(tokens) - self.config.trim_draft)]
+        if self.config.trim_full_stop and tokens:
+            last = self.target.tokenizer.decode([tokens[-1]]).strip()
+            if last and set(last) <= set(FULL_STOPS):
+                return tokens[:-1]
+        return tokens
+
+    def _end(self, update: Update | None) -> None:
+        """The segment is over."""
+        if update is not None:
+            self._said.append((update.record.source, update.record.full))
+        self.seg += 1
+        self._begin()

@@ -1,0 +1,333 @@
+"""A live translation: exact without a bias, append-only with a full one, and never more forwards
+than it needs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.live_cases import a_stream, a_target, a_template, from_scratch, updates
+
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import BackendError, InputError
+from draftsmith.live.display import DisplayOptions
+from draftsmith.live.records import UpdateRecord
+from draftsmith.live.templates import Template
+from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
+from draftsmith.targets.hf import HFTarget
+
+STREAMS = 200
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return a_target()
+
+
+def a_translator(target: HFTarget, **options: object) -> LiveTranslator:
+    then = options.pop("then", None)
+    return LiveTranslator(target, a_template(target), LiveConfig(**options), then=then)
+
+
+def records(translator: LiveTranslator, seed: int) -> list[UpdateRecord]:
+    made = [translator.update(source, final=final) for source, final in a_stream(seed)]
+    return [one.record for one in made if one is not None]
+
+
+# --------------------------------------------------------------------------- exactness
+
+
+def test_without_a_bias_every_output_is_that_of_retranslation_from_scratch() -> None:
+    """200 streams with rewrites, on models of their own; half of them look for the old tail."""
+    accepted = redrafted = whole = 0
+    for seed in range(STREAMS):
+        target = a_target(seed % 20)
+        translator = a_translator(target, bias=0.0, resync=4 * (seed % 2), max_extra=12)
+        for source, said in updates(translator, seed):
+            job = translator.job(source, final=False)
+            assert said == from_scratch(target, list(job.prompt), job.max_new_tokens)
+        found = records(translator, seed + 1000)
+        accepted += sum(one.accepted for one in found)
+        redrafted += sum(one.reaccepted for one in found)
+        whole += sum(not one.degenerate for one in found)
+    assert accepted > STREAMS and redrafted > 0 and whole > STREAMS  # drafts were really judged
+
+
+@pytest.mark.parametrize("then", ["prompt_lookup", "griffin"])
+def test_another_drafter_behind_the_divergence_changes_nothing(target: HFTarget, then: str) -> None:
+    made = {"prompt_lookup": PromptLookup, "griffin": Griffin}[then]()
+    plain = a_translator(target, bias=0.3)
+    drafted = a_translator(target, bias=0.3, then=made)
+    redrafted = 0
+    for seed in range(20):
+        for one, other in zip(records(plain, seed), records(drafted, seed), strict=True):
+            assert (one.full, one.accepted) == (other.full, other.accepted)
+            redrafted += other.redrafted
+    assert redrafted > 0
+
+
+def test_a_final_bias_of_nothing_gives_the_offline_text(target: HFTarget) -> None:
+    for seed in range(20):
+        translator = a_translator(target, bias=0.45, final_bias=0.0)
+        made = list(updates(translator, seed))
+        source, said = made[-1]
+        job = translator.job(source, final=True)
+        assert said == from_scratch(target, list(job.prompt), job.max_new_tokens)
+
+
+def test_a_full_bias_only_appends(target: HFTarget) -> None:
+    grown = 0
+    for seed in range(40):
+        translator = a_translator(target, bias=0.5)
+        before: tuple[int, ...] = ()
+        for _, said in updates(translator, seed):
+            assert said[: len(before)] == before
+            grown += len(said) > len(before) > 0
+            assert translator.last is None or translator.last.erased == 0
+            degenerate = translator.last is not None and translator.last.record.degenerate
+            before = () if degenerate else said
+    assert grown > 0
+
+
+# --------------------------------------------------------------------------- forwards and caches
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.2, 0.5])
+def test_an_update_costs_one_forward_and_one_per_token_behind_those_that_stay(
+    target: HFTarget, bias: float
+) -> None:
+    calls = 0
+    inner = target.forward
+
+    def counted(*given: object) -> object:
+        nonlocal calls
+        calls += 1
+        return inner(*given)
+
+    target.forward = counted
+    try:
+        for seed in range(20):
+            translator = a_translator(target, bias=bias)
+            for source, final in a_stream(seed):
+                before, last = calls, translator.last
+                update = translator.update(source, final=final)
+                assert update is not None
+                if update is last:  # the same again
+                    assert calls == before
+                    continue
+                one = update.record
+                ended = 0 if one.degenerate and one.tokens else 1  # a cut text has no end token
+                assert calls - before == one.forwards == one.tokens - one.accepted + ended
+    finally:
+        target.forward = inner
+
+
+def test_only_what_changed_is_fed(target: HFTarget) -> None:
+    translator = a_translator(target, bias=0.0)
+    first = translator.update("the cat sat on the")
+    second = translator.update("the cat sat on the mat")
+    assert first is not None and second is not None
+    prompts = [
+        translator.template.encode(text)
+        for text in ("the cat sat on the", "the cat sat on the mat")
+    ]
+    shared = next(i for i, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b)
+    assert second.record.drafted == len(first.tokens) > 0
+    steps = second.record.forwards - 1
+    assert second.record.fed == len(prompts[1]) - shared + second.record.drafted + steps
+
+
+def test_an_error_in_mid_update_leaves_the_translation_as_it_was(target: HFTarget) -> None:
+    translator, twin = a_translator(target, bias=0.2), a_translator(target, bias=0.2)
+    for one in (translator, twin):
+        one.update("the cat sat")
+    inner, left = target.forward, 2
+
+    def failing(*given: object) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise BackendError("no memory")
+        return inner(*given)
+
+    target.forward = failing
+    try:
+        with pytest.raises(BackendError):
+            translator.update("the cat sat on the mat")
+    finally:
+        target.forward = inner
+    assert translator.source == "the cat sat"
+    again, expected = (
+        one.update("the cat sat on the mat", final=True) for one in (translator, twin)
+    )
+    assert again is not None and expected is not None
+    assert again.tokens == expected.tokens
+
+
+# --------------------------------------------------------------------------- sources
+
+
+def test_silence_keeps_what_is_shown_and_costs_nothing(target: HFTarget) -> None:
+    translator = a_translator(target)
+    assert translator.update("") is None and translator.update("  \n") is None
+    shown = translator.update("the cat sat")
+    assert shown is not None
+    assert translator.update("") is shown and translator.update("the cat sat") is shown
+    closed = translator.update("", final=True)
+    assert closed is not None and closed.final
+    assert closed.record.source == "the cat sat"
+    assert translator.seg == 1 and translator.source == ""
+    assert translator.update(" ", final=True) is None and translator.seg == 2
+
+
+def test_segments_stand_for_themselves(target: HFTarget) -> None:
+    alone = a_translator(target).update("the dog saw the log", final=True)
+    behind = a_translator(target)
+    behind.update("the cat sat", final=True)
+    second = behind.update("the dog saw the log", final=True)
+    assert alone is not None and second is not None
+    assert second.tokens == alone.tokens and second.record.seg == 1
+    assert second.record.drafted == 0
+
+
+def test_context_brings_earlier_segments_into_the_prompt(target: HFTarget) -> None:
+    translator = a_translator(target, context=1)
+    first = translator.update("the cat sat", final=True)
+    assert first is not None
+    text = target.tokenizer.decode(translator.job("the dog", final=False).prompt)
+    assert text.startswith("Translate to cats: the cat sat\n" + first.record.full)
+    assert text.endswith("Translate to cats: the dog\n")
+    translator.reset()
+    text = target.tokenizer.decode(translator.job("the dog", final=False).prompt)
+    assert text == "Translate to cats: the dog\n"
+
+
+def test_a_revision_has_a_bias_of_its_own(target: HFTarget) -> None:
+    translator = a_translator(target, bias=0.4, revision_bias=0.1, final_bias=0.05)
+    translator.update("the cat sat")
+    assert translator.job("the cat sat on", final=False).bias == 0.4
+    assert translator.job("the cat saw on", final=False).bias == 0.1
+    assert translator.job("the cat", final=False).bias == 0.1
+    assert translator.job("the cat saw on", final=True).bias == 0.05
+
+
+@pytest.mark.parametrize("trim", [0, 2, 99])
+def test_a_trimmed_draft_is_shorter_by_so_many_tokens(target: HFTarget, trim: int) -> None:
+    translator = a_translator(target, trim_draft=trim)
+    first = translator.update("the cat sat")
+    assert first is not None and not first.record.degenerate
+    draft = translator.job("the cat sat on", final=False).draft
+    assert draft == first.tokens[: max(0, len(first.tokens) - trim)]
+
+
+def test_what_is_hidden_is_drafted_all_the_same(target: HFTarget) -> None:
+    for seed in range(10):
+        whole, hidden = (
+            records(a_translator(target, display=DisplayOptions(hide=hide)), seed)
+            for hide in (0, 3)
+        )
+        for one, other in zip(whole, hidden, strict=True):
+            assert (one.full, one.drafted, one.accepted) == (
+                other.full, other.drafted, other.accepted,
+            )  # fmt: skip
+            assert other.full.startswith(other.shown)
+
+
+def test_an_output_that_runs_away_or_stays_away_is_not_drafted_from() -> None:
+    endless = a_target(ends=1)  # ends nothing by itself for long
+    translator = a_translator(endless, max_ratio=0.0, max_extra=5)
+    first = translator.update("the cat")
+    assert first is not None and first.record.degenerate and len(first.tokens) == 5
+    assert translator.job("the cat sat", final=False).draft == ()
+    silent = a_target(ends=299)
+    said = a_translator(silent).update("the cat")
+    assert said is not None and said.record.degenerate and said.text == "" and said.tokens == ()
+
+
+def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarget) -> None:
+    translator = a_translator(target)
+    shown = translator.update("the cat sat")
+    assert shown is not None and shown.text and not shown.record.degenerate
+    translator.config = LiveConfig(max_ratio=0.0, max_extra=1)
+    after = translator.update("the cat sat on the mat")
+    assert after is not None and after.record.degenerate
+    assert (after.text, after.erased) == (shown.text, 0)
+
+
+def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -> None:
+    translator = a_translator(a_target(context=40))
+    shown = translator.update("the cat")
+    with pytest.raises(InputError, match="too long"):
+        translator.update("the cat " * 40)
+    assert translator.last is shown and translator.source == "the cat"
+
+
+@pytest.mark.parametrize("text", ["half \ud800 a character", "nothing \0 more"])
+def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: str) -> None:
+    with pytest.raises(InputError, match="holds"):
+        a_translator(target).update(text)
+
+
+# --------------------------------------------------------------------------- templates and options
+
+
+def test_special_tokens_in_a_source_are_letters(target: HFTarget) -> None:
+    plain = Template(tokenizer=target.tokenizer, language="cats")
+    ids = plain.encode("the <end> of it")
+    assert 0 not in ids and "the <end> of it" in target.tokenizer.decode(ids)
+    target.tokenizer.chat_template = (
+        "{% for m in messages %}<end>{{ m['role'] }}: {{ m['content'] }}{% endfor %}<end>answer:"
+    )
+    try:
+        chat = Template(tokenizer=target.tokenizer, language="cats", chat=True)
+        ids = chat.encode("the <end> of it", [("old", "new")])
+        assert ids.count(0) == 4  # three turns and the answer's own
+        text = target.tokenizer.decode(ids)
+        assert text.endswith("user: Translate to cats: the <end> of it\n<end>answer:")
+    finally:
+        target.tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        Template(tokenizer=target.tokenizer, language="cats", chat=True)
+    with pytest.raises(InputError, match="once"):
+        Template(tokenizer=target.tokenizer, language="cats", text="Translate!")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": -0.1},
+        {"bias": math.nan},
+        {"final_bias": 1.5},
+        {"revision_bias": -1.0},
+        {"trim_draft": -1},
+        {"resync": -1},
+        {"max_extra": 0},
+        {"max_ratio": math.inf},
+        {"resync": 2, "redraft": False},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        LiveConfig(**options)
+
+
+def test_retranslation_without_drafts_is_the_same_loop(target: HFTarget) -> None:
+    """What speed-ups are measured against: same prompts, same reuse of the cache, no draft."""
+    for seed in range(10):
+        plain = records(a_translator(target, redraft=False), seed)
+        exact = records(a_translator(target, bias=0.0), seed)
+        for one, other in zip(plain, exact, strict=True):
+            assert one.full == other.full and one.drafted == one.accepted == 0
+            assert other.fed - other.drafted == one.fed - other.accepted
+
+
+def test_a_late_reader_is_told_everything(target: HFTarget) -> None:
+    translator = a_translator(target)
+    first = translator.update("the cat sat", final=True)
+    second: Update | None = translator.update("the dog")
+    assert first is not None and second is not None
+    assert translator.snapshot() == {
+        "seg": 1, "rev": 1, "source": "the dog", "text": second.text,
+        "said": [{"source": "the cat sat", "text": first.text}],
+    }  # fmt: skip
