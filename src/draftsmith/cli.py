@@ -1,9 +1,10 @@
 """The command line: verbs only, no logic.
 
 A verb is found, not registered: class `GenerateOptions` of `options` is the verb `generate`, and
-`recipes/generate.py` has `run(options)`. `run` prints for people as it likes; what it returns (a
-dict, or an object with `json_payload()`) is printed under `--json`, and then stdout carries nothing
-else: whatever the run prints goes to stderr. Exit codes: see `errors`.
+`recipes/generate.py` has `run(options)`; `LiveMakeStreamOptions` of `live_options` is `live
+make-stream`, in `recipes/live_make_stream.py`. `run` prints for people as it likes; what it returns
+(a dict, or an object with `json_payload()`) is printed under `--json`, and then stdout carries
+nothing else: whatever the run prints goes to stderr. Exit codes: see `errors`.
 """
 
 from __future__ import annotations
@@ -12,27 +13,52 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from draftsmith import options as options_module
+from draftsmith import live_options, options
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
-from draftsmith.flags import check_known, check_values, flags_of, join_minus_values
+from draftsmith.flags import check_known, check_values, flags_of, join_minus_values, name_leading
 from draftsmith.option_groups import VerbOptions
 
 INTERRUPTED = 130
 
 
 def verbs() -> dict[str, type[VerbOptions]]:
-    """Every verb with its options, in the order in which `options` declares them."""
+    """Every verb with its options, in the order in which they are declared."""
     found = {}
-    for name, value in vars(options_module).items():
-        if isinstance(value, type) and issubclass(value, VerbOptions) and value is not VerbOptions:
-            found[name.removesuffix("Options").lower()] = value
+    for module in (options, live_options):
+        for name, value in vars(module).items():
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and issubclass(value, VerbOptions):
+                first, *more = re.findall("[A-Z][a-z]*", name.removesuffix("Options"))
+                verb = " ".join([first, "-".join(more)]) if more else first
+                found[verb.lower()] = value
     return found
+
+
+def split_verb(words: Sequence[str]) -> tuple[str, list[str]]:
+    """(verb, the rest) of a command line that begins with a word.
+
+    Raises:
+        InputError: there is no such verb; the nearest is named.
+    """
+    known, first = verbs(), words[0]
+    if first in known:
+        return first, list(words[1:])
+    group = [verb.split()[1] for verb in known if verb.startswith(f"{first} ")]
+    if not group:
+        kind = "option" if first.startswith("-") else "verb"
+        raise InputError(f"unknown {kind} {first!r}{nearest(first, known)}")
+    second = words[1] if len(words) > 1 else ""
+    if second not in group:
+        what = f"unknown {first} verb {second!r}{nearest(second, group)}" if second else first
+        raise InputError(f"{what}: say one of {', '.join(f'{first} {verb}' for verb in group)}")
+    return f"{first} {second}", list(words[2:])
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -66,18 +92,16 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(known), file=sys.stdout if words else sys.stderr)
         return 0 if words else InputError.exit_code
-    verb, *rest = words
-    if verb not in known:
-        kind = "option" if verb.startswith("-") else "verb"
-        raise InputError(f"unknown {kind} {verb!r}{nearest(verb, known)}")
-    options = parse(verb, rest)
-    options.validate()
-    run = importlib.import_module(f"draftsmith.recipes.{verb}").run
-    if not options.json:
-        run(options)
+    verb, rest = split_verb(words)
+    given = parse(verb, rest)
+    given.validate()
+    module = verb.replace(" ", "_").replace("-", "_")
+    run = importlib.import_module(f"draftsmith.recipes.{module}").run
+    if not given.json:
+        run(given)
         return 0
     with contextlib.redirect_stdout(sys.stderr):
-        result = run(options)
+        result = run(given)
     payload = result if isinstance(result, dict) else result.json_payload()
     print(json.dumps(payload, ensure_ascii=False, allow_nan=False))
     return 0
@@ -89,7 +113,7 @@ def parse(verb: str, words: Sequence[str]) -> Any:
 
     cls = verbs()[verb]
     flags = flags_of(cls)
-    words = join_minus_values(words, flags)
+    words = join_minus_values(name_leading(words, flags), flags)
     check_known(words, flags, verb)
     check_values(words, flags, verb)
     return tyro.cli(
@@ -109,7 +133,7 @@ def _overview(known: dict[str, type[VerbOptions]]) -> str:
         "",
     ]
     for verb, cls in known.items():
-        lines.append(f"  {verb:<12} {(cls.__doc__ or '').strip().splitlines()[0]}")
+        lines.append(f"  {verb:<16} {(cls.__doc__ or '').strip().splitlines()[0]}")
     lines += ["", "'draftsmith VERB --help' lists a verb's options; --version prints the version."]
     return "\n".join(lines)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import draftsmith.drafters
 from draftsmith.errors import InputError
 
 ENTRY_POINTS = "draftsmith.drafters"
@@ -16,11 +14,7 @@ ENTRY_POINTS = "draftsmith.drafters"
 
 def kinds() -> list[str]:
     """All drafters that can be named: files of `drafters`, and installed entry points."""
-    here = [
-        module.name
-        for module in pkgutil.iter_modules(draftsmith.drafters.__path__)
-        if not module.name.startswith("_")
-    ]
+    here = [file.stem for file in (Path(__file__).parent / "drafters").glob("[a-z]*.py")]
     return sorted({*here, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 

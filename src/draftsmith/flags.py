@@ -23,6 +23,11 @@ class Repeated:
     """Marks a list field that is given one value at a time: `--prompt A --prompt B`."""
 
 
+class Leading:
+    """Marks a field that words in front of all flags fill: `report RUN RUN` is `report --runs RUN
+    RUN`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
     """One flag of a verb and the field that it fills."""
@@ -37,6 +42,7 @@ class Flag:
     """It takes no value: giving it turns the default around."""
     is_list: bool
     is_repeated: bool
+    is_leading: bool
 
 
 def flags_of(cls: type) -> dict[str, Flag]:
@@ -79,6 +85,13 @@ def join_minus_values(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[st
             word = f"{word}={words.pop(0)}"
         joined.append(word)
     return joined
+
+
+def name_leading(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """With the flag that words in front of all others belong to, where a verb has one."""
+    leading = [name for name, flag in flags.items() if flag.is_leading]
+    bare_word = bool(argv) and not argv[0].startswith("-")
+    return [*leading, *argv] if bare_word else list(argv)
 
 
 def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:
@@ -197,6 +210,7 @@ def _walk(cls: type, path: tuple[str, ...], given: object | None) -> Iterator[Fl
             is_switch=kind is bool,
             is_list=get_origin(kind) in (tuple, list),
             is_repeated=Repeated in markers,
+            is_leading=Leading in markers,
         )
 
 

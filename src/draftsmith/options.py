@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from draftsmith.config import parse_list
 from draftsmith.drafting_options import DraftingOptions
+from draftsmith.flags import Leading
 from draftsmith.option_groups import (
     ArchitectureOptions,
     DivergenceOptions,
@@ -375,7 +376,7 @@ class DistillOptions(VerbOptions):
 class ReportOptions(VerbOptions):
     """Compare finished runs of `distill` and `bench`: ranked table, figures, one page."""
 
-    runs: tuple[Path, ...]
+    runs: Annotated[tuple[Path, ...], Leading]
     """Folders of runs; seeds of one setting are pooled."""
     base: str | None = None
     """Label of the undistilled draft; left out: runs whose objective is none."""

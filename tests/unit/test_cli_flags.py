@@ -59,6 +59,22 @@ EXPECTED = {
     "report": """
         --base --debug --json --out --runs
     """,
+    "live translate": """
+        --attn-implementation --bias --context --debug --device --dtype --final-bias --format --json
+        --language --mask-k --max-ratio --out --resync --revision --revision-bias --target
+        --template --then --trim-full-stop --trust-remote-code
+    """,
+    "live make-stream": """
+        --debug --json --lag --limit --out --references --rewrites --seed --source --unit
+    """,
+    "live replay": """
+        --attn-implementation --bias --compare --context --debug --device --dtype --final-bias
+        --json --language --limit --mask --mask-k --max-ratio --out --resync --revision
+        --revision-bias --stream --target --template --then --trim-full-stop --trust-remote-code
+    """,
+    "live score": """
+        --debug --json --language --out --records
+    """,
 }
 
 
@@ -79,7 +95,7 @@ def test_the_flags_are_these(verb: str) -> None:
 def test_the_parser_has_exactly_these_flags(verb: str) -> None:
     """`flags_of` says without tyro what tyro makes of the options: they must agree."""
     done = subprocess.run(
-        [sys.executable, "-m", "draftsmith", verb, "--help"],
+        [sys.executable, "-m", "draftsmith", *verb.split(), "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -92,7 +108,7 @@ def test_the_parser_has_exactly_these_flags(verb: str) -> None:
 @pytest.mark.parametrize("verb", list(cli.verbs()))
 def test_every_flag_says_what_it_does(verb: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "draftsmith", verb, "--help"],
+        [sys.executable, "-m", "draftsmith", *verb.split(), "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -85,8 +85,8 @@ def test_a_full_bias_only_appends(target: HFTarget) -> None:
             assert said[: len(before)] == before
             grown += len(said) > len(before) > 0
             assert translator.last is None or translator.last.erased == 0
-            degenerate = translator.last is not None and translator.last.record.degenerate
-            before = () if degenerate else said
+            if translator.last is not None and not translator.last.record.degenerate:
+                before = said
     assert grown > 0
 
 
@@ -239,6 +239,7 @@ def test_an_output_that_runs_away_or_stays_away_is_not_drafted_from() -> None:
     translator = a_translator(endless, max_ratio=0.0, max_extra=5)
     first = translator.update("the cat")
     assert first is not None and first.record.degenerate and len(first.tokens) == 5
+    assert first.text == ""
     assert translator.job("the cat sat", final=False).draft == ()
     silent = a_target(ends=299)
     said = a_translator(silent).update("the cat")
@@ -253,6 +254,7 @@ def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarge
     after = translator.update("the cat sat on the mat")
     assert after is not None and after.record.degenerate
     assert (after.text, after.erased) == (shown.text, 0)
+    assert translator.job("the cat sat on", final=False).draft == shown.tokens[:1]
 
 
 def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -> None:

@@ -74,7 +74,7 @@ class UpdateRecord:
     first_seconds: float = 0.0
     """Of its first forward, which reads the source and judges the draft."""
     degenerate: bool = False
-    """Nothing was said, or too much: the text before is still shown, and is not drafted from."""
+    """Nothing was said, or too much: the text before is still shown, and drafted from."""
     reference: str | None = None
 
 

@@ -158,6 +158,10 @@ class LiveTranslator:
         """The source goes on with these."""
         return self.update(self.source + words)
 
+    def close(self) -> None:
+        """The segment is over as it stands, without a final update."""
+        self._end(self.last)
+
     def reset(self) -> None:
         """Forget the segment, what was said before, and the cache."""
         self.engine.session.clear()
@@ -203,7 +207,7 @@ class LiveTranslator:
     def take_in(self, source: str, outcome: Outcome, *, final: bool) -> Update:
         """The update that an outcome of `job` makes."""
         degenerate = not outcome.tokens or not outcome.whole
-        if degenerate and self.last is not None and not final:  # what can be read stays
+        if degenerate and not final:  # what can be read stays, and is what is drafted from
             shown = replace(self._shown, erased=0)
         else:
             shown = self._shown = self._display.show(outcome.tokens, final=final)
@@ -232,7 +236,8 @@ class LiveTranslator:
             ),
         )
         self.source, self.last, self.rev = source, update, self.rev + 1
-        self._draft = () if degenerate else self._drafted(outcome.tokens)
+        if not degenerate:
+            self._draft = self._drafted(outcome.tokens)
         if final:
             self._end(update)
         return update

@@ -1,0 +1,187 @@
+"""What a reader sees of a live translation: less than the whole output, so that less is taken back.
+
+    output      I see a man     I see an old man     I see an old man.   final
+    hide 1      I see a         I see an old         I see an old man.
+    erased                      0 (all shown: 4)     0
+
+A display hides; it never changes what is drafted, and it never rewrites: what it shows is the
+beginning of the output's text, character by character, in logical order, not normalised.
+"""
+
+from __future__ import annotations
+
+import abc
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from draftsmith.errors import InputError
+from draftsmith.live.graphemes import borders, word_borders, word_ends
+from draftsmith.rows import common_prefix
+
+Policy = Literal["mask", "agreement"]
+Unit = Literal["token", "word", "char"]
+_CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisplayOptions:
+    """What is shown of an output before it is final."""
+
+    policy: Policy = "mask"
+    """mask: all but the end. agreement: what the last outputs have in common."""
+    hide: int = 0
+    """mask: how many units at the end are hidden."""
+    unit: Unit = "token"
+    """mask: what is counted. A char is a grapheme cluster; in scripts without blanks it counts as
+    a word, too."""
+    no_shrink: bool = False
+    """Text that is on the screen and in the new output stays, whatever the policy hides."""
+    whole_words: bool = False
+    """Show no parts of words; scripts without blanks are left alone."""
+    agree: int = 2
+    """agreement: how many outputs."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("policy", self.policy, Policy), ("unit", self.unit, Unit)):
+            if value not in get_args(known):
+                raise InputError(f"{name} must be one of {', '.join(get_args(known))}: {value!r}")
+        for name, count, least in (("hide", self.hide, 0), ("agree", self.agree, 2)):
+            if not isinstance(count, int) or count < least:
+                raise InputError(f"{name} must be a whole number of {least} or more, got {count!r}")
+        if self.policy == "agreement" and self.hide:
+            raise InputError("hide does nothing with policy agreement: leave it at 0")
+        if self.policy == "mask" and self.agree != 2:
+            raise InputError("agree does nothing with policy mask: leave it at 2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """The screen after an update."""
+
+    text: str
+    """What is on it now: the beginning of `full`."""
+    stable: int
+    """Characters of `text` that no longer are expected to change: those that were there before the
+    update, too, and all of a final one."""
+    full: str
+    """The text of the whole output."""
+    erased: int
+    """Characters of the text before that went away, counted from the first that changed."""
+
+
+class Display(abc.ABC):
+    """Chooses what is shown of one segment's outputs. One object per segment."""
+
+    def __init__(self, options: DisplayOptions, tokenizer: Any) -> None:
+        self._options = options
+        self._tokenizer = tokenizer
+        self._text = ""
+
+    def show(self, tokens: Sequence[int], *, final: bool) -> Shown:
+        """The screen with this output (all of it, without end tokens); all of it once final."""
+        full = self._decode(tokens)
+        end = len(full) if final else self._cut(full, self._end(tokens, full))
+        before, self._text = self._text, full[:end]
+        same = _shared(before, self._text)
+        return Shown(
+            text=self._text, stable=end if final else same, full=full, erased=len(before) - same
+        )
+
+    @abc.abstractmethod
+    def _end(self, tokens: Sequence[int], full: str) -> int:
+        """How many characters of `full`, the text of the tokens, the policy lets through."""
+
+    def _cut(self, full: str, end: int) -> int:
+        """`end`, moved back to where a text may be cut, but not before what is to stay."""
+        end = _floor(word_borders(full) if self._options.whole_words else borders(full), end)
+        if not self._options.no_shrink:
+            return end
+        # Not moved back to a whole word: a word that grew stays on the screen as it was.
+        return max(end, _floor(borders(full), _shared(self._text, full)))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens, without a character at its end that is not whole.
+
+        Decoding alone cannot tell such a character from a U+FFFD that was really written: at the
+        very end, that one is not shown either.
+        """
+        # Some tokenizers turn a run of bytes into U+FFFD altogether when its last character is
+        # cut short; with less of it (at most three of four bytes are there) the run is whole.
+        lengths = range(len(tokens), max(len(tokens) - 4, -1), -1)
+        longest = ""
+        for length in lengths:
+            text = str(self._tokenizer.decode(list(tokens[:length]), skip_special_tokens=True))
+            longest = max(longest, text.rstrip(_CUT_SHORT), key=len)
+            if not text.endswith(_CUT_SHORT):
+                break
+        return longest
+
+    def _covered(self, first: Sequence[int], full: str) -> int:
+        """How much of `full` its first tokens are; a blank may depend on the token behind it."""
+        return _shared(self._decode(first), full)
+
+
+class TokenMask(Display):
+    """Hides the last tokens."""
+
+    def _end(self, tokens: Sequence[int], full: str) -> int:
+        return self._covered(tokens[: max(0, len(tokens) - self._options.hide)], full)
+
+
+class WordMask(Display):
+    """Hides the last words."""
+
+    def _end(self, tokens: Sequence[int], full: str) -> int:
+        return _end_before(word_ends(full), self._options.hide, full)
+
+
+class CharMask(Display):
+    """Hides the last characters, as readers count them."""
+
+    def _end(self, tokens: Sequence[int], full: str) -> int:
+        return _end_before(borders(full), self._options.hide, full)
+
+
+class Agreement(Display):
+    """Shows the tokens that the last outputs have in common; nothing while there are too few."""
+
+    def __init__(self, options: DisplayOptions, tokenizer: Any) -> None:
+        super().__init__(options, tokenizer)
+        self._outputs: deque[tuple[int, ...]] = deque(maxlen=options.agree)
+
+    def _end(self, tokens: Sequence[int], full: str) -> int:
+        self._outputs.append(tuple(tokens))
+        if len(self._outputs) < self._options.agree:
+            return 0
+        agreed = min(common_prefix(tokens, other) for other in self._outputs)
+        return self._covered(tokens[:agreed], full)
+
+
+_MASKS: dict[Unit, type[Display]] = {"token": TokenMask, "word": WordMask, "char": CharMask}
+
+
+def make_display(options: DisplayOptions, tokenizer: Any) -> Display:
+    """A display for a new segment."""
+    kind = Agreement if options.policy == "agreement" else _MASKS[options.unit]
+    return kind(options, tokenizer)
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts share from their beginning."""
+    return common_prefix([*map(ord, a)], [*map(ord, b)])
+
+
+def _floor(places: Sequence[int], at: int) -> int:
+    """The last of the ascending places, which begin with 0, that is not behind `at`."""
+    return places[bisect_right(places, at) - 1]
+
+
+def _end_before(ends: Sequence[int], hide: int, full: str) -> int:
+    """Where the text ends without the last `hide` of its units, which end at `ends`."""
+    if not hide:
+        return len(full)
+    kept = ends[:-hide]
+    return kept[-1] if kept else 0

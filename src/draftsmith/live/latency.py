@@ -1,0 +1,370 @@
+"""How late a translation is, in source words: delays of its units, and the usual means of them.
+
+A re-translation may rewrite what it showed, so the delay of a unit is its STABLE delay: the source
+that had been read at the update from which on it stands, with all before it, as in the last text.
+
+    source read    2      4              6        7
+    shown          a      a b c          a d      a b c        last text: a b c
+    a  appears at  ^ stays                                     stable delay 2
+    b                     ^ appears      gone     ^ stays      stable delay 7, lag 7 - 4 = 3
+
+The lag of a unit is the way from its first appearance there to the stable one. |X| is the length
+of the source and |Y| that of the reference (of the translation itself where there is none), as in
+SimulEval and OmniSTEval; delays d_t count from t = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import TypedDict
+
+from draftsmith.errors import InputError
+from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, kept, reference, segments
+from draftsmith.live.records import Hypothesis, UpdateRecord
+
+# --------------------------------------------------------------------------- means of delays
+
+
+def average_lagging(
+    delays: Sequence[float], source_length: float, target_length: float
+) -> float | None:
+    """AL: mean of d_t - t |X| / |Y| up to the first t that has read the whole source.
+
+    Ma et al. 2019 (arXiv 1810.08398). None without delays or where a length is 0.
+    """
+    if not delays or not source_length or not target_length:
+        return None
+    whole = next((t for t, d in enumerate(delays) if d >= source_length), len(delays) - 1)
+    return _mean_lag(delays[: whole + 1], source_length, target_length)
+
+
+def length_adaptive_average_lagging(
+    delays: Sequence[float], source_length: float, target_length: float
+) -> float | None:
+    """LAAL: AL with the longer of translation and reference, so that saying more gains nothing.
+
+    Polák et al. 2022 (arXiv 2204.06028), Papi et al. 2022 (arXiv 2206.05807).
+    """
+    return average_lagging(delays, source_length, max(len(delays), target_length))
+
+
+def average_proportion(
+    delays: Sequence[float], source_length: float, target_length: float
+) -> float | None:
+    """AP: sum of delays / (|X| |Y|). Cho and Esipova 2016 (arXiv 1606.02012)."""
+    if not delays or not source_length or not target_length:
+        return None
+    return sum(delays) / (source_length * target_length)
+
+
+def differentiable_average_lagging(delays: Sequence[float], source_length: float) -> float | None:
+    """DAL: mean of d'_t - t |X| / n, where writing each of the n units takes |X| / n.
+
+    d'_0 = d_0, d'_t = max(d_t, d'_{t-1} + |X| / n). Arivazhagan et al. 2019 (arXiv 1906.05218).
+    """
+    if not delays or not source_length:
+        return None
+    step = source_length / len(delays)
+    spaced = list(accumulate(delays, lambda before, d: max(d, before + step)))
+    return _mean_lag(spaced, source_length, len(delays))
+
+
+def yet_another_average_lagging(
+    delays: Sequence[float], source_length: float, target_length: float
+) -> float | None:
+    """YAAL: LAAL over the units from before the end of the source alone; None where none is.
+
+    Polák et al. 2025 (arXiv 2509.17349): what comes after the end says nothing of simultaneity.
+    """
+    after = next((t for t, d in enumerate(delays) if d >= source_length), len(delays))
+    if not after or not source_length:
+        return None
+    return _mean_lag(delays[:after], source_length, max(len(delays), target_length))
+
+
+def _mean_lag(delays: Sequence[float], source_length: float, target_length: float) -> float:
+    """Behind a translator that is as far in the target as in the source at every moment."""
+    step = source_length / target_length
+    return fmean(d - t * step for t, d in enumerate(delays))
+
+
+# --------------------------------------------------------------------------- delays of a segment
+
+
+def appearances(states: Sequence[Sequence[str]]) -> list[int]:
+    """For each unit of the last state, the first state that has it with all before it."""
+    return _first_with(accumulate((kept(state, states[-1]) for state in states), max))
+
+
+def stable_from(states: Sequence[Sequence[str]]) -> list[int]:
+    """For each unit of the last state, the state from which on it is there with all before it."""
+    agreeing = [kept(state, states[-1]) for state in states]
+    return _first_with(reversed(list(accumulate(reversed(agreeing), min))))
+
+
+def _first_with(ascending: Iterable[int]) -> list[int]:
+    """The place of the first number above 0, above 1, ..., up to the last number."""
+    found: list[int] = []
+    for place, reached in enumerate(ascending):
+        found += [place] * (reached - len(found))
+    return found
+
+
+def source_read(sources: Sequence[str], units: Pieces) -> list[int]:
+    """Source units read by each update: never fewer than before, never more than at the end.
+
+    A recogniser that takes words back has heard them all the same, and what it had too many are no
+    part of |X|, the last entry. A source that is empty at the end counts as the one before.
+    """
+    counts = [len(units.split(source)) for source in sources]
+    whole = next((count for count in reversed(counts) if count), 0)
+    return [min(count, whole) for count in accumulate(counts, max)]
+
+
+# --------------------------------------------------------------------------- the clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """When an update happened, in seconds from the beginning of the stream."""
+
+    arrived: float
+    """Its hypothesis came."""
+    shown: float
+    """Its output was on display."""
+
+
+def moments(
+    records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]
+) -> list[Moment] | None:
+    """One per record: an update begins when its hypothesis is there and the one before is done.
+
+    None when a time is not known.
+
+    Raises:
+        InputError: a record has no hypothesis among these.
+    """
+    times = {(h.seg, h.rev): h.time for h in hypotheses}
+    found: list[Moment] = []
+    free = 0.0
+    for record in records:
+        if (record.seg, record.rev) not in times:
+            raise InputError(
+                f"no hypothesis for segment {record.seg} revision {record.rev}: give the stream "
+                "from which these records come"
+            )
+        arrived = times[record.seg, record.rev]
+        if arrived is None:
+            return None
+        free = max(free, arrived) + record.seconds
+        found.append(Moment(arrived=arrived, shown=free))
+    return found
+
+
+# --------------------------------------------------------------------------- all together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latency:
+    """Latency of one stream. What is not defined for any segment is None.
+
+    AL, LAAL, AP, DAL and YAAL are means over the segments for which they are defined.
+    """
+
+    signature: str
+    segments: int
+    empty_finals: int
+    """Segments whose final text is empty: in none of the numbers."""
+    al: float | None
+    laal: float | None
+    ap: float | None
+    dal: float | None
+    yaal: float | None
+    first_word: Spread | None
+    """Source read when something was first shown, over segments."""
+    first_stable_word: Spread | None
+    """Source read when the first unit was there to stay, over segments."""
+    lag: Spread | None
+    """Source read between first and stable appearance, over all units of all segments."""
+    first_word_seconds: Spread | None
+    """From the arrival of the segment's first hypothesis to the display, with a clock."""
+    first_stable_word_seconds: Spread | None
+    lag_seconds: Spread | None
+
+
+def latency(
+    records: Sequence[UpdateRecord],
+    *,
+    source: Pieces = WORDS,
+    target: Pieces = WORDS,
+    clock: Sequence[Moment] | None = None,
+) -> Latency:
+    """All latencies of one stream; `clock` is what `moments` gives for these records.
+
+    Units of a language without spaces are `CHARACTERS`, or the words of a segmenter.
+
+    Raises:
+        InputError: the records are not those of one stream, in order, or the clock is not theirs.
+    """
+    parts = segments(records)
+    found = [
+        _measure(part, source, target, times)
+        for part, times in zip(parts, _by_segment(parts, clock), strict=True)
+        if target.split(part[-1].shown)
+    ]
+    timed = [(one, one.seconds) for one in found if one.seconds is not None]
+
+    def mean(metric: Callable[[Sequence[float], float, float], float | None]) -> float | None:
+        return _mean(metric(s.delays, s.read[-1], s.target_length) for s in found)
+
+    length = "+".join(sorted({one.length_of for one in found})) or "none"
+    return Latency(
+        signature=f"delay:stable|source:{source.name}|target:{target.name}|length:{length}",
+        segments=len(parts),
+        empty_finals=len(parts) - len(found),
+        al=mean(average_lagging),
+        laal=mean(length_adaptive_average_lagging),
+        ap=mean(average_proportion),
+        dal=_mean(differentiable_average_lagging(s.delays, s.read[-1]) for s in found),
+        yaal=mean(yet_another_average_lagging),
+        first_word=Spread.of([s.read[s.begins] for s in found]),
+        first_stable_word=Spread.of([s.delays[0] for s in found]),
+        lag=Spread.of([lag for s in found for lag in s.lags(s.read)]),
+        first_word_seconds=Spread.of([seconds[s.begins] for s, seconds in timed]),
+        first_stable_word_seconds=Spread.of([seconds[s.stable[0]] for s, seconds in timed]),
+        lag_seconds=Spread.of([lag for s, seconds in timed for lag in s.lags(seconds)]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Segment:
+    """What is known of a segment whose final text is not empty."""
+
+    read: list[int]
+    """Per update, the source units."""
+    seconds: list[float] | None
+    """Per update, from the first arrival to the display."""
+    begins: int
+    """The update that first shows anything."""
+    first: list[int]
+    """Per target unit, the update."""
+    stable: list[int]
+    target_length: int
+    length_of: str
+
+    @property
+    def delays(self) -> list[int]:
+        return [self.read[update] for update in self.stable]
+
+    def lags(self, position: Sequence[float]) -> list[float]:
+        """From the first to the stable appearance of each unit, where updates are at `position`."""
+        return [position[b] - position[a] for a, b in zip(self.first, self.stable, strict=True)]
+
+
+def _measure(
+    part: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Sequence[Moment] | None
+) -> _Segment:
+    states = [target.split(record.shown) for record in part]
+    translation = target.split(reference(part))
+    return _Segment(
+        read=source_read([record.source for record in part], source),
+        seconds=[one.shown - clock[0].arrived for one in clock] if clock else None,
+        begins=next(update for update, state in enumerate(states) if state),
+        first=appearances(states),
+        stable=stable_from(states),
+        target_length=len(translation) or len(states[-1]),
+        length_of="reference" if translation else "hypothesis",
+    )
+
+
+def _by_segment(
+    parts: Sequence[Sequence[UpdateRecord]], clock: Sequence[Moment] | None
+) -> list[Sequence[Moment] | None]:
+    """The moments of each segment; None for each without a clock."""
+    if clock is None:
+        return [None] * len(parts)
+    updates = sum(len(part) for part in parts)
+    if len(clock) != updates:
+        raise InputError(f"the clock has {len(clock)} moments for {updates} updates")
+    ends = list(accumulate(len(part) for part in parts))
+    return [clock[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+# --------------------------------------------------------------------------- logs for other tools
+
+
+class SimulEvalLine(TypedDict):
+    """One line of an `instances.log`, as SimulEval writes and OmniSTEval reads it."""
+
+    index: int
+    source: str
+    prediction: str
+    delays: list[float]
+    elapsed: list[float]
+    source_length: float
+    reference: str
+
+
+def simuleval_lines(
+    records: Sequence[UpdateRecord],
+    *,
+    source: Pieces = WORDS,
+    target: Pieces = WORDS,
+    clock: Sequence[Moment] | None = None,
+) -> list[SimulEvalLine]:
+    """One per segment. With a clock, a segment begins when the source of the one before ended.
+
+    Raises:
+        InputError: the records are not those of one stream, in order, or the clock is not theirs.
+    """
+    parts = segments(records)
+    clocks = _by_segment(parts, clock)
+    began = [0.0, *(times[-1].arrived if times else 0.0 for times in clocks)]
+    return [
+        simuleval_line(part, index=i, source=source, target=target, clock=clocks[i], began=began[i])
+        for i, part in enumerate(parts)
+    ]
+
+
+def simuleval_line(
+    part: Sequence[UpdateRecord],
+    *,
+    index: int,
+    source: Pieces = WORDS,
+    target: Pieces = WORDS,
+    clock: Sequence[Moment] | None = None,
+    began: float = 0.0,
+) -> SimulEvalLine:
+    """The log line of one segment: stable delays, since such logs know no revisions.
+
+    Without a clock, delays and lengths are source units, and `elapsed` repeats the delays: no time
+    for computing is claimed. With one, all are milliseconds since `began` (in seconds), and
+    `elapsed` is when the units were on display. The prediction is the text as it was, so tools that
+    cut it with `str.split` find the words of `WORDS`; OmniSTEval normalises it (NFKC) first, which
+    may change the number of characters.
+    """
+    stable = stable_from([target.split(record.shown) for record in part])
+    read = source_read([record.source for record in part], source)
+    delays: list[float] = [read[update] for update in stable]
+    elapsed, length = list(delays), float(read[-1])
+    if clock is not None:
+        delays = [1000 * (clock[update].arrived - began) for update in stable]
+        elapsed = [1000 * (clock[update].shown - began) for update in stable]
+        length = 1000 * (clock[-1].arrived - began)
+    return {
+        "index": index,
+        "source": final_source(part),
+        "prediction": part[-1].shown,
+        "delays": delays,
+        "elapsed": elapsed,
+        "source_length": length,
+        "reference": reference(part),
+    }

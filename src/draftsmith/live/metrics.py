@@ -1,0 +1,300 @@
+"""How steady and how fast a live translation was: numbers from its records, no model is loaded.
+
+    shown       a    a b    a c    a        erased: 0, 0, 1 (b), 1 (c)
+    normalised erasure = (0 + 0 + 1 + 1) / 1    pieces of the FINAL text, not updates, not the
+                                                text that was longest
+
+Erasure counts what readers saw, so hidden tails do not matter. Texts are compared as they are:
+no Unicode normalisation, since a changed code point is a changed picture.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from draftsmith.errors import InputError
+from draftsmith.live.records import UpdateRecord
+
+# --------------------------------------------------------------------------- pieces of a text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """A way to cut texts into what is counted. Its name goes into every signature."""
+
+    name: str
+    split: Callable[[str], Sequence[str]]
+
+
+WORDS = Pieces(name="word", split=str.split)
+CHARACTERS = Pieces(name="char", split=list)
+"""Code points: for scripts without spaces, and where no other tokenizer is at hand."""
+
+
+def flores_pieces() -> Pieces:
+    """The pieces of sacrebleu's `flores101`, which the papers count; else `CHARACTERS`.
+
+    Only a model file that sacrebleu has already fetched is read (in the folder that $SACREBLEU
+    names, else ~/.sacrebleu); nothing is downloaded here. `sacrebleu --tokenize flores101` on any
+    two files fetches it. The name says which of the two was taken.
+
+    Raises:
+        InputError: the file is there and cannot be read.
+    """
+    folder = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
+    path = folder / "models" / "sacrebleu_tokenizer_spm.model"
+    # a fetch that failed leaves an empty file, which sacrebleu too takes for none
+    if not path.is_file() or path.stat().st_size == 0:
+        return CHARACTERS
+    try:
+        sentencepiece = importlib.import_module("sentencepiece")
+    except ImportError:
+        return CHARACTERS
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.Load(str(path))
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"{path} is not a SentencePiece model ({error}): delete it and fetch it again"
+        ) from None
+    return Pieces(name="flores101", split=model.EncodeAsPieces)
+
+
+# --------------------------------------------------------------------------- erasure
+
+
+def kept(before: Sequence[str], after: Sequence[str]) -> int:
+    """How many pieces two texts share from their beginning."""
+    # `rows` has the same for tokens, but brings torch: scoring a file should not wait for it
+    different = (i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y)
+    return next(different, min(len(before), len(after)))
+
+
+def erasure(before: Sequence[str], after: Sequence[str]) -> int:
+    """Pieces of the text before that an update took away or rewrote."""
+    return len(before) - kept(before, after)
+
+
+def normalised_erasure(shown: Sequence[str], pieces: Pieces) -> float | None:
+    """NE of one segment: pieces erased over all its displayed texts / pieces of the last of them.
+
+    SSBD (arXiv 2509.21740), eqs. 3-4. None when the last text has no pieces.
+    """
+    return _ratio(*_erased_and_length(shown, pieces))
+
+
+def segments(records: Iterable[UpdateRecord]) -> list[list[UpdateRecord]]:
+    """The records of each segment, in order.
+
+    Raises:
+        InputError: a segment comes back, goes on after its end or counts its revisions down, as
+            when two streams are in one list. Their texts must not be compared.
+    """
+    parts: list[list[UpdateRecord]] = []
+    for record in records:
+        last = parts[-1][-1] if parts else None
+        if last is None or last.seg < record.seg:
+            parts.append([record])
+        elif last.seg == record.seg and not last.final and last.rev <= record.rev:
+            parts[-1].append(record)
+        else:
+            raise InputError(
+                f"segment {record.seg} revision {record.rev} comes after segment {last.seg} "
+                f"revision {last.rev}{' (final)' if last.final else ''}: score the records of one "
+                "stream at a time, in the order in which they were written"
+            )
+    return parts
+
+
+def final_source(part: Sequence[UpdateRecord]) -> str:
+    """What a segment said in the end: its last source that is not empty."""
+    return next((r.source for r in reversed(part) if r.source.strip()), "")
+
+
+def reference(part: Sequence[UpdateRecord]) -> str:
+    """The translation to compare a segment with; empty when it has none."""
+    return next((r.reference for r in reversed(part) if r.reference), "")
+
+
+# --------------------------------------------------------------------------- speed
+
+
+def tokens_per_second(records: Sequence[UpdateRecord]) -> float | None:
+    """Tokens of all outputs / seconds of all updates, prefill and verification included.
+
+    Accepted tokens count: they are output, however cheap.
+    """
+    return _ratio(sum(r.tokens for r in records), sum(r.seconds for r in records))
+
+
+def decode_tokens_per_second(records: Iterable[UpdateRecord]) -> float | None:
+    """The pace of plain decoding: what came after the first forward of each update, and its time.
+
+        tokens of an update   | accepted | 1 |  ...  |
+        came from             first forward  | the others
+
+    The first forward gives the accepted tokens and one of its own, so these and `first_seconds`
+    are both left out. The last forward, which finds the end, costs time and gives no token. Only
+    updates of several forwards count, whose first was timed; None when there are none.
+    """
+    timed = [r for r in records if r.forwards > 1 and r.first_seconds > 0]
+    tokens = sum(max(0, r.tokens - r.accepted - 1) for r in timed)
+    return _ratio(tokens, sum(r.seconds - r.first_seconds for r in timed))
+
+
+def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -> float | None:
+    """Tokens per second over those of a baseline (decoding without drafts) on the same stream.
+
+    Raises:
+        InputError: the two did not translate the same sources: their ratio would mean nothing.
+    """
+    for ours, theirs in zip(records, baseline, strict=False):
+        if (ours.seg, ours.rev, ours.source) != (theirs.seg, theirs.rev, theirs.source):
+            raise InputError(
+                f"cannot compare segment {ours.seg} revision {ours.rev} with segment {theirs.seg} "
+                f"revision {theirs.rev}: replay one stream under both settings"
+            )
+    if len(records) != len(baseline):
+        raise InputError(
+            f"cannot compare {len(records)} updates with {len(baseline)}: replay one stream under "
+            "both settings"
+        )
+    ours_per_second, theirs_per_second = tokens_per_second(records), tokens_per_second(baseline)
+    if ours_per_second is None or theirs_per_second is None:
+        return None
+    return _ratio(ours_per_second, theirs_per_second)
+
+
+def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
+    """c in 1 / speed-up = (1 - A/O) + c: what drafts cost, in decoding steps per output token.
+
+    The tokens that were not accepted cost one step each; c is the rest, verification and prefill.
+    The measurements of SSBD (arXiv 2509.21740) give .13 to .30; far from that, a clock or a count
+    is wrong. It assumes that nothing was drafted again.
+    """
+    return 1 / speedup - (1 - accepted_of_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """The middle and the slow end of some values."""
+
+    p50: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """With linear interpolation between neighbours; None without values."""
+        if not values:
+            return None
+        p50, p95 = np.quantile(values, [0.5, 0.95])
+        return cls(p50=float(p50), p95=float(p95))
+
+
+# --------------------------------------------------------------------------- all together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What the records of one stream say. A value whose denominator is 0 is None."""
+
+    signature: str
+    """What was counted, and how: two reports compare only when theirs are equal."""
+    updates: int
+    segments: int
+    open_segments: int
+    """Without a final update: for these, what was shown last counts as final."""
+    empty_finals: int
+    """Segments whose final text is empty: not in the erasure, whose denominator they are."""
+    degenerate: int
+    longest_freeze: int
+    """Updates in a row, within a segment, that changed nothing for the reader."""
+    erasure_macro: float | None
+    """NE, mean over segments."""
+    erasure_micro: float | None
+    """NE, all erased pieces / all final pieces."""
+    accepted_of_drafted: float | None
+    """A/D, all updates together. Of the previous outputs alone."""
+    accepted_of_tokens: float | None
+    """A/O, likewise."""
+    reaccepted_of_redrafted: float | None
+    """The same as A/D for what was offered later in an update."""
+    tokens: int
+    drafted: int
+    accepted: int
+    redrafted: int
+    reaccepted: int
+    forwards: int
+    fed: int
+    seconds: float
+    tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+    update_ms: Spread | None
+    """Of the updates that took time: an answer that was known already is no measurement."""
+
+
+def report(records: Sequence[UpdateRecord], pieces: Pieces) -> Report:
+    """All numbers of one stream.
+
+    Raises:
+        InputError: the records are not those of one stream, in order.
+    """
+    parts = segments(records)
+    erased = [_erased_and_length([r.shown for r in part], pieces) for part in parts]
+    scored = [(gone, length) for gone, length in erased if length]
+    tokens, drafted = sum(r.tokens for r in records), sum(r.drafted for r in records)
+    accepted, redrafted = sum(r.accepted for r in records), sum(r.redrafted for r in records)
+    reaccepted = sum(r.reaccepted for r in records)
+    return Report(
+        signature=f"erasure:{pieces.name}|text:shown|per:final|corpus:macro+micro|acceptance:micro",
+        updates=len(records),
+        segments=len(parts),
+        open_segments=sum(not part[-1].final for part in parts),
+        empty_finals=len(erased) - len(scored),
+        degenerate=sum(r.degenerate for r in records),
+        longest_freeze=max((_longest_freeze(part) for part in parts), default=0),
+        erasure_macro=fmean(gone / length for gone, length in scored) if scored else None,
+        erasure_micro=_ratio(sum(gone for gone, _ in scored), sum(n for _, n in scored)),
+        accepted_of_drafted=_ratio(accepted, drafted),
+        accepted_of_tokens=_ratio(accepted, tokens),
+        reaccepted_of_redrafted=_ratio(reaccepted, redrafted),
+        tokens=tokens,
+        drafted=drafted,
+        accepted=accepted,
+        redrafted=redrafted,
+        reaccepted=reaccepted,
+        forwards=sum(r.forwards for r in records),
+        fed=sum(r.fed for r in records),
+        seconds=sum(r.seconds for r in records),
+        tokens_per_second=tokens_per_second(records),
+        decode_tokens_per_second=decode_tokens_per_second(records),
+        update_ms=Spread.of([1000 * r.seconds for r in records if r.seconds > 0]),
+    )
+
+
+def _erased_and_length(shown: Sequence[str], pieces: Pieces) -> tuple[int, int]:
+    """Pieces that a segment erased, and those of its last text."""
+    states = [pieces.split(text) for text in shown]
+    erased = sum(erasure(before, after) for before, after in pairwise(states))
+    return erased, len(states[-1]) if states else 0
+
+
+def _longest_freeze(part: Iterable[UpdateRecord]) -> int:
+    longest = run = 0
+    before = ""
+    for record in part:
+        run = run + 1 if record.shown == before else 0
+        longest, before = max(longest, run), record.shown
+    return longest
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

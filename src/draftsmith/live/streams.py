@@ -1,0 +1,139 @@
+"""Streams of growing hypotheses made from whole sentences.
+
+    lag 3                This is an
+                         This is an example of self-speculative
+                         This is an example of self-speculative decoding.    final
+    and with rewrites    This is deco
+                         This is an
+                         ...
+
+Every hypothesis that is not a rewrite is the beginning of its sentence, letter for letter: white
+space between words stays as it is, that around the sentence is taken off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from draftsmith.errors import InputError, nearest
+from draftsmith.live.graphemes import borders
+from draftsmith.live.records import Hypothesis
+
+MOST_WRONG = 3
+_WORD = re.compile(r"\S+")
+
+
+def lag_stream(
+    text: str, seg: int, lag: int, reference: str | None = None, unit: str = "word"
+) -> list[Hypothesis]:
+    """The first `lag` units of a sentence, the first 2 * `lag`, ..., and once the whole of it.
+
+    Raises:
+        InputError: no word in the text, `lag` below 1, or an unknown unit.
+    """
+    if lag < 1:
+        raise InputError(f"lag is 1 unit or more, got {lag}")
+    text = text.strip()
+    ends = [end for _, end in spans(text, unit)]
+    if not ends:
+        raise InputError(f"segment {seg} has no words")
+    texts = [text[:end] for end in ends[lag - 1 : -1 : lag]] + [text]
+    last = len(texts) - 1
+    return [
+        Hypothesis(seg=seg, rev=rev, text=prefix, final=rev == last, reference=reference)
+        for rev, prefix in enumerate(texts)
+    ]
+
+
+def make_stream(
+    sources: Sequence[str],
+    references: Sequence[str] | None = None,
+    lag: int = 3,
+    unit: str = "word",
+    rewrites: float = 0.0,
+    seed: int = 0,
+) -> list[Hypothesis]:
+    """One segment per source. A hypothesis that is not final first comes wrong with the chance
+    `rewrites`; what a segment gets depends on its place, its text and the seed, not on the others.
+
+    Raises:
+        InputError: no or empty lines, or an option that cannot be used.
+    """
+    if not 0 <= rewrites <= 1:
+        raise InputError(f"rewrites is a chance from 0 to 1, got {rewrites}")
+    if seed < 0:
+        raise InputError(f"seed is 0 or more, got {seed}")
+    _refuse_empty(sources, "source")
+    if references is not None:
+        _refuse_empty(references, "reference")
+        if len(references) != len(sources):
+            raise InputError(
+                f"every source needs one reference, got {len(sources)} sources and "
+                f"{len(references)} references"
+            )
+    stream = []
+    for seg, source in enumerate(sources):
+        reference = None if references is None else references[seg]
+        right = lag_stream(source, seg, lag, reference, unit)
+        rng = np.random.Generator(np.random.PCG64([seed, seg]))
+        said = []
+        for one in right:
+            if not one.final and rng.random() < rewrites:
+                said.append(replace(one, text=_misheard(one.text, right[-1].text, unit, rng)))
+            said.append(one)
+        stream += [replace(one, rev=rev) for rev, one in enumerate(said)]
+    return stream
+
+
+def spans(text: str, unit: str) -> list[tuple[int, int]]:
+    """Where each unit of a text begins and ends.
+
+    Raises:
+        InputError: an unknown unit.
+    """
+    if unit not in UNITS:
+        raise InputError(f"unknown unit {unit!r}{nearest(unit, UNITS)}")
+    return UNITS[unit](text)
+
+
+def _words(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+def _characters(text: str) -> list[tuple[int, int]]:
+    """What readers take for one character each, without white space."""
+    return [(start, end) for start, end in pairwise(borders(text)) if not text[start].isspace()]
+
+
+UNITS: dict[str, Callable[[str], list[tuple[int, int]]]] = {"word": _words, "char": _characters}
+
+
+def _refuse_empty(lines: Sequence[str], what: str) -> None:
+    if not lines:
+        raise InputError(f"a stream needs at least one {what}, got none")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise InputError(f"{what} line {number} is empty; take it out of all files")
+
+
+def _misheard(text: str, sentence: str, unit: str, rng: np.random.Generator) -> str:
+    """`text` with its last one to three units cut short or replaced by others of the sentence."""
+    places = spans(text, unit)
+    count = min(int(rng.integers(1, MOST_WRONG + 1)), len(places))
+    known = sorted({sentence[start:end] for start, end in spans(sentence, unit)})
+    out, done = "", 0
+    for start, end in places[-count:]:
+        right = text[start:end]
+        others = [one for one in known if one != right]
+        ways = [others[int(rng.integers(len(others)))]] if others else []
+        if len(right) > 1:
+            ways.append(right[: int(rng.integers(1, len(right)))])
+        # What can neither be replaced nor cut is not heard at all.
+        out += text[done:start] + (ways[int(rng.integers(len(ways)))] if ways else "")
+        done = end
+    return out.strip()

@@ -1,0 +1,182 @@
+"""The options of `draftsmith live VERB`; see `options`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from draftsmith.config import parse_list
+from draftsmith.flags import Leading
+from draftsmith.option_groups import (
+    ModelOptions,
+    OptionGroup,
+    VerbOptions,
+    at_least,
+    require,
+    unused,
+)
+
+Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(OptionGroup):
+    """How a source becomes a prompt."""
+
+    language: str = "German"
+    """The language to translate into, as the prompt names it."""
+    template: str = "auto"
+    """mini (what the shipped model was trained with), instruction, chat, or a text with {source}
+    and {language}; auto: chat where the model has a chat template, else mini."""
+    context: int = 0
+    """Earlier segments, with their translations, in the prompt."""
+
+    def validate(self) -> None:
+        require(bool(self.language.strip()), "--language must not be empty")
+        named = self.template in ("auto", "mini", "instruction", "chat")
+        good = named or self.template.count("{source}") == 1
+        known = "auto, mini, instruction, chat, or a text that holds {source} once"
+        require(good, f"--template must be {known}, got {self.template!r}")
+        at_least(0, "--context", self.context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedraftOptions(OptionGroup):
+    """How the last output is drafted from."""
+
+    final_bias: float | None = None
+    """Of final updates: 0 gives the text of offline greedy translation. Left out: the bias."""
+    revision_bias: float | None = None
+    """Of updates in which earlier words of the source changed. Left out: the bias."""
+    resync: int = 0
+    """Behind a divergence, draft so many tokens from the old tail where it is found again."""
+    then: str | None = None
+    """A drafter for what lies behind the divergence (see `draftsmith generate --help`)."""
+    trim_full_stop: bool = False
+    """Do not draft a closing full stop: the sentence may go on."""
+    max_ratio: float = 2.0
+    """Longest output, in tokens of the source; 32 more are allowed."""
+
+    def validate(self) -> None:
+        for name in ("final_bias", "revision_bias"):
+            value = getattr(self, name)
+            if value is not None:
+                check_bias(value, f"--{name.replace('_', '-')}")
+        at_least(0, "--resync", self.resync)
+        good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
+        require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
+
+
+def check_bias(value: float, flag: str) -> None:
+    """Raise `InputError` unless this can be a bias."""
+    require(0 <= value <= 1, f"{flag} must lie between 0 and 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveTranslateOptions(VerbOptions):
+    """Translate what comes in on stdin, anew with every line, drafting with the last output."""
+
+    model: ModelOptions
+    format: Feed = "lines"
+    """Of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what a
+    recogniser sends."""
+    bias: float = 0.2
+    """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
+    mask_k: int = 0
+    """Hide so many tokens at the end until a segment is final."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    out: Path | None = None
+    """Write what happened to this file (JSONL, for `live score`)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        at_least(0, "--mask-k", self.mask_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeStreamOptions(VerbOptions):
+    """Turn sentences into streams of growing prefixes, as a recogniser would send them."""
+
+    source: Annotated[Path, Leading]
+    """Sentences, one per line, also .gz and .xz."""
+    references: Path | None = None
+    """Their translations, one per line."""
+    lag: int = 3
+    """Words by which a hypothesis grows."""
+    unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    rewrites: float = 0.0
+    """Chance that a hypothesis first comes with its last words wrong."""
+    limit: int | None = None
+    """Use only the first sentences."""
+    seed: int = 0
+    """Keys the rewrites."""
+    out: Path = Path("runs/stream.jsonl")
+    """The stream: a JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(1, "--lag", self.lag)
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReplayOptions(VerbOptions):
+    """Run a stream under many settings and compare flicker, quality and speed."""
+
+    stream: Annotated[Path, Leading]
+    """What `live make-stream` wrote, or a recording of the same form."""
+    model: ModelOptions
+    compare: str = "ar,ssbd"
+    """ar: re-translation without drafts, the base of speed-ups. ssbd: with the last output."""
+    bias: str = "0.2"
+    """Biases of ssbd, separated by commas."""
+    mask_k: str = "0"
+    """Hidden tokens, separated by commas."""
+    mask: Literal["display", "draft"] = "display"
+    """display: only hide them. draft: leave them out of the draft, too."""
+    limit: int | None = None
+    """Use only the first segments."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    out: Path = Path("runs/replay")
+    """Folder for tables, records, plots, subtitles and logs."""
+
+    def methods(self) -> tuple[str, ...]:
+        return parse_list(self.compare, str, name="--compare")
+
+    def biases(self) -> tuple[float, ...]:
+        return parse_list(self.bias, float, name="--bias")
+
+    def masks(self) -> tuple[int, ...]:
+        return parse_list(self.mask_k, int, name="--mask-k")
+
+    def validate(self) -> None:
+        super().validate()
+        for method in self.methods():
+            require(method in ("ar", "ssbd"), f"--compare knows ar and ssbd, got {method!r}")
+        for bias in self.biases():
+            check_bias(bias, "--bias")
+        for hidden in self.masks():
+            at_least(0, "--mask-k", hidden)
+        at_least(1, "--limit", self.limit)
+        if "ssbd" not in self.methods():
+            unused("--bias", self.bias, "0.2", "ssbd in --compare")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveScoreOptions(VerbOptions):
+    """Score what a live translation did: flicker, drafts, speed, latency, quality."""
+
+    records: Annotated[Path, Leading]
+    """What `live translate --out` or `live replay` wrote."""
+    language: str = "German"
+    """Language of the translations: chooses BLEU's words."""
+    out: Path | None = None
+    """Write a SimulEval-style log of stable delays to this file."""

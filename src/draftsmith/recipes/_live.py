@@ -1,0 +1,106 @@
+"""What the `live` verbs share: from options to a translator, and words to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._lookup import load_drafter
+from draftsmith.live.display import DisplayOptions
+from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
+from draftsmith.live.replay import Setting
+from draftsmith.live.templates import INSTRUCTION, MINI, Template
+from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
+from draftsmith.live_options import PromptOptions, RedraftOptions
+from draftsmith.provenance import write_text_atomic
+from draftsmith.targets.hf import HFTarget
+
+_UNSPACED = frozenset(("chinese", "zh", "japanese", "ja", "thai", "th", "lao", "lo", "khmer", "km"))
+
+
+def make_template(options: PromptOptions, target: HFTarget) -> Template:
+    """The prompts that these options ask for.
+
+    Raises:
+        InputError: the model has no chat template where one is asked for.
+    """
+    chats = bool(getattr(target.tokenizer, "chat_template", None))
+    chat = options.template == "chat" or (options.template == "auto" and chats)
+    named = {
+        "auto": INSTRUCTION if chats else MINI,
+        "chat": INSTRUCTION,
+        "mini": MINI,
+        "instruction": f"{INSTRUCTION}\n\n",
+    }
+    text = named.get(options.template, options.template)
+    language = options.language.strip()
+    return Template(tokenizer=target.tokenizer, language=language, text=text, chat=chat)
+
+
+def maker(
+    target: HFTarget, prompt: PromptOptions, redraft: RedraftOptions
+) -> Callable[[Setting], LiveTranslator]:
+    """Makes a translator per setting; all share the target."""
+    template = make_template(prompt, target)
+
+    def make(setting: Setting) -> LiveTranslator:
+        drafts = setting.method == "ssbd"
+        config = LiveConfig(
+            redraft=drafts,
+            bias=setting.bias or 0.0,
+            final_bias=redraft.final_bias,
+            revision_bias=redraft.revision_bias,
+            resync=redraft.resync if drafts else 0,
+            trim_draft=setting.mask_k if setting.mask == "draft" else 0,
+            trim_full_stop=redraft.trim_full_stop,
+            max_ratio=redraft.max_ratio,
+            context=prompt.context,
+            display=DisplayOptions(hide=setting.mask_k),
+        )
+        then: Drafter | None = None
+        if redraft.then is not None and drafts:
+            then = load_drafter(redraft.then)
+        return LiveTranslator(target, template, config, then=then)
+
+    return make
+
+
+def units_of(language: str) -> Pieces:
+    """What a reader counts as units of a text in this language."""
+    return CHARACTERS if language.strip().lower() in _UNSPACED else WORDS
+
+
+def coloured(update: Update) -> Text:
+    """What stays in plain letters, what may still change dimmed."""
+    text = Text(update.text[: update.stable])
+    text.append(update.text[update.stable :], style="" if update.final else "dim")
+    return text
+
+
+Line = tuple[float, float, str]
+"""Begin and end in seconds, and the text."""
+
+
+def subtitles(lines: Sequence[Line], *, kind: str) -> str:
+    """These lines as SRT or VTT."""
+    comma = "," if kind == "srt" else "."
+
+    def stamp(seconds: float) -> str:
+        minutes, rest = divmod(int(seconds * 1000 + 0.5), 60_000)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:02}:{minutes:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+
+    blocks = ["WEBVTT\n"] if kind == "vtt" else []
+    for number, (begin, end, text) in enumerate(lines, 1):
+        body = " ".join(text.split()).replace("-->", "->")
+        blocks.append(f"{number}\n{stamp(begin)} --> {stamp(end)}\n{body}\n")
+    return "\n".join(blocks)
+
+
+def write_subtitles(folder: Path, name: str, lines: Sequence[Line]) -> None:
+    """NAME.srt and NAME.vtt."""
+    for kind in ("srt", "vtt"):
+        write_text_atomic(folder / f"{name}.{kind}", subtitles(lines, kind=kind))

@@ -1,0 +1,137 @@
+"""`draftsmith live replay`: one stream under many settings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from draftsmith.errors import InputError
+from draftsmith.live.latency import simuleval_lines
+from draftsmith.live.metrics import flores_pieces
+from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
+from draftsmith.live.replay import Method, Replayed, Row, replay, settings, table
+from draftsmith.live_options import LiveReplayOptions
+from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
+from draftsmith.recipes import _live_pictures
+from draftsmith.recipes._drafting import open_target
+from draftsmith.recipes._live import Line, maker, units_of, write_subtitles
+
+SECONDS = 1.0
+"""Between updates of a stream that has no times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """What `--json` prints."""
+
+    rows: tuple[Row, ...]
+    signature: str
+    """Of the erasure."""
+    updates: int
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: LiveReplayOptions) -> ReplayResult:
+    """Replay, and write everything to `options.out`."""
+    stream = read_stream(options.stream, options.limit)
+    record = start_run("live replay", options)
+    target = open_target(options.model)
+    methods = [known for known in get_args(Method) if known in options.methods()]
+    wanted = settings(methods, options.biases(), options.masks(), options.mask)
+    make = maker(target, options.prompt, options.redraft)
+    made = list(replay(stream, wanted, make, _progress).values())
+    pieces = flores_pieces()
+    has_references = any(one.reference for one in stream)
+    rows = table(made, pieces, target_language=options.prompt.language if has_references else None)
+    result = ReplayResult(
+        rows=tuple(rows), signature=f"erasure:{pieces.name}", updates=len(made[0].records)
+    )
+    write(options.out, made, rows, stream, options.prompt.language)
+    payload = result.json_payload()
+    write_json_atomic(options.out / "run.json", record.record(results=payload))
+    console = Console(highlight=False)
+    console.print(Markdown(_live_pictures.markdown(rows)))
+    console.print(f"wrote {options.out}", markup=False, soft_wrap=True)
+    return result
+
+
+def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
+    """The first segments of a stream.
+
+    Raises:
+        InputError: it cannot be read, is empty, or a segment comes back.
+    """
+    stream = list(read_lines(path, Hypothesis))
+    order = [seg for seg, _ in groupby(stream, key=lambda one: one.seg)]
+    if not order:
+        raise InputError(f"{path} holds no updates")
+    if len(set(order)) < len(order):
+        raise InputError(f"{path}: segments stand one after the other, and one comes back")
+    kept = set(order[:limit])
+    return [one for one in stream if one.seg in kept]
+
+
+def write(
+    folder: Path,
+    made: Sequence[Replayed],
+    rows: Sequence[Row],
+    stream: Sequence[Hypothesis],
+    language: str,
+) -> None:
+    """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(folder / "table.json", {"rows": [asdict(row) for row in rows]})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
+    )
+    write_text_atomic(folder / "table.csv", text.getvalue())
+    write_text_atomic(folder / "tables.md", _live_pictures.markdown(rows))
+    _live_pictures.save(rows, folder)
+    times = clock(stream)
+    for one in made:
+        own = folder / one.setting.name
+        own.mkdir(exist_ok=True)
+        write_lines(own / "records.jsonl", one.records)
+        lines = simuleval_lines(one.records, target=units_of(language))
+        log = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_text_atomic(own / "instances.log", log)
+        write_subtitles(own, "subtitles", spoken(one.records, times))
+
+
+def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
+    """When each update came, in seconds; one after the other where the stream does not say it."""
+    return {
+        (one.seg, one.rev): SECONDS * number if one.time is None else one.time
+        for number, one in enumerate(stream)
+    }
+
+
+def spoken(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
+    """What was shown and how long: every state of the screen until the next."""
+    begins = [times[one.seg, one.rev] for one in records]
+    ends = [*begins[1:], begins[-1] + SECONDS] if begins else []
+    return [
+        (begin, max(end, begin), one.shown)
+        for begin, end, one in zip(begins, ends, records, strict=True)
+        if one.shown
+    ]
+
+
+def _progress(done: int, of: int) -> None:
+    if done == of or done % 10 == 0:
+        print(f"replayed {done} of {of} segments", file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+"""`draftsmith live score`: what records of a live translation say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftsmith.errors import InputError
+from draftsmith.live.latency import Latency, latency, simuleval_lines
+from draftsmith.live.metrics import Report, flores_pieces, report
+from draftsmith.live.quality import Quality, quality, translations
+from draftsmith.live.records import UpdateRecord, read_lines
+from draftsmith.live_options import LiveScoreOptions
+from draftsmith.provenance import write_text_atomic
+from draftsmith.recipes._live import units_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreResult:
+    """All figures."""
+
+    steadiness: Report
+    latency: Latency
+    quality: Quality | None
+    """None: nothing to compare with."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: LiveScoreOptions) -> ScoreResult:
+    """Read, score, print."""
+    records = list(read_lines(options.records, UpdateRecord))
+    if not records:
+        raise InputError(f"{options.records} holds no records")
+    units = units_of(options.language)
+    scored = translations(records)
+    result = ScoreResult(
+        steadiness=report(records, flores_pieces()),
+        latency=latency(records, target=units),
+        quality=quality(records, target_language=options.language) if scored else None,
+    )
+    _show(result)
+    if options.out is not None:
+        lines = simuleval_lines(records, target=units)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(options.out, text)
+    return result
+
+
+def _show(result: ScoreResult) -> None:
+    console = Console(highlight=False, markup=False)
+    for title, values in asdict(result).items():
+        if values is None:
+            continue
+        table = Table(title=title, show_header=False)
+        for name, value in values.items():
+            if value is not None:
+                table.add_row(name.replace("_", " "), _said(value))
+        console.print(table)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_said(one)}" for name, one in value.items())
+    return str(value)

@@ -1,0 +1,181 @@
+"""`draftsmith live` from the command line: a stream is made, replayed, translated and scored."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live_cases import WORDS
+from tests.tiny_models import save_pair
+
+from draftsmith import cli
+from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
+from draftsmith.recipes._live import subtitles
+
+SETTINGS = ["--compare", "ar,ssbd", "--bias", "0,0.5", "--mask-k", "0,2", "--dtype", "float64"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("live")
+    save_pair(made)
+    config = made / "target" / "generation_config.json"
+    values = json.loads(config.read_text())
+    values["eos_token_id"] = list(range(0, 300, 5))  # so that its texts end
+    config.write_text(json.dumps(values))
+    texts = [" ".join(WORDS[start : start + 7]) for start in range(6)]
+    (made / "source.txt").write_text("\n".join(texts) + "\n")
+    (made / "reference.txt").write_text("\n".join(text.upper() for text in texts) + "\n")
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main(["live", *words])
+    out, err = capsys.readouterr()
+    assert end.value.code == code, err
+    return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def stream(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    out = folder / "stream.jsonl"
+    own = ["--references", str(folder / "reference.txt"), "--lag", "2", "--out", str(out)]
+    made = run(capsys, "make-stream", str(folder / "source.txt"), "--json", *own)
+    assert (made["segments"], made["updates"]) == (6, 24)
+    return out
+
+
+def test_a_stream_has_growing_prefixes_and_references(stream: Path) -> None:
+    heard = list(read_lines(stream, Hypothesis))
+    first = [one for one in heard if one.seg == 0]
+    assert [len(one.text.split()) for one in first] == [2, 4, 6, 7]
+    assert [one.final for one in first] == [False, False, False, True]
+    assert first[-1].reference == first[-1].text.upper()
+
+
+def test_a_replay_compares_settings_and_keeps_everything(
+    folder: Path, tmp_path: Path, stream: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sacrebleu")
+    own = ["--target", str(folder / "target"), "--out", str(tmp_path), "--json"]
+    rows = run(capsys, "replay", str(stream), *own, *SETTINGS)["rows"]
+    assert [(row["method"], row["bias"], row["mask_k"]) for row in rows] == [
+        ("ar", None, 0), ("ar", None, 2), ("ssbd", 0.0, 0), ("ssbd", 0.0, 2),
+        ("ssbd", 0.5, 0), ("ssbd", 0.5, 2),
+    ]  # fmt: skip
+    plain, plain_hidden, exact, exact_hidden, full, _ = rows
+    assert exact["identical_to_ar"] and not full["identical_to_ar"]
+    assert (exact["ne"], exact["chrf"]) == (plain["ne"], plain["chrf"])
+    assert exact_hidden["ne"] == plain_hidden["ne"] < plain["ne"]
+    assert (exact["ad"], exact["ao"]) == (exact_hidden["ad"], exact_hidden["ao"])
+    assert full["ad"] == 1.0 and full["ne"] == 0.0 and plain["ad"] is None
+    assert plain["speedup"] == 1.0 and full["speedup"] > 0 and plain["bleu"] is not None
+    written = csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text()))
+    assert [float(one["ne"]) for one in written] == [row["ne"] for row in rows]
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.count("## ") == 3 and "SSBD, bias 0.5" in tables
+    for name in ("flicker_quality.png", "speedup_bias.svg", "run.json"):
+        assert (tmp_path / name).stat().st_size > 0
+    own_folder = tmp_path / "ssbd-bias0.5-display2"
+    records = list(read_lines(own_folder / "records.jsonl", UpdateRecord))
+    assert len(records) == 24 and all(one.full.startswith(one.shown) for one in records)
+    log = [json.loads(line) for line in (own_folder / "instances.log").read_text().splitlines()]
+    assert [one["prediction"] for one in log] == [one.full for one in records if one.final]
+    assert (own_folder / "subtitles.vtt").read_text().startswith("WEBVTT\n")
+
+
+def test_without_references_there_is_no_quality_and_a_trimmed_draft_is_shorter(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = tmp_path / "stream.jsonl"
+    run(capsys, "make-stream", str(folder / "source.txt"), "--json", "--out", str(stream))
+    own = ["--target", str(folder / "target"), "--out", str(tmp_path / "out"), "--json"]
+    words = ["--mask", "draft", "--mask-k", "0,2", "--compare", "ssbd", "--bias", "0.1"]
+    whole, trimmed = run(capsys, "replay", str(stream), *own, *words)["rows"]
+    assert whole["chrf"] is None and whole["speedup"] is None and whole["identical_to_ar"] is None
+    drafted = [
+        sum(one.drafted for one in read_lines(path, UpdateRecord))
+        for path in (
+            tmp_path / "out" / name / "records.jsonl"
+            for name in ("ssbd-bias0.1", "ssbd-bias0.1-draft2")
+        )
+    ]
+    assert drafted[1] < drafted[0] and trimmed["mask"] == "draft"
+
+
+def test_translate_follows_stdin_and_score_reads_what_it_kept(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = "the cat\nthe cat sat\nthe cat sat\n\nthe dog\nthe dog saw the log\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    kept = tmp_path / "kept.jsonl"
+    own = ["--target", str(folder / "target"), "--dtype", "float64", "--out", str(kept), "--json"]
+    said = run(capsys, "translate", *own)
+    assert [one["source"] for one in said["segments"]] == ["the cat sat", "the dog saw the log"]
+    assert said["updates"] == 6  # one of each hypothesis that changed something, and two finals
+    found = run(capsys, "score", str(kept), "--json", "--out", str(tmp_path / "instances.log"))
+    assert found["steadiness"]["updates"] == 6 and found["quality"] is None
+    assert found["steadiness"]["accepted_of_drafted"] == said["accepted_of_drafted"]
+    assert len((tmp_path / "instances.log").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["replay", "S", "--bias", "0.2,1.5"], "--bias must lie between 0 and 1, got 1.5"),
+        (["replay", "S", "--bias", "nan"], "--bias must lie between 0 and 1, got nan"),
+        (["replay", "S", "--mask-k", "-1"], "--mask-k must be at least 0"),
+        (["replay", "S", "--compare", "ar,fast"], "--compare knows ar and ssbd"),
+        (["replay", "S", "--compare", "ar", "--bias", "0.3"], "--bias does nothing"),
+        (["replay", "S", "--template", "Translate!"], "--template must be auto"),
+        (["replay", "missing.jsonl"], "cannot read"),
+        (["replay", "S", "--final-bias", "2"], "--final-bias must lie between 0 and 1"),
+        (["translate", "--bias", "-0.1"], "--bias must lie between 0 and 1"),
+        (["make-stream", "S", "--lag", "0"], "--lag must be at least 1"),
+        (["score", "missing.jsonl"], "cannot read"),
+        (["sing"], "unknown live verb 'sing'"),
+        ([], "say one of live translate"),
+    ],
+)
+def test_bad_words(
+    folder: Path, stream: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    words = [str(stream) if word == "S" else word for word in words]
+    if words and words[0] in ("replay", "translate"):
+        words += ["--target", str(folder / "target")]
+    assert said in run(capsys, *words, code=2)
+
+
+def test_streams_that_cannot_be_replayed_are_named_by_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"seg": 0, "rev": 0, "text": "the cat"}
+    cases = {
+        "broken": (["{"], "line 1 is not JSON"),
+        "unknown": ([json.dumps(line | {"txt": "x"})], "txt"),
+        "negative": ([json.dumps(line | {"seg": -1})], "0 or more"),
+        "again": ([json.dumps(line | {"seg": seg}) for seg in (0, 1, 0)], "one comes back"),
+        "empty": (["", " "], "holds no updates"),
+    }
+    for name, (lines, said) in cases.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(lines))
+        own = ["--target", str(folder / "target")]
+        assert said in run(capsys, "replay", str(path), *own, code=2), name
+
+
+def test_subtitles() -> None:
+    lines = [(0.0, 1.25, "Hallo\nWelt"), (3661.5, 3662.0, "a --> b")]
+    assert subtitles(lines, kind="srt") == (
+        "1\n00:00:00,000 --> 00:00:01,250\nHallo Welt\n\n2\n01:01:01,500 --> 01:01:02,000\na -> b\n"
+    )
+    assert subtitles(lines, kind="vtt").startswith("WEBVTT\n\n1\n00:00:00.000 --> 00:00:01.250\n")
