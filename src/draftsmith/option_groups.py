@@ -234,7 +234,9 @@ class ScheduleOptions(OptionGroup):
     weight_decay: float = 0.1
     """AdamW: decay of matrices."""
     clip_norm: float = 1.0
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient; inf: no limit."""
+    clip_value: float = math.inf
+    """Largest number in the gradient, as EAGLE's trainings clip; left out: no limit."""
     parallel: Literal["data", "sharded"] = "data"
     """Several processes: each holds all weights, or a share of them (FSDP2)."""
     gradient_checkpointing: bool = False

@@ -6,6 +6,7 @@ is always one process, which shards nothing.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def one_step(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("accumulation", "clip_norm"), [(1, 1e9), (2, 1e9), (2, 0.05)])
+@pytest.mark.parametrize(
+    ("accumulation", "clip_norm", "clip_value"),
+    [(1, 1e9, math.inf), (2, 1e9, math.inf), (2, 0.05, math.inf), (1, math.inf, 0.003)],
+)
 @pytest.mark.parametrize("drafter", ["llama", "sum", "each", "griffin", "medusa"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_a_step_of_two_processes_is_the_step_of_one(
@@ -59,8 +63,10 @@ def test_a_step_of_two_processes_is_the_step_of_one(
     drafter: str,
     accumulation: int,
     clip_norm: float,
+    clip_value: float,
 ) -> None:
-    argument = {"drafter": drafter, "accumulation": accumulation, "clip_norm": clip_norm}
+    clips = {"clip_norm": clip_norm, "clip_value": clip_value}
+    argument = {"drafter": drafter, "accumulation": accumulation, **clips}
     alone = one_step(tmp_path / "one", argument)
     both = groups.run(
         one_step, tmp_path / "two", size=2, argument=argument | {"parallel": parallel}
@@ -74,6 +80,10 @@ def test_a_step_of_two_processes_is_the_step_of_one(
         check_close(member["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
     clipped = torch.stack([g.norm() for g in alone["gradients"].values()]).norm()
     assert (alone["norm"] > 0.05) and float(clipped) <= clip_norm * 1.001
+    largest = max(float(g.abs().max()) for g in alone["gradients"].values())
+    assert largest <= clip_value and (
+        clip_value == math.inf or largest == pytest.approx(clip_value)
+    )
     assert same(both[0]["weights"], both[1]["weights"])
 
 

@@ -49,6 +49,8 @@ class TrainerConfig:
     """AdamW; matrices only (norms and biases are not decayed)."""
     clip_norm: float = 1.0
     """Largest norm of the whole gradient."""
+    clip_value: float = math.inf
+    """Largest number in it, of those that its norm leaves."""
     precision: Literal["bfloat16", "float32"] = "float32"
     """Precision of the forward pass; master weights stay as they are given."""
     seed: int = 0
@@ -73,8 +75,12 @@ class TrainerConfig:
             raise InputError("steps, accumulation, save-every and keep must be at least 1")
         if not 0 <= self.min_learning_rate <= self.learning_rate < math.inf:
             raise InputError("learning rates must satisfy 0 <= min-learning-rate <= learning-rate")
-        if not (0 < self.decay_share <= 1 and self.clip_norm > 0 and self.warmup_steps >= 0):
-            raise InputError("decay-share lies in (0, 1], clip-norm is positive, warmup at least 0")
+        if not (0 < self.decay_share <= 1 and self.warmup_steps >= 0):
+            raise InputError("decay-share lies in (0, 1], warmup is at least 0")
+        if not (self.clip_norm > 0 and self.clip_value > 0):
+            raise InputError("clip-norm and clip-value are positive (inf: no limit)")
+        if self.deepspeed is not None and self.clip_value < math.inf:
+            raise InputError("DeepSpeed clips by norm alone: leave out clip-value")
         if self.deepspeed is not None and self.parallel != "data":
             raise InputError("DeepSpeed spreads the weights itself: leave out parallel=sharded")
 

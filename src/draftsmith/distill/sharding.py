@@ -11,6 +11,7 @@ processes. torch is used directly because accelerate's plug-in ignores processes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
@@ -75,7 +76,7 @@ class Layout(Protocol):
 
     def backward(self, loss: Tensor) -> None: ...
 
-    def finish(self, factor: float, clip_norm: float) -> float:
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
         """Multiply the gradients, clip them, and return the norm of the whole before clipping."""
 
     def step(self) -> None: ...
@@ -116,9 +117,11 @@ class Replicated:
     def backward(self, loss: Tensor) -> None:
         self.accelerator.backward(loss)
 
-    def finish(self, factor: float, clip_norm: float) -> float:
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
         _scale_gradients(self.drafter, factor)
-        return float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
+        norm = float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
+        _clip_values(self.drafter, clip_value)
+        return norm
 
     def step(self) -> None:
         self.prepared.step()
@@ -174,9 +177,10 @@ class Sharded:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def finish(self, factor: float, clip_norm: float) -> float:
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
         _scale_gradients(self.drafter, factor)
         norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), clip_norm)
+        _clip_values(self.drafter, clip_value)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def step(self) -> None:
@@ -232,7 +236,7 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         self.losses.append(loss)
 
-    def finish(self, factor: float, clip_norm: float) -> float:
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
         # The engine divides by the accumulation that its file names, and clips as that file says.
         factor *= self.accelerator.gradient_accumulation_steps
         self.accelerator.backward(torch.stack(self.losses).sum() * factor)
@@ -332,6 +336,11 @@ def check_weights(drafter: Drafter, weights: dict[str, Tensor], path: Path) -> N
     for name, shape in own.items():
         if shape != weights[name].shape:
             raise BackendError(f"{path} holds {name} in another shape")
+
+
+def _clip_values(drafter: nn.Module, most: float) -> None:
+    if most < math.inf:
+        nn.utils.clip_grad_value_(drafter.parameters(), most)
 
 
 def _scale_gradients(module: nn.Module, factor: float) -> None:

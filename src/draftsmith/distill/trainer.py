@@ -223,7 +223,8 @@ class Trainer:
         loss = total / count
         factor = processes / (SCALE * count)
         good = math.isfinite(loss)
-        norm = self.layout.finish(factor, self.config.clip_norm) if good else math.nan
+        limits = (self.config.clip_norm, self.config.clip_value)
+        norm = self.layout.finish(factor, *limits) if good else math.nan
         finite = math.isfinite(norm)
         if finite:
             self.layout.step()

@@ -91,6 +91,7 @@ def trainer_config(
         betas=training.betas,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_norm,
+        clip_value=training.clip_value,
         precision=precision(options.dtype),
         seed=options.seed,
         save_every=options.save_every,

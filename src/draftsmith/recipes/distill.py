@@ -209,7 +209,12 @@ def make_trainer(
         "batch": [training.batch_tokens, training.block_length, training.gradient_accumulation],
         "rate": [training.learning_rate, training.min_learning_rate, training.warmup],
         "schedule": [training.schedule, training.decay_share],
-        "optimizer": [*training.betas, training.weight_decay, training.clip_norm],
+        "optimizer": [
+            *training.betas,
+            training.weight_decay,
+            training.clip_norm,
+            training.clip_value,
+        ],
         "hold_out": options.hold_out,
         "precision": precision(options.dtype),
         "seed": options.seed,
