@@ -32,8 +32,8 @@ EXPECTED = {
         --debug --json
     """,
     "pretrain": """
-        --batch-tokens --betas --block-length --clip-norm --clip-value --context --debug --decay-share
-        --deepspeed --dtype --duration --eval-every --eval-text --exclude --gradient-accumulation
+        --batch-tokens --betas --block-length --clip-norm --clip-value --context --debug
+        --decay-share --deepspeed --dtype --duration --eval-every --eval-text --exclude --gradient-accumulation
         --gradient-checkpointing --heads --hidden --hold-out --include --init --intermediate --json
         --kv-heads --layers --learning-rate --long-block-length --long-share --min-learning-rate
         --no-attend-across-documents --out --parallel --report-to --save-dtype --save-every
@@ -48,7 +48,8 @@ EXPECTED = {
     """,
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
-        --clip-value --debug --decay-share --deepspeed --drafter --drafter-option --dtype --duration --eval-every
+        --clip-value --debug --decay-share --deepspeed --drafter --drafter-option --dtype --duration
+        --eval-every
         --feature-weight --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
         --learning-rate --long-block-length --long-share --max-new-tokens --min-learning-rate
         --objective --on-policy --online --out --parallel --prompts --prompts-per-step --reading

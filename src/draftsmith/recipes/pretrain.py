@@ -190,12 +190,8 @@ def train(
         "accumulation": training.gradient_accumulation,
         "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
         "schedule": [training.schedule, training.decay_share, training.long_share],
-        "optimizer": [
-            *training.betas,
-            training.weight_decay,
-            training.clip_norm,
-            training.clip_value,
-        ],
+        "optimizer": [*training.betas, training.weight_decay],
+        "clip": [training.clip_norm, training.clip_value],
         "precision": precision(options.dtype),
         "seed": options.seed,
     }
