@@ -34,7 +34,8 @@ EXPECTED = {
     "pretrain": """
         --batch-tokens --betas --block-length --clip-norm --clip-value --context --debug
         --decay-share --deepspeed --dtype --duration --eval-every --eval-text --exclude
-        --gradient-accumulation --gradient-checkpointing --heads --hidden --hold-out --include --init --intermediate --json
+        --gradient-accumulation --gradient-checkpointing --heads --hidden --hold-out --include
+        --init --intermediate --json
         --kv-heads --layers --learning-rate --long-block-length --long-share --min-learning-rate
         --no-attend-across-documents --out --parallel --report-to --save-dtype --save-every
         --schedule --seed --size --text --tokenizer --vocab-size --vocab-subset --warmup
