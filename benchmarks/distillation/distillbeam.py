@@ -16,10 +16,10 @@
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
 | `prompts`     | four times the prompts against four texts of each, long          | 1     |
 | `length`      | sixteen times the steps on four times the prompts                | 1     |
-| `best`        | the best of several trajectories, of one, of hard labels, long   | 3     |
+| `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
-Runs have the same number of optimiser steps, long ones four times as many; those of `best` have
-four times the prompts, too. An interrupted study continues when repeated, and parts that are run
+Runs have the same number of optimiser steps, long ones four times as many; those of `best` are as
+long as those of `length`, on as many prompts. An interrupted study continues when repeated, and parts that are run
 later join what is recorded. Writes
 benchmarks/results/distillbeam.json and distillbeam/ (table and figures).
 """
@@ -170,7 +170,7 @@ def length(lab: Lab) -> list[Run]:
     """What training goes on to give, of one text of each prompt and of four."""
     many = MORE * lab.amounts.prompts
     return [
-        longer(longer(lab)).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
+        longest(lab).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
         for store in ("draws-1", f"draws-{MORE}")
     ]
 
@@ -178,6 +178,11 @@ def length(lab: Lab) -> list[Run]:
 def longer(lab: Lab) -> Lab:
     """With more steps."""
     return replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
+
+
+def longest(lab: Lab) -> Lab:
+    """With as many as are trained here at all."""
+    return longer(longer(lab))
 
 
 def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
@@ -232,9 +237,9 @@ def best(lab: Lab, rows: Sequence[dict[str, Any]]) -> dict[str, list[Run]]:
 
 
 def again(lab: Lab, run: Run, seed: int) -> Run:
-    """The same setting, trained for longer on more prompts, with this seed."""
+    """The same setting, trained for long on many prompts, with this seed."""
     assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
-    steps = longer(lab).amounts.steps
+    steps = longest(lab).amounts.steps
     (store,) = run.options.store
     more = f"{store.name}@{MORE * lab.amounts.prompts}"
     words = run.name.removesuffix(f"-{lab.amounts.steps}-s0").removeprefix(store.name)
