@@ -19,9 +19,9 @@
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
 Runs have the same number of optimiser steps, long ones four times as many; those of `best` are as
-long as those of `length`, on as many prompts. An interrupted study continues when repeated, and parts that are run
-later join what is recorded. Writes
-benchmarks/results/distillbeam.json and distillbeam/ (table and figures).
+long as those of `length`, on as many prompts. An interrupted study continues when repeated, and
+parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
+distillbeam/ (table and figures).
 """
 
 from __future__ import annotations
