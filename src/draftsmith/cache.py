@@ -345,9 +345,16 @@ class KVCache:
         return twin
 
     def contents(self, row: int) -> list[Tensor]:
-        """The committed keys and values of a row, store by store (for tests): [G, H, length, D]."""
+        """The committed keys and values of a row, store by store: [G, H, length, D]."""
         length = int(self.lengths_B[row])
         return [store[:, row, :, :length].clone() for store in self._stores]
+
+    def fill(self, row: int, contents: Sequence[Tensor]) -> None:
+        """Make a row hold what a row of another cache of this target held."""
+        self.lengths_B[row] = contents[0].shape[2] if contents else 0
+        self._reserve(int(self.lengths_B[row]) + 1)
+        for store, held in zip(self._stores, contents, strict=True):
+            store[:, row, :, : held.shape[2]] = held
 
 
 def lay_out(

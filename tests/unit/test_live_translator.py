@@ -4,6 +4,7 @@ than it needs."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from tests.live_cases import a_stream, a_target, a_template, from_scratch, updates
@@ -12,6 +13,7 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.display import DisplayOptions
+from draftsmith.live.engine import Outcome
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
@@ -163,6 +165,55 @@ def test_an_error_in_mid_update_leaves_the_translation_as_it_was(target: HFTarge
     )
     assert again is not None and expected is not None
     assert again.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.3])
+@pytest.mark.parametrize("resync", [0, 4])
+def test_side_by_side_everyone_gets_what_they_get_alone(
+    target: HFTarget, bias: float, resync: int
+) -> None:
+    """Eight translations, some of which pause, in the same forwards."""
+    options = {"bias": bias, "resync": resync, "max_extra": 12}
+    streams = [a_stream(seed) for seed in range(8)]
+    expected = [_alone(a_translator(target, **options), stream) for stream in streams]
+    together = [a_translator(target, **options) for _ in streams]
+    made: list[list[UpdateRecord | None]] = [[] for _ in streams]
+    batches = 0
+    for turn in range(2 * max(map(len, streams))):
+        asked = {}
+        for n, (stream, translator) in enumerate(zip(streams, together, strict=True)):
+            if (turn + n) % 2 or len(made[n]) == len(stream):
+                continue
+            source, final = stream[len(made[n])]
+            if translator.last is not None and source == translator.source and not final:
+                made[n].append(translator.last.record)
+            else:
+                asked[n] = (translator.job(source, final=final), source, final)
+        if not asked:
+            continue
+        outcomes: dict[int, Outcome] = {}
+        together[0].engine.run_together(
+            [job for job, _, _ in asked.values()],
+            [together[n].session for n in asked],
+            outcomes.__setitem__,
+        )
+        for row, (n, (_, source, final)) in enumerate(asked.items()):
+            update = together[n].take_in(source, outcomes[row], final=final)
+            made[n].append(update.record)
+        batches += 1
+    assert batches < sum(map(len, streams)) / 2
+    for one, other in zip(made, expected, strict=True):
+        assert [_facts(record) for record in one] == [_facts(record) for record in other]
+
+
+def _alone(translator: LiveTranslator, stream: list[tuple[str, bool]]) -> list[UpdateRecord | None]:
+    updates = [translator.update(source, final=final) for source, final in stream]
+    return [update and update.record for update in updates]
+
+
+def _facts(record: UpdateRecord | None) -> UpdateRecord | None:
+    """Without times."""
+    return record and replace(record, seconds=0.0, first_seconds=0.0)
 
 
 # --------------------------------------------------------------------------- sources

@@ -7,19 +7,20 @@ verification leans towards it. The decoding loop does the rest, on a cache that 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftsmith.biased import biased_rule
 from draftsmith.decode import DecodeOptions, Session, decode
 from draftsmith.drafters._after import After
-from draftsmith.drafters._base import Drafter, TargetView
+from draftsmith.drafters._base import Drafter, DraftState, TargetView
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.rows import common_prefix
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
-from draftsmith.types import ALIGNED, RowStats, TreeShape
+from draftsmith.types import ALIGNED, DecodeStep, RequestBatch, RowStats, TreeShape
 
 
 class LiveTarget(Target, TargetView, Protocol):
@@ -71,12 +72,13 @@ class _FirstWhole:
 
 
 class Engine:
-    """Runs the jobs of one live translation, one after the other.
+    """Runs jobs of live translations: one after the other, or those of several side by side.
 
     Args:
         redraft: use the jobs' drafts; without, this is autoregressive re-translation.
         resync: length of drafts from the old tail behind a divergence; 0: none.
-        then: drafts where nothing is expected; it is bound here.
+        then: drafts where nothing is expected; it is bound here. For one translation alone: what it
+            remembers of a text is not carried from row to row.
     """
 
     def __init__(
@@ -97,54 +99,131 @@ class Engine:
         if redraft:
             self.drafter = first if then is None else After(first, then)
         self.drafter.bind(target)
-        self.session = Session()
 
-    def run(self, job: Job) -> Outcome:
-        """One update's decoding. After an error or an interrupt the next job starts afresh."""
-        draft = job.draft if self.redraft else ()
-        rule, sampler = biased_rule(job.bias if draft else 0.0, self.sampler)
-        policy = _FirstWhole(len(draft), self._later)
+    def run(self, job: Job, session: Session) -> Outcome:
+        """One update's decoding. After an error or an interrupt the session starts afresh."""
+        found: list[Outcome] = []
+        self._decode([job], session, lambda _, outcome: found.append(outcome))
+        return found[0]
+
+    def run_together(
+        self,
+        jobs: Sequence[Job],
+        sessions: Sequence[Session],
+        on_done: Callable[[int, Outcome], None],
+    ) -> None:
+        """Updates of several translations, all with one bias, in the same forwards.
+
+        `on_done` is told (which, outcome) as soon as one is through, while others may go on.
+
+        Raises:
+            BackendError: the target failed; all these sessions start afresh.
+        """
+        assert len({job.bias for job in jobs}) == 1, "a rule has one bias"
+        held = [session.tokens[0] if session.tokens else [] for session in sessions]
+        parts = [None if one.cache is None else one.cache.contents(0) for one in sessions]
+        for session in sessions:
+            session.clear()
+        longest = max(len(job.prompt) + job.max_new_tokens + len(job.draft) for job in jobs)
+        cache = self.target.new_cache(len(jobs), max(longest, *map(len, held)) + self._later)
+        for row, part in enumerate(parts):
+            if part is not None:
+                cache.fill(row, part)
+        together = Session(cache=cache, state=self._no_state(jobs), tokens=held)
+        self._decode(jobs, together, on_done)
+        assert together.cache is not None and together.tokens is not None
+        for row, session in enumerate(sessions):
+            session.cache = self.target.new_cache(1, longest)
+            session.cache.fill(0, together.cache.contents(row))
+            session.state, session.tokens = self._no_state([jobs[row]]), [together.tokens[row]]
+
+    def _no_state(self, jobs: Sequence[Job]) -> DraftState:
+        """Of a drafter that is told the predictions with every job."""
+        return self.drafter.start(
+            RequestBatch(
+                tokens=[job.prompt for job in jobs],
+                request_ids=tuple(range(len(jobs))),
+                max_new_tokens=1,
+            )
+        )
+
+    def _decode(
+        self, jobs: Sequence[Job], session: Session, on_done: Callable[[int, Outcome], None]
+    ) -> None:
+        drafts = [job.draft if self.redraft else () for job in jobs]
+        rule, sampler = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
+        policy = _FirstWhole(max(map(len, drafts)), self._later)
         options = DecodeOptions(
             sampler=sampler,
             rule=rule,
-            max_new_tokens=job.max_new_tokens,
+            max_new_tokens=max(job.max_new_tokens for job in jobs),
             shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,
             policy=policy if self.redraft else None,
             seed=self.seed,
             allow_lossy=rule.lossy,
         )
-        held = self.session.tokens[0] if self.session.tokens else []
-        kept = min(common_prefix(list(job.prompt), held), len(job.prompt) - 1)
-        tokens: list[int] = []
-        origins: list[int] = []
-        offered: list[int] = []
-        first, began = 0.0, time.perf_counter()
-        finish: str | None = None
-        predictions = [draft] if self.redraft else ()
+        held = session.tokens or [[] for _ in jobs]
+        rows = []
+        for job, draft, old in zip(jobs, drafts, held, strict=True):
+            kept = min(common_prefix(list(job.prompt), old), len(job.prompt) - 1)
+            rows.append(_Row(job=job, draft=draft, kept=kept))
+        began = time.perf_counter()
         for step in decode(
             self.target,
             self.drafter,
-            [job.prompt],
+            [job.prompt for job in jobs],
             options,
-            predictions=predictions,
-            session=self.session,
+            predictions=drafts if self.redraft else (),
+            session=session,
         ):
-            first = first or time.perf_counter() - began
-            tokens.extend(step.emitted[0])
-            origins.extend(step.origins[0])
-            offered.append(step.offered_depth[0])
-            finish = step.finish[0]
-        drafted = offered[0] if draft else 0
-        accepted = sum(origin == ALIGNED for origin in origins) if draft else 0
+            now = time.perf_counter() - began
+            for number, row in enumerate(rows):
+                if not row.done and row.take_in(step, number, now):
+                    on_done(number, row.outcome(self.target.end_ids))
+
+
+@dataclass(slots=True)
+class _Row:
+    """One job on its way."""
+
+    job: Job
+    draft: tuple[int, ...]
+    kept: int
+    """Tokens of the prompt that the cache had."""
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+    first: float = 0.0
+    seconds: float = 0.0
+    done: bool = False
+    whole: bool = False
+
+    def take_in(self, step: DecodeStep, number: int, now: float) -> bool:
+        """Whether it is through with this step."""
+        self.tokens += step.emitted[number]
+        self.origins += step.origins[number]
+        self.offered.append(step.offered_depth[number])
+        self.first, self.seconds = self.first or now, now
+        most = self.job.max_new_tokens
+        self.whole = step.finish[number] == "stop" and len(self.tokens) <= most
+        self.done = step.finish[number] is not None or len(self.tokens) >= most
+        del self.tokens[most:]  # others in the batch may go on for longer
+        return self.done
+
+    def outcome(self, end_ids: frozenset[int]) -> Outcome:
+        """What came of it."""
+        drafted = self.offered[0] if self.draft else 0
+        accepted = sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
+        more = sum(self.offered) - drafted
         return Outcome(
-            tokens=tuple(token for token in tokens if token not in self.target.end_ids),
-            whole=finish == "stop",
+            tokens=tuple(token for token in self.tokens if token not in end_ids),
+            whole=self.whole,
             drafted=drafted,
             accepted=accepted,
-            redrafted=sum(offered) - drafted,
-            reaccepted=len(origins) - accepted,
-            forwards=len(offered),
-            fed=len(job.prompt) - kept + sum(offered) + len(offered) - 1,
-            seconds=time.perf_counter() - began,
-            first_seconds=first,
+            redrafted=more,
+            reaccepted=len(self.origins) - accepted,
+            forwards=len(self.offered),
+            fed=len(self.job.prompt) - self.kept + drafted + more + len(self.offered) - 1,
+            seconds=self.seconds,
+            first_seconds=self.first,
         )

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from draftsmith.biased import check_bias
+from draftsmith.decode import Session
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError
 from draftsmith.live.display import DisplayOptions, Shown, make_display
@@ -118,6 +119,7 @@ class LiveTranslator:
         self.engine = Engine(
             target, redraft=self.config.redraft, resync=self.config.resync, then=then
         )
+        self.session = Session()
         self.seg = self.rev = 0
         self._said: list[tuple[str, str]] = []
         self._begin()
@@ -152,7 +154,7 @@ class LiveTranslator:
                 self._end(None)
             return update
         job = self.job(source, final=final)
-        return self.take_in(source, self.engine.run(job), final=final)
+        return self.take_in(source, self.engine.run(job, self.session), final=final)
 
     def append(self, words: str) -> Update | None:
         """The source goes on with these."""
@@ -164,7 +166,7 @@ class LiveTranslator:
 
     def reset(self) -> None:
         """Forget the segment, what was said before, and the cache."""
-        self.engine.session.clear()
+        self.session.clear()
         self._said.clear()
         self.seg = 0
         self._begin()
