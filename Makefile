@@ -12,10 +12,11 @@ ENGINES ?= .venv/engines
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
 
-.PHONY: help install dev quickstart test test-full engines test-engines lint format types check clean
+.PHONY: help install dev quickstart live-demo test test-full engines test-engines lint format types check clean
 
 help:
 	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
+	@echo "make live-demo   live translation of the small model, as a page in your browser"
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
 	@echo "make engines     an environment with vLLM and Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
@@ -32,16 +33,24 @@ $(VENV)/.stamp-train: pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) -e '.[train]'
 	@touch $@
 
+$(VENV)/.stamp-serve: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing draftsmith and its server into $(VENV) (once; some minutes)"
+	@$(INSTALL) -e '.[serve]'
+	@touch $@
+
 $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing draftsmith with the development tools into $(VENV) (once; some minutes)"
 	@$(INSTALL) -e '.[dev]'
-	@touch $@ $(VENV)/.stamp-train
+	@touch $@ $(VENV)/.stamp-train $(VENV)/.stamp-serve
 
 install: $(VENV)/.stamp-train
 dev: $(VENV)/.stamp-dev
 
 quickstart: $(VENV)/.stamp-train
 	@$(BIN)/draftsmith quickstart --out runs/quickstart
+
+live-demo: $(VENV)/.stamp-serve
+	@$(BIN)/draftsmith live serve --target models/mini-ende/target --dtype float32 --bias 0.2 --resync 8
 
 test: $(VENV)/.stamp-dev
 	$(PYTEST) -m "not full" $(ARGS)

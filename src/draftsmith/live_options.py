@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from draftsmith.config import parse_list
 from draftsmith.flags import Leading
 from draftsmith.option_groups import (
+    Many,
     ModelOptions,
     OptionGroup,
     VerbOptions,
@@ -180,3 +181,40 @@ class LiveScoreOptions(VerbOptions):
     """Language of the translations: chooses BLEU's words."""
     out: Path | None = None
     """Write a SimulEval-style log of stable delays to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServeOptions(VerbOptions):
+    """Serve live translation: a WebSocket for programs, a page for people."""
+
+    model: ModelOptions
+    host: str = "127.0.0.1"
+    """Address to listen at; the default is this machine alone."""
+    port: int = 8765
+    """0 takes a free one."""
+    bias: float = 0.2
+    """How far verification leans towards the last output, unless a session says otherwise."""
+    mask_k: int = 0
+    """Hidden tokens, unless a session says otherwise."""
+    sessions: int = 32
+    """Sessions at a time."""
+    keep_seconds: float = 60.0
+    """How long a session waits for its client to come back."""
+    token: str | None = None
+    """Clients have to give it as ?token=..."""
+    allow_origin: Many = ()
+    """A web site whose pages may connect, beside the server's own."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        at_least(0, "--mask-k", self.mask_k)
+        at_least(1, "--sessions", self.sessions)
+        require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
+        good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
+        require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
+        sentence = "--then cannot be served: what a drafter remembers is one translation's"
+        require(self.redraft.then is None, sentence)
+        require(not self.json, "--json: a server prints no object; its figures are at /metrics")

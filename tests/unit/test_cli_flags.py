@@ -74,6 +74,12 @@ EXPECTED = {
         --json --language --limit --mask --mask-k --max-ratio --out --resync --revision
         --revision-bias --stream --target --template --then --trim-full-stop --trust-remote-code
     """,
+    "live serve": """
+        --allow-origin --attn-implementation --bias --context --debug --device --dtype --final-bias
+        --host --json --keep-seconds --language --mask-k --max-ratio --port --resync --revision
+        --revision-bias --sessions --target --template --then --token --trim-full-stop
+        --trust-remote-code
+    """,
     "live score": """
         --debug --json --language --out --records
     """,

@@ -112,11 +112,16 @@ class LiveTranslator:
         config: LiveConfig | None = None,
         *,
         then: Drafter | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        """`then`: drafts behind the divergence, where the old tail has nothing to say."""
+        """
+        Args:
+            then: drafts behind the divergence, where the old tail has nothing to say.
+            engine: of other translations on this target, made for the same options; None: an own.
+        """
         self.target, self.template = target, template
         self.config = config or LiveConfig()
-        self.engine = Engine(
+        self.engine = engine or Engine(
             target, redraft=self.config.redraft, resync=self.config.resync, then=then
         )
         self.session = Session()
@@ -130,6 +135,7 @@ class LiveTranslator:
         self.source = ""
         self.last: Update | None = None
         self._draft: tuple[int, ...] = ()
+        self._kept: tuple[int, ...] = ()
         self._display = make_display(self.config.display, self.target.tokenizer)
         self._shown = Shown(text="", stable=0, full="", erased=0)
 
@@ -145,16 +151,14 @@ class LiveTranslator:
             InputError: text that cannot be read, or a source that leaves no room in the context.
             BackendError: the target failed; the translation goes on from what it had.
         """
-        check_text(source)
-        if not source.strip():
-            source = self.source  # silence: what was said stays
-        if not source or (self.last is not None and source == self.source and not final):
+        wanted = self.wanted(source)
+        if wanted is None or (self.is_known(wanted) and not final):
             update = self.last
             if final:
-                self._end(None)
+                self.close()
             return update
-        job = self.job(source, final=final)
-        return self.take_in(source, self.engine.run(job, self.session), final=final)
+        job = self.job(wanted, final=final)
+        return self.take_in(wanted, self.engine.run(job, self.session), final=final)
 
     def append(self, words: str) -> Update | None:
         """The source goes on with these."""
@@ -177,7 +181,38 @@ class LiveTranslator:
         said = [{"source": source, "text": answer} for source, answer in self._said]
         return {"seg": self.seg, "rev": self.rev, "source": self.source, "text": text, "said": said}
 
+    def configure(self, config: LiveConfig) -> Update | None:
+        """Go on with other options. What is shown now, by the new display; None: nothing yet.
+
+        What an engine is made for stays: `redraft` and `resync`.
+        """
+        self.config = config
+        self._display = make_display(config.display, self.target.tokenizer)
+        if self.last is None:
+            return None
+        self._shown = self._display.show(self._kept, final=False)
+        self.last = replace(
+            self.last,
+            text=self._shown.text,
+            stable=self._shown.stable,
+            record=replace(self.last.record, shown=self._shown.text),
+        )
+        return self.last
+
     # ------------------------------------------------------------------ both halves of an update
+
+    def wanted(self, source: str) -> str | None:
+        """What a hypothesis asks to be translated: in silence what was said before; None: nothing.
+
+        Raises:
+            InputError: text that cannot be read.
+        """
+        check_text(source)
+        return (source if source.strip() else self.source) or None
+
+    def is_known(self, source: str) -> bool:
+        """Whether it is what was translated last."""
+        return self.last is not None and source == self.source
 
     def job(self, source: str, *, final: bool) -> Job:
         """What the target is to be asked.
@@ -239,7 +274,7 @@ class LiveTranslator:
         )
         self.source, self.last, self.rev = source, update, self.rev + 1
         if not degenerate:
-            self._draft = self._drafted(outcome.tokens)
+            self._kept, self._draft = outcome.tokens, self._drafted(outcome.tokens)
         if final:
             self._end(update)
         return update

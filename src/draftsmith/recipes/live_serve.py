@@ -1,0 +1,91 @@
+"""`draftsmith live serve`: live translation for programs and people."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+from typing import Any
+
+from draftsmith.errors import BackendError, InputError
+from draftsmith.live.templates import Template
+from draftsmith.live_options import LiveServeOptions
+from draftsmith.recipes._drafting import open_target
+from draftsmith.recipes._live import make_template
+
+
+def run(options: LiveServeOptions) -> dict[str, Any]:
+    """Serve until interrupted.
+
+    Raises:
+        InputError: the packages for serving are not installed.
+        BackendError: the address is taken.
+    """
+    try:
+        import uvicorn
+
+        from draftsmith.serve.app import Door, create_app, origins
+        from draftsmith.serve.gauges import Gauges
+        from draftsmith.serve.hall import Hall, HallOptions
+        from draftsmith.serve.messages import MOST_BYTES, Settings
+    except ImportError as error:
+        raise InputError(
+            f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
+        ) from None
+    listener = _listen(options.host, options.port)
+    with listener:
+        target = open_target(options.model)
+
+        def template(language: str) -> Template:
+            return make_template(dataclasses.replace(options.prompt, language=language), target)
+
+        gauges = Gauges()
+        settings = Settings(
+            target=options.prompt.language,
+            bias=options.bias,
+            final_bias=options.redraft.final_bias,
+            revision_bias=options.redraft.revision_bias,
+            mask_k=options.mask_k,
+            mask="display",
+            no_shrink=True,
+            whole_words=False,
+            context=options.prompt.context,
+        )
+        hall = Hall(
+            target,
+            template,
+            HallOptions(
+                settings=settings,
+                resync=options.redraft.resync,
+                max_ratio=options.redraft.max_ratio,
+                trim_full_stop=options.redraft.trim_full_stop,
+                sessions=options.sessions,
+                keep_seconds=options.keep_seconds,
+            ),
+            gauges.count,
+        )
+        door = Door(origins=origins(options.allow_origin), token=options.token)
+        app = create_app(hall, gauges, target.name, door)
+        host, port = listener.getsockname()[:2]
+        query = f"?token={options.token}" if options.token else ""
+        print(f"live translation at http://{host}:{port}/{query}", flush=True)
+        print("stop with Ctrl-C", file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            ws="websockets-sansio",
+            ws_max_size=16 * MOST_BYTES,
+            timeout_graceful_shutdown=5,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    return {}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Taken before the model is loaded: who cannot have the port need not wait for it."""
+    try:
+        return socket.create_server((host, port), reuse_port=False)
+    except (OSError, OverflowError) as error:
+        raise BackendError(
+            f"cannot listen at {host}:{port} ({error}): choose another --port or --host"
+        ) from None

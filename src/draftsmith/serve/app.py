@@ -1,0 +1,285 @@
+"""HTTP around a hall: WebSocket, event stream, page, health and metrics.
+
+GET  /            the page           GET  /page/NAME    its parts
+WS   /ws          one session        GET  /events       a session, read only (SSE)
+GET  /healthz     is it alive        GET  /metrics      for Prometheus
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from sse_starlette.sse import EventSourceResponse
+
+from draftsmith.serve.gauges import Gauges
+from draftsmith.serve.hall import Hall
+from draftsmith.serve.messages import (
+    MOST_BYTES,
+    VERSION,
+    Config,
+    Finish,
+    Measure,
+    Message,
+    Ping,
+    Refused,
+    Resume,
+    Source,
+    Start,
+    Stop,
+    parse,
+)
+from draftsmith.serve.outbox import Outbox
+from draftsmith.serve.room import Room, spelt
+
+PAGE = Path(__file__).parent / "page"
+MOST_FAULTS = 20
+"""Refused frames in a row after which a connection is closed."""
+SWEEP_SECONDS = 5.0
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Who may come in."""
+
+    origins: tuple[str, ...] = ()
+    """Of other sites' pages; the server's own may always."""
+    token: str | None = None
+    """Has to be given as ?token=...; None: nobody is asked."""
+    idle_seconds: float = 600.0
+    """A connection that says nothing for so long is closed."""
+
+    def check(self, origin: str | None, host: str | None, token: str | None) -> None:
+        """Raises Refused for a stranger."""
+        if origin is not None and origin not in self.origins and urlsplit(origin).netloc != host:
+            raise Refused("origin", f"pages of {origin} may not connect", fatal=True)
+        if self.token is not None and not secrets.compare_digest(self.token, token or ""):
+            raise Refused("token", "this server wants its token: ?token=...", fatal=True)
+
+
+def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
+    """The application; decoding begins and ends with it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        hall.pump.start()
+        sweeping = asyncio.create_task(_sweep(hall, gauges))
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            hall.pump.stop()
+            await asyncio.to_thread(hall.pump.join, 30.0)
+
+    app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.get("/")
+    async def index() -> Response:
+        return _page("index.html")
+
+    @app.get("/page/{name}")
+    async def page(name: str) -> Response:
+        return _page(name)
+
+    @app.get("/healthz")
+    async def health() -> Response:
+        broken = hall.pump.broken
+        alive = broken is None and hall.pump.is_alive()
+        said = {"ok": alive, "model": model, "sessions": len(hall), "error": broken}
+        return JSONResponse(said, status_code=200 if alive else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        gauges.sessions.set(len(hall))
+        return Response(gauges.text(), media_type=gauges.media_type)
+
+    @app.get("/events")
+    async def events(request: Request, session: str = "", token: str | None = None) -> Response:
+        try:
+            door.check(request.headers.get("origin"), request.headers.get("host"), token)
+            room = hall.find(session)
+        except Refused as refused:
+            return JSONResponse(refused.message(), status_code=404)
+        return EventSourceResponse(_mirror(hall, room), headers={"Cache-Control": "no-store"})
+
+    @app.websocket("/ws")
+    async def websocket(socket: WebSocket, token: str | None = None) -> None:
+        await socket.accept()
+        try:
+            door.check(socket.headers.get("origin"), socket.headers.get("host"), token)
+        except Refused as refused:
+            gauges.errors.labels(refused.code).inc()
+            await socket.send_text(_wire(refused.message()))
+            await socket.close(1008)
+            return
+        await Connection(socket, hall, gauges, model, door.idle_seconds).serve()
+
+    return app
+
+
+async def _sweep(hall: Hall, gauges: Gauges) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        hall.sweep()
+        gauges.sessions.set(len(hall))
+
+
+async def _mirror(hall: Hall, room: Room) -> AsyncIterator[dict[str, str]]:
+    outbox = hall.join(room)
+    try:
+        yield {"data": _wire(room.full_state())}
+        while True:
+            message = await outbox.next()
+            yield {"data": _wire(message)}
+            if message["type"] == "bye":
+                return
+    finally:
+        hall.leave(room, outbox)
+
+
+def _page(name: str) -> Response:
+    path = PAGE / name
+    if path.parent != PAGE or path.suffix not in _TYPES or not path.is_file():
+        return PlainTextResponse("not found", status_code=404)
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
+
+
+def _wire(message: dict[str, Any]) -> str:
+    return json.dumps(message, ensure_ascii=False, allow_nan=False)
+
+
+class Connection:
+    """One WebSocket. It has a room from `start` or `resume` on."""
+
+    def __init__(
+        self, socket: WebSocket, hall: Hall, gauges: Gauges, model: str, idle_seconds: float
+    ) -> None:
+        self.socket, self.hall, self.gauges, self.model = socket, hall, gauges, model
+        self.idle_seconds = idle_seconds
+        self.room: Room | None = None
+        self.outbox = Outbox()
+
+    async def serve(self) -> None:
+        """Until either side ends it; the session outlives the connection for a while."""
+        sending = asyncio.create_task(self._send())
+        try:
+            await self._listen()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(sending, 1.0)  # what is still to be said
+        except (WebSocketDisconnect, RuntimeError):  # gone, in mid-sentence or not
+            pass
+        finally:
+            sending.cancel()
+            if self.room is not None:
+                self.hall.leave(self.room, self.outbox)
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await self.socket.close()
+
+    async def _send(self) -> None:
+        while True:
+            message = await self.outbox.next()
+            await self.socket.send_text(_wire(message))
+            if message["type"] == "bye" or message.get("fatal"):
+                return
+
+    async def _listen(self) -> None:
+        faults = 0
+        while True:
+            try:
+                frame = await asyncio.wait_for(self.socket.receive(), self.idle_seconds)
+            except TimeoutError:
+                self._tell(Refused("idle", "nothing was said for too long", fatal=True))
+                return
+            if frame["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(frame.get("code") or 1000)
+            try:
+                if frame.get("text") is None:
+                    raise Refused("binary", "frames are text: one JSON object each")
+                if self._answer(parse(frame["text"])):
+                    return
+                faults = 0
+            except Refused as refused:
+                faults += 1
+                many = f"{faults} frames in a row failed"
+                last = faults >= MOST_FAULTS
+                said = Refused("faults", many, fatal=True) if last else refused
+                self._tell(said)
+                if said.fatal:
+                    return
+
+    def _tell(self, refused: Refused) -> None:
+        self.gauges.errors.labels(refused.code).inc()
+        self.outbox.put(refused.message())
+
+    def _answer(self, message: Message) -> bool:
+        """Do what is asked; True: the conversation is over."""
+        if isinstance(message, Start | Resume):
+            self._enter(message)
+            return False
+        if isinstance(message, Ping):
+            self.outbox.put({"type": "pong"})
+            return False
+        room = self.room
+        if room is None:
+            raise Refused("no_session", "say start (or resume) first")
+        if isinstance(message, Source):
+            room.hear(message)
+            self.gauges.heard.inc()
+        elif isinstance(message, Finish):
+            room.finish(message.seg)
+        elif isinstance(message, Config):
+            room.configure(self.hall.merged(room.wanted, message.settings))
+        elif isinstance(message, Measure):
+            self.hall.pump.measure(room)
+        elif isinstance(message, Stop):
+            self.hall.close(room)
+            return True
+        self.hall.pump.wake()
+        return False
+
+    def _enter(self, message: Start | Resume) -> None:
+        if self.room is not None:
+            raise Refused("has_session", "this connection has a session already")
+        if isinstance(message, Resume):
+            room = self.hall.find(message.session)
+        else:
+            room = self.hall.open(message.settings)
+        self.room = room
+        self.hall.join(room, self.outbox)
+        self.outbox.put(
+            {
+                "type": "ready",
+                "v": VERSION,
+                "session": room.name,
+                "model": self.model,
+                "limits": {"frame_bytes": MOST_BYTES, "sessions": self.hall.options.sessions},
+                "settings": spelt(room.wanted),
+            }
+        )
+        if isinstance(message, Resume):
+            self.outbox.put(room.full_state())
+
+
+def origins(texts: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers send them: scheme and host, nothing behind."""
+    return tuple(text.rstrip("/") for text in texts)

@@ -1,0 +1,59 @@
+"""What `/metrics` says, by prometheus_client."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from draftsmith.serve.pump import Batch
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0)
+
+
+class Gauges:
+    """Of one server, in a registry of its own."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.sessions = Gauge("live_sessions", "Open sessions", registry=registry)
+        self.heard = Counter("live_hypotheses", "Hypotheses taken in", registry=registry)
+        self.updates = Counter("live_updates", "Updates decoded", registry=registry)
+        self.finals = Counter("live_finals", "Final updates decoded", registry=registry)
+        self.failed = Counter("live_failed", "Updates that could not be decoded", registry=registry)
+        self.tokens = Counter("live_tokens", "Tokens of outputs", registry=registry)
+        self.drafted = Counter("live_drafted", "Tokens drafted", registry=registry)
+        self.accepted = Counter("live_accepted", "Drafted tokens that stayed", registry=registry)
+        self.rows = Histogram(
+            "live_batch_rows",
+            "Sessions decoded side by side",
+            buckets=(1, 2, 4, 8, 16, 32),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "live_batch_seconds", "Duration of a batch", buckets=_SECONDS, registry=registry
+        )
+        self.errors = Counter("live_errors", "Refused frames", ["code"], registry=registry)
+
+    def count(self, batch: Batch) -> None:
+        """Add what a batch did."""
+        self.rows.observe(batch.rows)
+        self.seconds.observe(batch.seconds)
+        self.failed.inc(batch.failed)
+        for record in batch.records:
+            self.updates.inc()
+            self.finals.inc(record.final)
+            self.tokens.inc(record.tokens)
+            self.drafted.inc(record.drafted)
+            self.accepted.inc(record.accepted)
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self._registry)

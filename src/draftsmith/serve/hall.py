@@ -1,0 +1,203 @@
+"""All sessions of a server, and who listens to which."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftsmith.errors import InputError
+from draftsmith.live.display import DisplayOptions
+from draftsmith.live.engine import Engine, LiveTarget
+from draftsmith.live.templates import Template
+from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.option_groups import require
+from draftsmith.serve.messages import Refused, Settings
+from draftsmith.serve.outbox import Outbox
+from draftsmith.serve.pump import Batch, Pump
+from draftsmith.serve.room import Room, Said
+
+_LONGEST_LANGUAGE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class HallOptions:
+    """What holds for all sessions."""
+
+    settings: Settings
+    """What a session has unless it says otherwise; none of them is None but the two biases."""
+    resync: int = 0
+    max_ratio: float = 2.0
+    trim_full_stop: bool = False
+    sessions: int = 32
+    keep_seconds: float = 60.0
+    """How long a session waits for its client to come back."""
+
+
+@dataclass(kw_only=True)
+class _Seat:
+    """A room and its listeners."""
+
+    room: Room
+    outboxes: set[Outbox] = field(default_factory=set)
+    left: float = field(default_factory=time.monotonic)
+    """When the last one went."""
+
+
+class Hall:
+    """Opens, finds and closes rooms. Everything here runs in the event loop's thread.
+
+    Args:
+        template: of a language.
+        on_batch: told what each batch of decoding did.
+    """
+
+    def __init__(
+        self,
+        target: LiveTarget,
+        template: Callable[[str], Template],
+        options: HallOptions,
+        on_batch: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.target, self.options, self._template = target, options, template
+        self.engine = Engine(target, resync=options.resync)
+        self._plain_engine = Engine(target, redraft=False)
+        self.pump = Pump(self.engine, self._plain, on_batch)
+        self._seats: dict[str, _Seat] = {}
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    # ------------------------------------------------------------------ rooms
+
+    def open(self, wanted: Settings) -> Room:
+        """A new session.
+
+        Raises:
+            Refused: there are too many, or these settings cannot be.
+        """
+        self.sweep()
+        if len(self._seats) >= self.options.sessions:
+            raise Refused("busy", f"{len(self._seats)} sessions are open already", fatal=True)
+        settings = self.merged(self.options.settings, wanted)
+        name = secrets.token_urlsafe(16)
+        loop = asyncio.get_running_loop()
+
+        def tell(message: Said) -> None:  # from any thread
+            loop.call_soon_threadsafe(self._deliver, name, message)
+
+        room = Room(name, settings, self._make, tell)
+        self._seats[name] = _Seat(room=room)
+        self.pump.add(room)
+        return room
+
+    def find(self, name: str) -> Room:
+        """The session of this name.
+
+        Raises:
+            Refused: there is none (any more).
+        """
+        self.sweep()
+        if name not in self._seats:
+            raise Refused("unknown_session", "there is no such session (any more)", fatal=True)
+        return self._seats[name].room
+
+    def close(self, room: Room) -> None:
+        """Everyone is told, and the session is forgotten."""
+        seat = self._seats.pop(room.name, None)
+        self.pump.remove(room)
+        if seat is not None:
+            bye = room.bye()
+            for outbox in seat.outboxes:
+                outbox.put(bye)
+
+    def sweep(self) -> None:
+        """Close the sessions that nobody came back to."""
+        now = time.monotonic()
+        for seat in list(self._seats.values()):
+            if not seat.outboxes and now - seat.left > self.options.keep_seconds:
+                self.close(seat.room)
+
+    # ------------------------------------------------------------------ listeners
+
+    def join(self, room: Room, outbox: Outbox | None = None) -> Outbox:
+        """Someone listens from now on."""
+        outbox = outbox or Outbox()
+        self._seats[room.name].outboxes.add(outbox)
+        return outbox
+
+    def leave(self, room: Room, outbox: Outbox) -> None:
+        """Someone is gone; the session waits for a while."""
+        seat = self._seats.get(room.name)
+        if seat is not None:
+            seat.outboxes.discard(outbox)
+            seat.left = time.monotonic()
+
+    def _deliver(self, name: str, message: dict[str, Any]) -> None:
+        seat = self._seats.get(name)
+        if seat is not None:
+            for outbox in seat.outboxes:
+                outbox.put(message)
+
+    # ------------------------------------------------------------------ settings
+
+    def merged(self, settings: Settings, wanted: Settings) -> Settings:
+        """`wanted`, and the others as they are.
+
+        Raises:
+            Refused: a value that cannot be, with its range.
+        """
+        given = {
+            name: value
+            for name in Settings.__dataclass_fields__
+            if (value := getattr(wanted, name)) is not None
+        }
+        new = replace(settings, **given)
+        try:
+            _check(new)
+            self._config(new)
+            self._template(str(new.target))
+        except InputError as error:
+            raise Refused("bad_settings", str(error)) from None
+        return new
+
+    def _config(self, settings: Settings) -> LiveConfig:
+        mask_k = settings.mask_k or 0
+        return LiveConfig(
+            bias=settings.bias or 0.0,
+            final_bias=settings.final_bias,
+            revision_bias=settings.revision_bias,
+            resync=self.options.resync,
+            trim_draft=mask_k if settings.mask == "draft" else 0,
+            trim_full_stop=self.options.trim_full_stop,
+            max_ratio=self.options.max_ratio,
+            context=settings.context or 0,
+            display=DisplayOptions(
+                hide=mask_k,
+                no_shrink=bool(settings.no_shrink),
+                whole_words=bool(settings.whole_words),
+            ),
+        )
+
+    def _make(self, settings: Settings, before: LiveTranslator | None) -> LiveTranslator:
+        config = self._config(settings)
+        if before is not None and before.template.language == settings.target:
+            before.configure(config)
+            return before
+        template = self._template(str(settings.target))
+        return LiveTranslator(self.target, template, config, engine=self.engine)
+
+    def _plain(self, room: Room) -> LiveTranslator:
+        config = replace(self._config(room.settings), redraft=False, resync=0)
+        template = self._template(str(room.settings.target))
+        return LiveTranslator(self.target, template, config, engine=self._plain_engine)
+
+
+def _check(settings: Settings) -> None:
+    language = (settings.target or "").strip()
+    good = 0 < len(language) <= _LONGEST_LANGUAGE and language.isprintable()
+    require(good, f"target names a language, in at most {_LONGEST_LANGUAGE} letters")
+    require(settings.mask in ("display", "draft"), f"mask is display or draft: {settings.mask!r}")

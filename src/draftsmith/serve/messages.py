@@ -1,0 +1,178 @@
+"""The protocol of `live serve`: one JSON object per text frame.
+
+    client    start  source  config  finish  resume  measure  ping  stop
+    server    ready  update  full_state  coalesced  measured  error  pong  bye
+
+A `source` is the whole hypothesis of a segment, with a revision that ascends; an `update` is the
+whole text of a segment. So whoever missed some loses nothing, and what comes twice does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.config import from_dict
+from draftsmith.errors import DraftsmithError, InputError, nearest
+
+VERSION = 1
+MOST_BYTES = 64 * 1024
+"""Of a frame."""
+
+
+class Refused(DraftsmithError):
+    """What the server says instead of an answer: a code for programs, a sentence for people."""
+
+    exit_code = InputError.exit_code
+
+    def __init__(self, code: str, sentence: str, *, fatal: bool = False, rev: int | None = None):
+        super().__init__(sentence)
+        self.code, self.fatal, self.rev = code, fatal, rev
+
+    def message(self) -> dict[str, Any]:
+        """As it goes over the wire."""
+        said = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
+        return said if self.rev is None else {**said, "rev": self.rev}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What a session may choose; None: the server's own."""
+
+    target: str | None = None
+    """The language to translate into."""
+    bias: float | None = None
+    final_bias: float | None = None
+    revision_bias: float | None = None
+    mask_k: int | None = None
+    mask: str | None = None
+    """display or draft."""
+    no_shrink: bool | None = None
+    whole_words: bool | None = None
+    context: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A session begins."""
+
+    v: int = VERSION
+    settings: Settings = Settings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a segment is held to be now."""
+
+    seg: int
+    rev: int
+    text: str
+    final: bool = False
+    stability: float | None = None
+    """As the recogniser says it; kept, not used."""
+    t: float | None = None
+    """Seconds at which it was heard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Other settings from the next update on; another language ends the segment."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """A segment is over with what it is."""
+
+    seg: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """A connection takes a session over again."""
+
+    session: str
+    last_id: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """How much faster is this than re-translation without drafts, on what was said so far?"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ping:
+    """Still there?"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """The session is over."""
+
+
+Message = Start | Source | Config | Finish | Resume | Measure | Ping | Stop
+_KINDS: dict[str, type[Any]] = {
+    "start": Start,
+    "source": Source,
+    "config": Config,
+    "finish": Finish,
+    "resume": Resume,
+    "measure": Measure,
+    "ping": Ping,
+    "stop": Stop,
+}
+_SETTINGS = frozenset(Settings.__dataclass_fields__)
+
+
+def parse(frame: str) -> Message:
+    """The message of a frame.
+
+    Raises:
+        Refused: too large, no JSON object, an unknown type or field, a value of another type.
+    """
+    size = len(frame.encode("utf-8", "surrogatepass"))
+    if size > MOST_BYTES:
+        raise Refused("too_large", f"a frame has at most {MOST_BYTES} bytes, this has {size}")
+    try:
+        values = json.loads(frame)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise Refused("not_json", f"the frame is not JSON: {error}") from None
+    if not isinstance(values, Mapping):
+        raise Refused("not_json", "a frame is one JSON object")
+    values = dict(values)
+    kind = values.pop("type", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        hint = nearest(kind, _KINDS) if isinstance(kind, str) else f": {', '.join(_KINDS)}"
+        raise Refused("unknown_type", f"unknown type {kind!r}{hint}", rev=_rev(values))
+    if kind in ("start", "config"):  # settings stand beside the type
+        own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
+        values["settings"] = own
+    try:
+        message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
+    except InputError as error:
+        raise Refused("bad_field", str(error), rev=_rev(values)) from None
+    if isinstance(message, Source):
+        if min(message.seg, message.rev) < 0:
+            raise Refused("bad_field", "seg and rev are 0 or more", rev=message.rev)
+        _check_text(message)
+    if isinstance(message, Start) and message.v != VERSION:
+        raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
+    return message
+
+
+def _check_text(message: Source) -> None:
+    try:
+        message.text.encode("utf-8")
+    except UnicodeEncodeError:
+        sentence = "the text holds half a character (a lone surrogate)"
+        raise Refused("bad_text", sentence, rev=message.rev) from None
+    if "\0" in message.text:
+        raise Refused("bad_text", "the text holds a NUL character", rev=message.rev)
+
+
+def _rev(values: Mapping[str, Any]) -> int | None:
+    rev = values.get("rev")
+    return rev if type(rev) is int else None

@@ -1,0 +1,213 @@
+"""Decoding for all sessions: what waits in different rooms goes through the target together.
+
+    room a   ──asked──┐                       ┌── update a
+    room b   ──asked──┼── one batch per bias ─┼── update b (as soon as it is through)
+    room c   (waits)  ┘                       └──
+
+One thread. What waits longest goes first. A batch that fails is tried again row by row, from
+scratch, so that one broken session does not take others with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from draftsmith.errors import BackendError
+from draftsmith.live.engine import Engine, Outcome
+from draftsmith.live.records import UpdateRecord
+from draftsmith.live.translator import LiveTranslator
+from draftsmith.serve.room import Asked, Heard, Room
+
+MOST_ROWS = 32
+"""Sessions in one batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What one batch did, for the metrics."""
+
+    rows: int
+    seconds: float
+    records: tuple[UpdateRecord, ...]
+    failed: int
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """A session's last segments without drafts, one update at a time when nothing else waits."""
+
+    room: Room
+    plain: LiveTranslator
+    steps: Iterator[UpdateRecord | None] = field(init=False)
+    seconds: float = 0.0
+    tokens: int = 0
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        heard, ours = self.room.to_measure()
+        self._ours = ours
+        self.steps = iter(self._replay(heard))
+
+    def _replay(self, heard: Iterable[Heard]) -> Iterator[UpdateRecord | None]:
+        for one in heard:
+            update = self.plain.update(one.text, final=one.final)
+            yield None if update is None else update.record
+
+    def step(self) -> bool:
+        """One update; False: there are no more, and the room has been told."""
+        for record in self.steps:
+            if record is not None:
+                self.seconds += record.seconds
+                self.tokens += record.tokens
+                self.updates += 1
+            return True
+        own = sum(one.seconds for one in self._ours)
+        tps = sum(one.tokens for one in self._ours) / own if own else None
+        plain = self.tokens / self.seconds if self.seconds else None
+        self.room.tell(
+            {
+                "type": "measured",
+                "updates": self.updates,
+                "tps": tps,
+                "tps_ar": plain,
+                "speedup": tps / plain if tps and plain else None,
+            }
+        )
+        return False
+
+
+class Pump(threading.Thread):
+    """Runs until it is stopped.
+
+    Args:
+        engine: of all rooms.
+        plain: makes a translator that drafts nothing, with the settings of a room.
+        on_batch: told what each batch did.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plain: Callable[[Room], LiveTranslator],
+        on_batch: Callable[[Batch], None] | None = None,
+    ) -> None:
+        super().__init__(name="decoding", daemon=True)
+        self.engine, self._plain, self._on_batch = engine, plain, on_batch
+        self._rooms: dict[str, Room] = {}
+        self._measuring: list[Measurement] = []
+        self._changed = threading.Condition()
+        self._stopping = False
+        self.broken: str | None = None
+        """Why it does not run any more; None: it does."""
+
+    # ------------------------------------------------------------------ from other threads
+
+    def add(self, room: Room) -> None:
+        with self._changed:
+            self._rooms[room.name] = room
+
+    def remove(self, room: Room) -> None:
+        with self._changed:
+            self._rooms.pop(room.name, None)
+            self._measuring = [one for one in self._measuring if one.room is not room]
+
+    def wake(self) -> None:
+        """Something waits."""
+        with self._changed:
+            self._changed.notify()
+
+    def measure(self, room: Room) -> None:
+        """Compare with re-translation, when there is time."""
+        with self._changed:
+            if not any(one.room is room for one in self._measuring):
+                self._measuring.append(Measurement(room=room, plain=self._plain(room)))
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Let the batch end, then return."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    # ------------------------------------------------------------------ its own thread
+
+    def run(self) -> None:
+        try:
+            while self.turn(wait=True):
+                pass
+        except Exception as error:  # the server must say that it cannot answer, not fall silent
+            self.broken = f"{type(error).__name__}: {error}"
+            raise
+
+    def turn(self, *, wait: bool = False) -> bool:
+        """Everything that waits once; False: it has been stopped."""
+        with self._changed:
+            while wait and not (self._stopping or self._waiting() or self._measuring):
+                self._changed.wait()
+            if self._stopping:
+                return False
+            rooms, measuring = self._waiting(), list(self._measuring)
+        for room_asked in _batches(rooms):
+            self._decode(room_asked)
+        if not rooms and measuring and not measuring[0].step():
+            with self._changed:
+                self._measuring = [one for one in self._measuring if one is not measuring[0]]
+        return True
+
+    def _waiting(self) -> list[Room]:
+        """Rooms with something to do, who waits longest first."""
+        since = [(room.waits_since, room) for room in self._rooms.values()]
+        some = [(when, room) for when, room in since if when is not None]
+        return [room for _, room in sorted(some, key=lambda one: one[0])][:MOST_ROWS]
+
+    def _decode(self, batch: list[tuple[Room, Asked]]) -> None:
+        began = time.perf_counter()
+        records: list[UpdateRecord] = []
+        done: set[int] = set()
+
+        def take_in(row: int, outcome: Outcome) -> None:
+            room, asked = batch[row]
+            done.add(row)
+            records.append(room.take_in(asked, outcome))
+
+        # a decoding that ends leaves its cache; until then a room has an empty one
+        sessions = [room.translator.session for room, _ in batch]
+        try:
+            self.engine.run_together([asked.job for _, asked in batch], sessions, take_in)
+        except BackendError as error:
+            for row, (room, asked) in enumerate(batch):
+                if row not in done:
+                    self._again(room, asked, error if len(batch) == 1 else None, records)
+        if self._on_batch is not None:
+            self._on_batch(
+                Batch(
+                    rows=len(batch),
+                    seconds=time.perf_counter() - began,
+                    records=tuple(records),
+                    failed=len(batch) - len(records),
+                )
+            )
+
+    def _again(
+        self, room: Room, asked: Asked, error: BackendError | None, records: list[UpdateRecord]
+    ) -> None:
+        """Alone and from scratch: the fault may have been a neighbour's, or the cache's."""
+        try:
+            outcome = self.engine.run(asked.job, room.translator.session)
+        except BackendError as again:
+            room.fail(asked, error or again)
+        else:
+            records.append(room.take_in(asked, outcome))
+
+
+def _batches(rooms: Iterable[Room]) -> Iterator[list[tuple[Room, Asked]]]:
+    """What these rooms ask, by bias."""
+    groups: dict[float, list[tuple[Room, Asked]]] = {}
+    for room in rooms:
+        asked = room.next_asked()
+        if asked is not None:
+            groups.setdefault(asked.job.bias, []).append((room, asked))
+    yield from groups.values()
