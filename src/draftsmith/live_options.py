@@ -19,6 +19,8 @@ from draftsmith.option_groups import (
     unused,
 )
 
+MINI = "Translate to {language}: {source}\n"
+"""What the shipped translation model was trained with."""
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
 
 
@@ -125,6 +127,41 @@ class LiveMakeStreamOptions(VerbOptions):
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
         require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeExamplesOptions(VerbOptions):
+    """Turn sentence pairs into examples that teach a model to translate beginnings, too."""
+
+    pairs: Annotated[Path, Leading]
+    """Lines of source TAB translation (columns before them are skipped), also .gz and .xz."""
+    language: str = "German"
+    """The language of the translations, as the prompt names it."""
+    template: str = MINI
+    """The prompt: a text with {source} and {language}."""
+    prefixes: float = 0.5
+    """Share of the examples that are beginnings of pairs, cut in proportion."""
+    source_unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    target_unit: Literal["word", "char"] = "word"
+    """The same of the translations."""
+    form: Literal["pretrain", "prompts"] = "pretrain"
+    """pretrain: prompt and completion; prompts: id, prompt and reference, for `collect --gold`."""
+    limit: int | None = None
+    """Use only the first pairs."""
+    seed: int = 0
+    """Keys the cuts."""
+    out: Path = Path("runs/examples.jsonl")
+    """A JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(
+            0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}"
+        )
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        require(self.template.count("{source}") == 1, "--template must hold {source} once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,10 @@ EXPECTED = {
         --revision-bias --sessions --target --template --then --token --trim-full-stop
         --trust-remote-code
     """,
+    "live make-examples": """
+        --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit
+        --target-unit --template
+    """,
     "live score": """
         --debug --json --language --out --records
     """,

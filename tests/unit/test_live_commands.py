@@ -173,6 +173,28 @@ def test_streams_that_cannot_be_replayed_are_named_by_line(
         assert said in run(capsys, "replay", str(path), *own, code=2), name
 
 
+def test_examples_are_pairs_and_beginnings_of_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("tatoeba\tthe cat sat here\tdie Katze sass hier\nit went\tes ging\n")
+    out = tmp_path / "examples.jsonl"
+    made = run(capsys, "make-examples", str(pairs), "--json", "--out", str(out))
+    assert (made["pairs"], made["examples"]) == (2, 4)
+    first, beginning, *_ = (json.loads(line) for line in out.read_text().splitlines())
+    assert first["prompt"] == "Translate to German: the cat sat here\n"
+    assert first["completion"] == "die Katze sass hier"
+    assert "the cat sat here".startswith(beginning["prompt"].split(": ")[1].strip())
+    assert first["completion"].startswith(beginning["completion"])
+    words = ["--json", "--form", "prompts", "--prefixes", "0", "--out", str(out)]
+    run(capsys, "make-examples", str(pairs), *words)
+    assert [sorted(json.loads(line)) for line in out.read_text().splitlines()] == [
+        ["id", "prompt", "reference"]
+    ] * 2
+    pairs.write_text("one column\n")
+    assert "line 1" in run(capsys, "make-examples", str(pairs), "--out", str(out), code=2)
+
+
 def test_subtitles() -> None:
     lines = [(0.0, 1.25, "Hallo\nWelt"), (3661.5, 3662.0, "a --> b")]
     assert subtitles(lines, kind="srt") == (

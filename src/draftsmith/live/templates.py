@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.errors import InputError
+from draftsmith.live_options import MINI
 
-MINI = "Translate to {language}: {source}\n"
-"""What the shipped translation model was trained with."""
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
 )

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.errors import InputError
+from draftsmith.live_options import MINI
 from draftsmith.recipes._text import read_text
-
-TEMPLATE = "Translate to {language}: {sentence}\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,4 +79,4 @@ def examples(
 
 def prompt(language: str, sentence: str) -> str:
     """What the model is given to translate a sentence."""
-    return TEMPLATE.format(language=language, sentence=sentence)
+    return MINI.format(language=language, source=sentence)
