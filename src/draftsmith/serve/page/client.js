@@ -6,11 +6,11 @@
 //     resumed                                       1.1
 
 import { Connection } from "./connection.js";
-import { findSegment, initialState, reduce } from "./state.js";
+import { initialState, reduce } from "./state.js";
 
 const VERSION = 1;
 const MOST_UNANSWERED = 60; // segments; the server lets 64 wait
-const RESTED = "idle"; // nobody said anything for long
+const TIRED = "idle"; // the server closes a connection on which nothing was said for long
 const HOPELESS = ["token", "origin", "faults"]; // trying again would not help
 // what was sent twice, around a lost connection or from two windows
 const OUTRUN = ["stale_rev", "conflict", "segment_closed"];
@@ -22,7 +22,9 @@ export class Client {
   #used; // the highest number of a segment, also of earlier pages
   #wanted; // settings the reader chose
   #toConfigure = {};
-  #before = {}; // settings that the server is known to accept
+  #before = {}; // settings that the server accepted
+  #resent = new Set(); // revisions of finals that it may have got before
+  #resting = false;
 
   /**
    * @param world see Connection; and now(): seconds; load() and save(object): what outlives the page
@@ -52,8 +54,8 @@ export class Client {
 
   /** The open segment is held to be this now. */
   hear(text, final) {
+    if (!text.trim() && (this.#open === null || !final)) return;
     if (this.#open === null) {
-      if (!text.trim()) return;
       this.#used = Math.max(this.#used, this.state.segments.at(-1)?.seg ?? -1) + 1;
       this.#save();
     } else if (this.#open.text === text && !final) {
@@ -61,7 +63,7 @@ export class Client {
     }
     const [seg, rev] = [this.#used, this.#open === null ? 0 : this.#open.rev + 1];
     const t = Math.round(this.world.now() * 1000) / 1000;
-    const source = { type: "source", seg, rev, text, final, t };
+    const source = { type: "source", seg, rev, text: text.trim() || this.#open.text, final, t };
     this.#open = final ? null : source;
     this.#unanswered.set(seg, source);
     if (this.#unanswered.size > MOST_UNANSWERED) {
@@ -69,11 +71,18 @@ export class Client {
     }
     this.#take({ ...source, type: "heard" });
     if (this.#ready) this.connection.send(source);
-    else this.connection.hurry();
+    else this.wake();
+  }
+
+  /** Go on after a silence. */
+  wake() {
+    if (this.#resting) this.connection.connect();
+    this.#resting = false;
   }
 
   /** Other settings from now on. */
   configure(settings) {
+    if (!Object.keys(this.#toConfigure).length) this.#before = this.state.settings;
     this.#wanted = { ...this.#wanted, ...settings };
     this.#toConfigure = { ...this.#toConfigure, ...settings };
     this.#save();
@@ -104,7 +113,10 @@ export class Client {
   #greet() {
     const { session, lastId } = this.state;
     if (session !== null) this.connection.send({ type: "resume", session, last_id: lastId });
-    else this.connection.send({ type: "start", v: VERSION, ...this.#wanted });
+    else {
+      this.connection.send({ type: "start", v: VERSION, ...this.#wanted });
+      this.#toConfigure = {};
+    }
   }
 
   #heard(message) {
@@ -122,7 +134,9 @@ export class Client {
       this.#take({ type: "configured", settings: this.#toConfigure });
       this.#sendSettings();
     }
-    for (const source of this.#unanswered.values()) this.connection.send(source);
+    const waiting = [...this.#unanswered.values()];
+    this.#resent = new Set(waiting.filter(({ final }) => final).map(({ rev }) => rev));
+    for (const source of waiting) this.connection.send(source);
   }
 
   #sendSettings() {
@@ -138,7 +152,7 @@ export class Client {
   }
 
   /** True: the reader need not know of this error. */
-  #answered({ code, rev, fatal }) {
+  #answered({ code, seg, rev }) {
     if (code === "unknown_session") {
       this.state = { ...this.state, session: null };
       this.connection.connect();
@@ -148,32 +162,36 @@ export class Client {
       this.#outrun(rev);
       return true;
     }
-    if (code === RESTED || HOPELESS.includes(code)) this.connection.close();
+    if (code === TIRED) {
+      this.#resting = true;
+      this.connection.close("resting");
+      return true;
+    }
+    if (HOPELESS.includes(code)) this.connection.close("closed");
     if (code === "bad_settings") this.#revoke();
-    if (code === "backend" || code === "source_too_long") this.#forget(rev);
+    if (this.#unanswered.get(seg)?.rev === rev) this.#unanswered.delete(seg);
     return false;
   }
 
   /** Someone else spoke in this session: say the open hypothesis again, as a new segment. */
   #outrun(rev) {
     const open = this.#open;
-    this.#forget(rev);
-    if (open === null || open.rev !== rev || findSegment(this.state, open.seg)?.rev === rev) return;
+    if (this.#resent.delete(rev) || open?.rev !== rev) return;
+    this.#unanswered.delete(open.seg);
     this.#open = null;
     this.hear(open.text, false);
   }
 
-  #forget(rev) {
-    for (const [seg, source] of this.#unanswered) {
-      if (source.rev === rev) this.#unanswered.delete(seg);
-    }
-  }
-
+  /** Back to the settings before. */
   #revoke() {
-    this.#wanted = {};
+    const chosen = Object.keys(this.#wanted);
+    this.#wanted = this.#ready
+      ? Object.fromEntries(chosen.map((name) => [name, this.#before[name]]))
+      : {};
     this.#save();
-    this.#take({ type: "configured", settings: this.#before });
-    if (!this.#ready) this.#greet();
+    if (this.#ready) this.#take({ type: "configured", settings: this.#before });
+    else if (chosen.length) this.#greet();
+    else this.connection.close("closed");
   }
 
   // ------------------------------------------------------------------ what is remembered

@@ -13,13 +13,15 @@ export function delay(tries, random) {
 export class Connection {
   #socket = null;
   #cancel = () => {};
+  #waiting = false;
   #tries = 0;
   #silent = 0;
 
   /**
    * @param world open(): a new WebSocket; after(milliseconds, function): gives what cancels it;
    *   random(): between 0 and 1
-   * @param handlers opened(), heard(message), status("connecting", "open", "away" or "closed")
+   * @param handlers opened(), heard(message), status(name): "connecting", "open",
+   *   "away", or what `close` was given
    */
   constructor(world, handlers) {
     Object.assign(this, { world, handlers });
@@ -58,24 +60,26 @@ export class Connection {
 
   /** The next try is now, if one is waited for. */
   hurry() {
-    if (this.#socket === null) this.connect();
+    if (this.#waiting) this.connect();
   }
 
-  /** Not again before `connect` or `hurry`. */
-  close() {
+  /** For good, or until `connect`. */
+  close(status) {
     this.#leave();
-    this.handlers.status("closed");
+    this.handlers.status(status);
   }
 
   #lost() {
     this.#leave();
     this.#cancel = this.world.after(delay(this.#tries, this.world.random()), () => this.connect());
     this.#tries += 1;
+    this.#waiting = true;
     this.handlers.status("away");
   }
 
   #leave() {
     this.#cancel();
+    this.#waiting = false;
     this.#silent = 0;
     const socket = this.#socket;
     this.#socket = null;

@@ -34,7 +34,7 @@ export function findSegment(state, seg) {
 
 const REDUCERS = {
   ready(state, { session, model, settings }) {
-    return { ...enter(state, session), model, settings, notice: null };
+    return { ...enter(state, session), model, settings, measuring: false, notice: null };
   },
 
   full_state(state, message, now) {
