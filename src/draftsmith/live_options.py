@@ -156,9 +156,7 @@ class LiveMakeExamplesOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        require(
-            0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}"
-        )
+        require(0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}")
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
         require(self.template.count("{source}") == 1, "--template must hold {source} once")
@@ -216,6 +214,12 @@ class LiveScoreOptions(VerbOptions):
     """What `live translate --out` or `live replay` wrote."""
     language: str = "German"
     """Language of the translations: chooses BLEU's words."""
+    stream: Path | None = None
+    """The stream that these come from: where it has times, latencies are in seconds, too."""
+    comet: bool = False
+    """Score with wmt22-comet-da, too: its package and checkpoint must be on the machine."""
+    texts: Path | None = None
+    """Write source.txt, translation.txt and reference.txt to this folder, for other tools."""
     out: Path | None = None
     """Write a SimulEval-style log of stable delays to this file."""
 

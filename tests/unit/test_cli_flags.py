@@ -85,7 +85,7 @@ EXPECTED = {
         --target-unit --template
     """,
     "live score": """
-        --debug --json --language --out --records
+        --comet --debug --json --language --out --records --stream --texts
     """,
 }
 

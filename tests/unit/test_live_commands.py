@@ -83,6 +83,10 @@ def test_a_replay_compares_settings_and_keeps_everything(
     for name in ("flicker_quality.png", "speedup_bias.svg", "run.json"):
         assert (tmp_path / name).stat().st_size > 0
     own_folder = tmp_path / "ssbd-bias0.5-display2"
+    texts = ["--texts", str(tmp_path / "texts"), "--stream", str(stream), "--json"]
+    found = run(capsys, "score", str(own_folder / "records.jsonl"), *texts)
+    assert found["quality"]["chrf"]["value"] == full["chrf"]
+    assert len((tmp_path / "texts" / "translation.txt").read_text().splitlines()) == 6
     records = list(read_lines(own_folder / "records.jsonl", UpdateRecord))
     assert len(records) == 24 and all(one.full.startswith(one.shown) for one in records)
     log = [json.loads(line) for line in (own_folder / "instances.log").read_text().splitlines()]
@@ -126,6 +130,7 @@ def test_translate_follows_stdin_and_score_reads_what_it_kept(
     assert found["steadiness"]["updates"] == 6 and found["quality"] is None
     assert found["steadiness"]["accepted_of_drafted"] == said["accepted_of_drafted"]
     assert len((tmp_path / "instances.log").read_text().splitlines()) == 2
+    assert "need references" in run(capsys, "score", str(kept), "--comet", code=2)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from draftsmith.errors import InputError
-from draftsmith.live.latency import Latency, latency, simuleval_lines
+from draftsmith.live.latency import Latency, latency, moments, simuleval_lines
 from draftsmith.live.metrics import Report, flores_pieces, report
-from draftsmith.live.quality import Quality, quality, translations
-from draftsmith.live.records import UpdateRecord, read_lines
+from draftsmith.live.quality import Quality, Score, comet, quality, translations, write_texts
+from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 from draftsmith.live_options import LiveScoreOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._live import units_of
@@ -27,6 +27,8 @@ class ScoreResult:
     latency: Latency
     quality: Quality | None
     """None: nothing to compare with."""
+    comet: Score | None
+    """None: not asked for."""
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,15 +40,24 @@ def run(options: LiveScoreOptions) -> ScoreResult:
     if not records:
         raise InputError(f"{options.records} holds no records")
     units = units_of(options.language)
+    clock = None
+    if options.stream is not None:
+        clock = moments(records, read_lines(options.stream, Hypothesis))
     scored = translations(records)
+    if not scored and (options.comet or options.texts):
+        raise InputError("--comet and --texts need references: no segment has one")
     result = ScoreResult(
         steadiness=report(records, flores_pieces()),
-        latency=latency(records, target=units),
+        latency=latency(records, target=units, clock=clock),
         quality=quality(records, target_language=options.language) if scored else None,
+        comet=comet(scored) if options.comet else None,
     )
     _show(result)
+    if options.texts is not None:
+        options.texts.mkdir(parents=True, exist_ok=True)
+        write_texts(scored, options.texts)
     if options.out is not None:
-        lines = simuleval_lines(records, target=units)
+        lines = simuleval_lines(records, target=units, clock=clock)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(options.out, text)
