@@ -1,0 +1,164 @@
+"""Fill the block of measurements in README.md from what was measured.
+
+    draftsmith quickstart --out runs/quickstart      # on an idle machine
+    python benchmarks/readme.py
+
+Reads runs/quickstart/summary.json and benchmarks/results/*.json; what is not there is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from draftsmith.provenance import write_text_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SIDES = (("alpha", "{:.1%}"), ("tokens_per_step", "{:.2f}"), ("speedup", "{:.2f}"))
+BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
+CORE = {
+    "110 M bfloat16: plain decoding, speed over transformers generate": "plain decoding over "
+    "transformers' `generate`, 110 M",
+    "mini-code: plain decoding, speed over transformers generate": "the same, mini-code",
+    "drafts of 8 that are always right: speed-up": "drafts of 8 that are always right, speed-up",
+    "the same, of the ideal": "the same, of the ideal",
+}
+
+
+def number(value: float | None, form: str = "{:.2f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def interval(value: float | None, pair: Any) -> str:
+    """A value with its interval, if there is one."""
+    if value is None:
+        return ""
+    low, high = (pair["low"], pair["high"]) if isinstance(pair, dict) else pair or (None, None)
+    return number(value) + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'---:|' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def quickstart() -> Iterator[str]:
+    path = ROOT / "runs" / "quickstart" / "summary.json"
+    if not path.exists():
+        return
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    found = [one for one in summary["drafters"] if one["name"] != "transformers"]
+    yield (
+        f"`make quickstart`: {found[0]['prompts']} held-out pieces of Python code on "
+        "`models/mini-code` (8.4 M target, 0.7 M draft), batch 1, medians and 95 % intervals."
+    )
+    yield ""
+    rows = []
+    for one in found:
+        plain = one["name"] == "none"
+        same = {None: "", True: "yes", False: "no"}[one["identical_to_autoregressive"]]
+        rows.append(
+            [
+                "plain decoding" if plain else one["name"].partition(":")[0],
+                f"{one['temperature']:g}",
+                number(one["tokens_per_step"]),
+                number(one["acceptance_rate"], "{:.0%}"),
+                "1" if plain else interval(one["speedup"], one["speedup_ci95"]),
+                "" if plain else number(one["predicted_speedup"]),
+                number(one["speedup_vs_transformers"]),
+                "" if plain else same,
+            ]
+        )
+    head = ["drafter", "T", "tokens/step", "accepted", "speed-up", "predicted"]
+    yield from table([*head, "over transformers' `generate`", "same tokens"], rows)
+    distilled = summary.get("distillation")
+    if distilled:
+        yield f"{distilled['sentence']}"
+        yield ""
+        rows = [
+            [
+                f"{one['temperature']:g}",
+                *(
+                    f"{number(one['before'][key], form)} -> {number(one['after'][key], form)}"
+                    for key, form in SIDES
+                ),
+            ]
+            for one in distilled["temperatures"]
+        ]
+        yield from table(["T", "acceptance", "tokens/step", "speed-up"], rows)
+
+
+def core() -> Iterator[str]:
+    path = RESULTS / "core.json"
+    if not path.exists():
+        return
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"].values()
+    figures = [figure for part in parts for figure in part["figures"]]
+    yield (
+        "The core, on a 110 M bfloat16 model with random weights and a vocabulary of 32,000 "
+        "([all figures](benchmarks/results/core.md)):"
+    )
+    yield ""
+    rows = [
+        [
+            name,
+            interval(figure["value"], (figure["low"], figure["high"])),
+            number(figure["bar"], "{:g}"),
+        ]
+        for what, name in CORE.items()
+        for figure in figures
+        if figure["what"] == what
+    ]
+    every: list[tuple[str, str, Callable[[list[float]], float], str]] = [
+        ("engine efficiency", "engine efficiency, the least of all drafters", min, "0.9"),
+        ("off 1 by", "measured against predicted speed-up, farthest off", max, "at most 0.1"),
+    ]
+    for end, name, worst, bar in every:
+        values = [figure["value"] for figure in figures if figure["what"].endswith(end)]
+        if values:
+            rows.append([name, number(worst(values)), bar])
+    yield from table(["what", "measured", "must reach"], rows)
+
+
+def live() -> Iterator[str]:
+    path = RESULTS / "live_flores.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"Live translation, {found['sentences']} FLORES sentences that grow by three words, "
+        "`models/mini-ende`, over re-translation without drafts "
+        "([tables](benchmarks/results/live_flores/tables.md)):"
+    )
+    yield ""
+    whole = [row for row in found["rows"] if not row["mask_k"]]
+    rows = [
+        [
+            "re-translation" if row["bias"] is None else f"bias {row['bias']:g}",
+            number(row["speedup"]),
+            number(row["ne"]),
+            number(row["ad"], "{:.0%}"),
+            number(row["chrf"], "{:.1f}"),
+        ]
+        for row in whole
+    ]
+    yield from table(["", "speed-up", "erased per final piece", "drafts kept", "chrF"], rows)
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = ["Two cores of a server CPU.", "", *quickstart(), *core(), *live()]
+    write_text_atomic(path, before + BEGIN + "\n".join(lines).rstrip("\n") + "\n" + END + after)
+
+
+if __name__ == "__main__":
+    main()

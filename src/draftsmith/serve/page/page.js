@@ -1,0 +1,200 @@
+// Puts the page together.
+
+import { address, after, byId, copy, download, query, world } from "./browser.js";
+import { Client } from "./client.js";
+import { Composer } from "./composer.js";
+import { Dials } from "./dials.js";
+import { FORMATS, toText } from "./exports.js";
+import { renderGauges } from "./gauges.js";
+import { codeOf } from "./languages.js";
+import { startOverlay } from "./overlay.js";
+import { Player, replaySteps } from "./replay.js";
+import { Rows } from "./rows.js";
+import { canListen, Listener } from "./speech.js";
+
+const BEAT_MS = 20_000;
+const NOTICE_MS = 8000;
+const STATUS = {
+  connecting: ["connecting", ""],
+  open: ["live", ""],
+  away: ["away", "The connection is lost. The text stays; trying again …"],
+  resting: ["resting", "Nothing was said for long. It goes on when you do."],
+  closed: ["closed", ""],
+};
+
+function startPage() {
+  let status = "connecting";
+  let painted = true;
+  let forget = () => {};
+
+  const rows = new Rows({
+    list: byId("rows"),
+    scroll: byId("scroll"),
+    newest: byId("newest"),
+    older: byId("older"),
+    announcer: byId("announcer"),
+  });
+  const client = new Client(world, {
+    changed: paintSoon,
+    status(name) {
+      status = name;
+      paintSoon();
+    },
+  });
+  const dials = new Dials((settings) => client.configure(settings));
+
+  // many messages, one picture
+  function paintSoon() {
+    if (painted) requestAnimationFrame(paint);
+    painted = false;
+  }
+
+  function paint() {
+    painted = true;
+    const { state } = client;
+    rows.render(state.segments, codeOf(state.settings.target));
+    byId("empty").hidden = state.segments.length > 0;
+    byId("model").textContent = state.model;
+    dials.render(state.settings);
+    renderGauges(state);
+    const [word, sentence] = STATUS[status];
+    byId("status").textContent = word;
+    byId("dot").className = `dot ${status}`;
+    const said = state.notice?.message ?? "";
+    byId("banner").textContent = [sentence, said].filter(Boolean).join(" ");
+    byId("banner").hidden = !(sentence || said);
+  }
+
+  function tell(message) {
+    byId("banner").textContent = message;
+    byId("banner").hidden = false;
+    forget();
+    forget = after(NOTICE_MS, paintSoon);
+  }
+
+  startInput(client, tell);
+  startHistory(client, tell);
+  byId("measure").addEventListener("click", () => client.measure());
+
+  const wide = matchMedia("(min-width: 60rem)");
+  const unfold = () => (byId("side").open = wide.matches);
+  wide.addEventListener("change", unfold);
+  unfold();
+
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) client.wake();
+  });
+  addEventListener("online", () => client.connection.hurry());
+  // a page that nobody looks at may be closed by the server when it is silent
+  setInterval(() => document.hidden || client.connection.beat(), BEAT_MS);
+  client.connection.connect();
+}
+
+function startInput(client, tell) {
+  const hear = (text, final) => client.hear(text, final);
+  const box = byId("typed");
+  const composer = new Composer({ hear, after, keep: (text) => (box.value = text) });
+  box.addEventListener("input", (event) => event.isComposing || composer.typed(box.value));
+  box.addEventListener("compositionend", () => composer.typed(box.value));
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    composer.entered(box.value);
+  });
+
+  const play = byId("play");
+  const player = new Player({
+    hear,
+    after,
+    connected: () => client.ready,
+    ended: () => (play.textContent = "Play"),
+  });
+  play.addEventListener("click", () => {
+    if (player.playing) {
+      player.stop();
+      return;
+    }
+    const steps = replaySteps(byId("transcript").value, Number(byId("lag").value));
+    if (!steps.length) {
+      tell("Paste a transcript first, or load the sample.");
+      return;
+    }
+    play.textContent = "Stop";
+    player.play(steps, () => Number(byId("speed").value));
+  });
+  for (const id of ["lag", "speed"]) {
+    const label = () => (byId(`${id}-value`).textContent = byId(id).value);
+    byId(id).addEventListener("input", label);
+    label();
+  }
+
+  async function loadSample() {
+    const answer = await fetch(address("page/sample.txt"));
+    byId("transcript").value = answer.ok ? await answer.text() : "";
+  }
+  byId("sample").addEventListener("click", loadSample);
+  byId("try").addEventListener("click", async () => {
+    document.querySelector("[name=mode][value=replay]").click();
+    await loadSample();
+    play.click();
+  });
+
+  const listen = byId("listen");
+  const listener = new Listener({
+    hear,
+    ended(why) {
+      listen.textContent = "Start listening";
+      if (why) tell(why);
+    },
+  });
+  byId("speak-tab").hidden = !canListen;
+  byId("spoken").value = navigator.language;
+  listen.addEventListener("click", () => {
+    if (listener.listening) {
+      listener.stop();
+      return;
+    }
+    listen.textContent = "Stop listening";
+    listener.start(byId("spoken").value.trim());
+  });
+
+  for (const choice of document.querySelectorAll("[name=mode]")) {
+    choice.addEventListener("change", () => {
+      if (player.playing) player.stop();
+      if (listener.listening) listener.stop();
+      for (const name of ["type", "replay", "speak"]) {
+        byId(`panel-${name}`).hidden = name !== choice.value;
+      }
+    });
+  }
+  byId("restart").addEventListener("click", () => {
+    if (!confirm("Begin a new session? What was said leaves the page.")) return;
+    if (player.playing) player.stop();
+    if (listener.listening) listener.stop();
+    client.restart();
+  });
+}
+
+function startHistory(client, tell) {
+  byId("copy").addEventListener("click", async () => {
+    await copy(toText(client.state.segments));
+    tell("The translation is in the clipboard.");
+  });
+  for (const button of document.querySelectorAll("[data-format]")) {
+    const { format } = button.dataset;
+    button.addEventListener("click", () => {
+      const { type, make } = FORMATS[format];
+      download(`translation.${format}`, type, make(client.state.segments));
+    });
+  }
+  byId("overlay-link").addEventListener("click", async () => {
+    const { session } = client.state;
+    await copy(String(address("", { view: "overlay", lines: 2, bg: "transparent", session })));
+    tell("The link is in the clipboard. Who has it can also speak in this session.");
+  });
+}
+
+const view = query.get("view") === "overlay" ? "overlay" : "page";
+document.documentElement.dataset.view = view;
+if (view === "overlay") startOverlay();
+else startPage();

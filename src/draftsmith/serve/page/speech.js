@@ -1,0 +1,55 @@
+// The browser's own recogniser, where it has one.
+
+const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
+
+export const canListen = Recognition !== undefined;
+
+const REFUSED = ["not-allowed", "service-not-allowed", "audio-capture", "language-not-supported"];
+
+/** Listens until it is told not to. `hear` takes (text, final); `ended` takes why, if not asked. */
+export class Listener {
+  #recogniser = null;
+
+  constructor({ hear, ended }) {
+    Object.assign(this, { hear, ended });
+  }
+
+  get listening() {
+    return this.#recogniser !== null;
+  }
+
+  start(language) {
+    const recogniser = new Recognition();
+    recogniser.lang = language;
+    recogniser.continuous = true;
+    recogniser.interimResults = true;
+    recogniser.onresult = ({ resultIndex, results }) => this.#take([...results].slice(resultIndex));
+    recogniser.onerror = ({ error }) => {
+      if (REFUSED.includes(error)) this.#stop(`The browser does not listen: ${error}.`);
+    };
+    // browsers stop after a silence; the reader did not ask for that
+    recogniser.onend = () => this.#recogniser?.start();
+    this.#recogniser = recogniser;
+    recogniser.start();
+  }
+
+  stop() {
+    this.#stop(null);
+  }
+
+  #take(results) {
+    const open = [];
+    for (const result of results) {
+      if (result.isFinal) this.hear(result[0].transcript.trim(), true);
+      else open.push(result[0].transcript.trim());
+    }
+    if (open.length) this.hear(open.join(" "), false);
+  }
+
+  #stop(why) {
+    const recogniser = this.#recogniser;
+    this.#recogniser = null;
+    recogniser?.stop();
+    this.ended(why);
+  }
+}
