@@ -67,8 +67,8 @@ def biased_rule(bias: float, sampler: Sampler) -> tuple[Rule, Sampler]:
 
 
 @dataclass(frozen=True, slots=True)
-class BiasedGreedy(Descent):
-    """Keep what is nearly as probable as the best; go on with the best."""
+class _Biased(Descent):
+    """What both have in common."""
 
     bias: float
     name: ClassVar[str] = "biased"
@@ -78,6 +78,11 @@ class BiasedGreedy(Descent):
 
     def __post_init__(self) -> None:
         check_bias(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedGreedy(_Biased):
+    """Keep what is nearly as probable as the best; go on with the best."""
 
     @property
     def tolerance(self) -> float:
@@ -103,17 +108,8 @@ class BiasedGreedy(Descent):
 
 
 @dataclass(frozen=True, slots=True)
-class BiasedDraw(Descent):
+class BiasedDraw(_Biased):
     """Copy the draft now and then; else draw from P, and go on while a child holds the token."""
-
-    bias: float
-    name: ClassVar[str] = "biased"
-    lossy: ClassVar[bool] = True
-    needs_q: ClassVar[bool] = False
-    proposals: ClassVar[frozenset[Proposal]] = ALL
-
-    def __post_init__(self) -> None:
-        check_bias(self.bias)
 
     def step(self, tree: DraftTree, node: Node, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
         drawn = node.law.draw(noise, node.rows, node.depth, Purpose.TARGET).cpu().numpy()

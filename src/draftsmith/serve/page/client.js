@@ -52,7 +52,7 @@ export class Client {
     return this.#ready;
   }
 
-  /** The open segment is held to be this now. */
+  /** The open segment is held to be this now. Final without a text: it is over as it is. */
   hear(text, final) {
     if (!text.trim() && (this.#open === null || !final)) return;
     if (this.#open === null) {

@@ -11,7 +11,7 @@ export class Composer {
   #cancel = () => {};
 
   /**
-   * @param hear takes (text, final)
+   * @param hear takes (text, final); no text and final: what was heard last is final
    * @param keep is told what is to stay in the box
    * @param after takes (milliseconds, function), gives what cancels it
    */
@@ -33,8 +33,7 @@ export class Composer {
   /** Enter: what is there is final. */
   entered(text) {
     this.#cancel();
-    const rest = this.#finish(text, true);
-    if (rest.trim()) this.hear(rest.trim(), true);
+    this.hear(this.#finish(text, true).trim(), true);
     this.#sent = 0;
     this.keep("");
   }

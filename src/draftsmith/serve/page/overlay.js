@@ -4,8 +4,9 @@
 
 import { address, after, byId, make, query } from "./browser.js";
 import { Caption } from "./caption.js";
-import { codeOf } from "./languages.js";
 import { delay } from "./connection.js";
+import { codeOf } from "./languages.js";
+
 import { initialState, reduce } from "./state.js";
 
 const MOST_LINES = 8;

@@ -25,6 +25,7 @@ const STATUS = {
 function startPage() {
   let status = "connecting";
   let painted = true;
+  let [told, notice] = ["", null];
   let forget = () => {};
 
   const rows = new Rows({
@@ -52,6 +53,10 @@ function startPage() {
   function paint() {
     painted = true;
     const { state } = client;
+    if (state.notice !== notice) {
+      notice = state.notice;
+      tell(notice?.message ?? "", notice?.fatal);
+    }
     rows.render(state.segments, codeOf(state.settings.target));
     byId("empty").hidden = state.segments.length > 0;
     byId("model").textContent = state.model;
@@ -60,16 +65,15 @@ function startPage() {
     const [word, sentence] = STATUS[status];
     byId("status").textContent = word;
     byId("dot").className = `dot ${status}`;
-    const said = state.notice?.message ?? "";
-    byId("banner").textContent = [sentence, said].filter(Boolean).join(" ");
-    byId("banner").hidden = !(sentence || said);
+    byId("banner").textContent = [sentence, told].filter(Boolean).join(" ");
+    byId("banner").hidden = !(sentence || told);
   }
 
-  function tell(message) {
-    byId("banner").textContent = message;
-    byId("banner").hidden = false;
+  function tell(message, lasting = false) {
+    told = message;
     forget();
-    forget = after(NOTICE_MS, paintSoon);
+    forget = message && !lasting ? after(NOTICE_MS, () => tell("")) : () => {};
+    paintSoon();
   }
 
   startInput(client, tell);
@@ -82,7 +86,9 @@ function startPage() {
   unfold();
 
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) client.wake();
+    if (document.hidden) return;
+    client.wake();
+    client.connection.hurry();
   });
   addEventListener("online", () => client.connection.hurry());
   // a page that nobody looks at may be closed by the server when it is silent
@@ -158,10 +164,16 @@ function startInput(client, tell) {
     listener.start(byId("spoken").value.trim());
   });
 
+  /** Whoever speaks stops, and the open segment is over. */
+  function quiet() {
+    composer.entered(box.value);
+    player.stop();
+    if (listener.listening) listener.stop();
+  }
+
   for (const choice of document.querySelectorAll("[name=mode]")) {
     choice.addEventListener("change", () => {
-      if (player.playing) player.stop();
-      if (listener.listening) listener.stop();
+      quiet();
       for (const name of ["type", "replay", "speak"]) {
         byId(`panel-${name}`).hidden = name !== choice.value;
       }
@@ -169,8 +181,7 @@ function startInput(client, tell) {
   }
   byId("restart").addEventListener("click", () => {
     if (!confirm("Begin a new session? What was said leaves the page.")) return;
-    if (player.playing) player.stop();
-    if (listener.listening) listener.stop();
+    quiet();
     client.restart();
   });
 }

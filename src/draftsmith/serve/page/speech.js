@@ -4,9 +4,12 @@ const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecog
 
 export const canListen = Recognition !== undefined;
 
-const REFUSED = ["not-allowed", "service-not-allowed", "audio-capture", "language-not-supported"];
+const REFUSED = ["not-allowed", "service-not-allowed", "audio-capture", "network"];
 
-/** Listens until it is told not to. `hear` takes (text, final); `ended` takes why, if not asked. */
+/**
+ * Listens until it is told not to. `hear` takes (text, final); no text and final: what was heard
+ * last is final. `ended` takes why, if nobody asked for it.
+ */
 export class Listener {
   #recogniser = null;
 
@@ -28,7 +31,7 @@ export class Listener {
       if (REFUSED.includes(error)) this.#stop(`The browser does not listen: ${error}.`);
     };
     // browsers stop after a silence; the reader did not ask for that
-    recogniser.onend = () => this.#recogniser?.start();
+    recogniser.onend = () => recogniser.start();
     this.#recogniser = recogniser;
     recogniser.start();
   }
@@ -49,7 +52,11 @@ export class Listener {
   #stop(why) {
     const recogniser = this.#recogniser;
     this.#recogniser = null;
-    recogniser?.stop();
+    if (recogniser) {
+      recogniser.onresult = recogniser.onerror = recogniser.onend = null;
+      recogniser.abort();
+      this.hear("", true);
+    }
     this.ended(why);
   }
 }

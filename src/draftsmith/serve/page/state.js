@@ -77,7 +77,6 @@ const REDUCERS = {
 
   configured: (state, { settings }) => ({ ...state, settings: { ...state.settings, ...settings } }),
   measuring: (state) => ({ ...state, measuring: true }),
-  told: (state) => ({ ...state, notice: null }),
 };
 
 /** Numbers of updates count from 1 in every session; texts of an earlier one stay. */
