@@ -154,3 +154,26 @@ def test_a_batch_without_text_or_without_answers_is_refused(
     tokenizer = _tokens.load_tokenizer(options.target)
     with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
         _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+
+
+def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
+    options: DistillOptions, tmp_path: Path
+) -> None:
+    """Also of what is held out: the choice falls on texts that can be looked at."""
+    sha256 = TrajectoryStore.open(tmp_path / "a").header.tokenizer_sha256
+    store = TrajectoryStore.create(
+        tmp_path / "long", header(tokenizer_sha256=sha256, vocab_size=VOCAB)
+    )
+    rng = np.random.default_rng(1)
+    prompts = [(*name.encode(), *[5] * 40) for name in ("one", "two", "three")]
+    store.write(0, [replace(a_text(rng, "long", 0), prompt=prompt) for prompt in prompts])
+    tokenizer = _tokens.load_tokenizer(options.target)
+    both = replace(options, store=(*options.store, tmp_path / "long"))
+    lesson, plain = (
+        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
+    )
+    assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
+    assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
+    alone = replace(options, store=(tmp_path / "long",))
+    with pytest.raises(InputError, match="none of .* begins within a block of 32"):
+        _lessons.from_store(alone, tokenizer, VOCAB, None, Signals())

@@ -2,15 +2,13 @@
 
 import { address, after, byId, copy, download, query, world } from "./browser.js";
 import { Client } from "./client.js";
-import { Composer } from "./composer.js";
 import { Dials } from "./dials.js";
 import { FORMATS, toText } from "./exports.js";
 import { renderGauges } from "./gauges.js";
+import { startInput } from "./input.js";
 import { codeOf } from "./languages.js";
 import { startOverlay } from "./overlay.js";
-import { Player, replaySteps } from "./replay.js";
 import { Rows } from "./rows.js";
-import { canListen, Listener } from "./speech.js";
 
 const BEAT_MS = 20_000;
 const NOTICE_MS = 8000;
@@ -94,96 +92,6 @@ function startPage() {
   // a page that nobody looks at may be closed by the server when it is silent
   setInterval(() => document.hidden || client.connection.beat(), BEAT_MS);
   client.connection.connect();
-}
-
-function startInput(client, tell) {
-  const hear = (text, final) => client.hear(text, final);
-  const box = byId("typed");
-  const composer = new Composer({ hear, after, keep: (text) => (box.value = text) });
-  box.addEventListener("input", (event) => event.isComposing || composer.typed(box.value));
-  box.addEventListener("compositionend", () => composer.typed(box.value));
-  box.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    composer.entered(box.value);
-  });
-
-  const play = byId("play");
-  const player = new Player({
-    hear,
-    after,
-    connected: () => client.ready,
-    ended: () => (play.textContent = "Play"),
-  });
-  play.addEventListener("click", () => {
-    if (player.playing) {
-      player.stop();
-      return;
-    }
-    const steps = replaySteps(byId("transcript").value, Number(byId("lag").value));
-    if (!steps.length) {
-      tell("Paste a transcript first, or load the sample.");
-      return;
-    }
-    play.textContent = "Stop";
-    player.play(steps, () => Number(byId("speed").value));
-  });
-  for (const id of ["lag", "speed"]) {
-    const label = () => (byId(`${id}-value`).textContent = byId(id).value);
-    byId(id).addEventListener("input", label);
-    label();
-  }
-
-  async function loadSample() {
-    const answer = await fetch(address("page/sample.txt"));
-    byId("transcript").value = answer.ok ? await answer.text() : "";
-  }
-  byId("sample").addEventListener("click", loadSample);
-  byId("try").addEventListener("click", async () => {
-    document.querySelector("[name=mode][value=replay]").click();
-    await loadSample();
-    play.click();
-  });
-
-  const listen = byId("listen");
-  const listener = new Listener({
-    hear,
-    ended(why) {
-      listen.textContent = "Start listening";
-      if (why) tell(why);
-    },
-  });
-  byId("speak-tab").hidden = !canListen;
-  byId("spoken").value = navigator.language;
-  listen.addEventListener("click", () => {
-    if (listener.listening) {
-      listener.stop();
-      return;
-    }
-    listen.textContent = "Stop listening";
-    listener.start(byId("spoken").value.trim());
-  });
-
-  /** Whoever speaks stops, and the open segment is over. */
-  function quiet() {
-    composer.entered(box.value);
-    player.stop();
-    if (listener.listening) listener.stop();
-  }
-
-  for (const choice of document.querySelectorAll("[name=mode]")) {
-    choice.addEventListener("change", () => {
-      quiet();
-      for (const name of ["type", "replay", "speak"]) {
-        byId(`panel-${name}`).hidden = name !== choice.value;
-      }
-    });
-  }
-  byId("restart").addEventListener("click", () => {
-    if (!confirm("Begin a new session? What was said leaves the page.")) return;
-    quiet();
-    client.restart();
-  });
 }
 
 function startHistory(client, tell) {
