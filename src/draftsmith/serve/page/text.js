@@ -94,7 +94,7 @@ export function changes(before, after, match) {
 }
 
 const END = /[.!?…؟۔।]+["'”’»)\]]*(?=\s|$)|[。！？｡]+["'”’»）」』]*|\n+/gu;
-const GOES_ON = /(?:^|[\s(])(?:\p{L}|\d{1,2}|Dr|Mr|Mrs|Ms|Prof|St|vs|etc|e\.g|i\.e|z\.B|d\.h|u\.a|bzw|ca|Nr|No)\.$/u;
+const GOES_ON = /(?:^|[\s(])(?:\p{Lu}|\d{1,2}|Dr|Mr|Mrs|Ms|Prof|St|vs|etc|e\.g|i\.e|z\.B|d\.h|u\.a|bzw|ca|Nr|No)\.$/u;
 
 /**
  * Sentences that are over, and what follows them.

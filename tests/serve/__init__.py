@@ -1,0 +1,1 @@
+"""The live server and its page."""
