@@ -295,10 +295,9 @@ def main() -> None:
     if not given.no_best:
         chosen = {"undistilled": [lab.models.base], **best(lab, list(rows.values()))}
         collect([lab.store(name) for some in chosen.values() for name in stores_of(some)], 2)
-        finals = {
-            kind: examine(some, lab.final_exam, lab.work, given.workers)
-            for kind, some in chosen.items()
-        }
+        every = [run for some in chosen.values() for run in some]
+        marked = iter(examine(every, lab.final_exam, lab.work, given.workers))
+        finals = {kind: [next(marked) for _ in some] for kind, some in chosen.items()}
     write(lab, list(rows.values()), answers(finals) if finals else known, given.out)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.serve.driving import Page
 from tests.serve.fake_server import FakeServer
 
 FLAGS = """
@@ -39,6 +40,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def server() -> Iterator[FakeServer]:
     with FakeServer() as one:
         yield one
+
+
+@pytest.fixture
+def page(browser: Any, server: FakeServer) -> Page:
+    return Page(browser, server)
 
 
 @pytest.fixture

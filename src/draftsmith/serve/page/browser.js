@@ -63,11 +63,12 @@ export function download(name, type, text) {
 }
 
 export async function copy(text) {
-  if (navigator.clipboard) {
+  try {
     await navigator.clipboard.writeText(text);
     return;
+  } catch {
+    // pages without https have no clipboard, others may not use it: the old way
   }
-  // pages without https have no clipboard
   const area = make("textarea", "unseen");
   area.value = text;
   document.body.append(area);

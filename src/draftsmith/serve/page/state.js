@@ -111,5 +111,6 @@ function put(state, segment) {
   const at = state.segments.findLastIndex((one) => one.seg <= segment.seg);
   const same = at >= 0 && state.segments[at].seg === segment.seg;
   const segments = state.segments.toSpliced(same ? at : at + 1, same ? 1 : 0, segment);
-  return { ...state, segments: segments.slice(-KEPT_SEGMENTS) };
+  if (segments.length > KEPT_SEGMENTS) segments.shift();
+  return { ...state, segments };
 }
