@@ -14,7 +14,7 @@ prompt, so a drafter that needs no target signals drafts in it already.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -53,6 +53,8 @@ class DecodeOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_new_tokens: int = 128
+    judged_by: Sampler | None = None
+    """Whose laws the rule looks at; None: those of `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
     """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
     `typical` changes the law (see `typical.py`) and wants `allow_lossy`."""
@@ -99,7 +101,7 @@ def decode(
     predictions: Sequence[Sequence[int]] = (),
     session: Session | None = None,
     recorder: Recorder | None = None,
-) -> Iterator[DecodeStep]:
+) -> Generator[DecodeStep, None, None]:
     """Decode a batch of prompts, one `DecodeStep` per target forward.
 
     Args:
@@ -157,7 +159,7 @@ def decode(
                 tree, verdict = settle(
                     tree,
                     out.logits_BNV,
-                    options.sampler,
+                    options.judged_by or options.sampler,
                     [row.history() for row in active],
                     make_rule(options.rule, tree.proposal),
                     noise,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from tests.live_cases import a_stream, a_target
 
 pytest.importorskip("fastapi")
@@ -471,14 +472,14 @@ def test_a_target_that_fails_again_costs_that_update_alone(served: Served, talk:
 
 
 @contextlib.contextmanager
-def failing(hall: Hall, times: int) -> Iterator[None]:
+def failing(hall: Hall, times: int, error: Exception | None = None) -> Iterator[None]:
     inner, left = hall.target.forward, times
 
     def forward(*given: Any) -> Any:
         nonlocal left
         if left:
             left -= 1
-            raise BackendError("no memory")
+            raise error or BackendError("no memory")
         return inner(*given)
 
     hall.target.forward = forward
@@ -503,20 +504,138 @@ def test_the_speed_up_is_measured_on_what_was_said(talk: Client) -> None:
     )
 
 
-def test_a_slow_reader_gets_the_newest_of_each_segment() -> None:
-    async def read() -> list[Any]:
+def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -> None:
+    async def read() -> tuple[list[Any], list[Any]]:
         outbox = Outbox()
+        outbox.state = lambda: {"type": "full_state"}
         for rev in range(1000):
             outbox.put({"type": "update", "seg": rev % 3, "rev": rev})
-            outbox.put({"type": "coalesced", "seg": 0, "revs": [rev]})
-        got = [await outbox.next() for _ in range(MOST + 3)]
-        return [outbox.dropped, *got]
+        few = [await outbox.next() for _ in range(3)]
+        for number in range(MOST + 5):
+            outbox.put({"type": "coalesced", "seg": 0, "revs": [number]})
+        return few, [await outbox.next() for _ in range(6)]
 
-    dropped, *got = asyncio.run(read())
-    assert dropped == 1000 - MOST
-    assert {one["seg"]: one["rev"] for one in got if one["type"] == "update"} == {
-        0: 999, 1: 997, 2: 998,
-    }  # fmt: skip
-    assert [one["revs"][0] for one in got if one["type"] == "coalesced"] == list(
-        range(1000 - MOST, 1000)
-    )
+    few, after = asyncio.run(read())
+    assert {one["seg"]: one["rev"] for one in few} == {0: 999, 1: 997, 2: 998}
+    assert after[0] == {"type": "full_state"}
+    assert [one["revs"] for one in after[1:]] == [[MOST + n] for n in range(5)]
+
+
+# --------------------------------------------------------------------------- found by a review
+
+
+def test_silence_takes_no_words_away_however_busy_the_server_is(
+    served: Served, talk: Client
+) -> None:
+    with held(served.hall):
+        talk.source(0, 0, "the")
+        talk.source(1, 0, "the cat sat")
+        talk.source(1, 1, "")
+        talk.source(1, 2, "", final=True)
+    while not (update := talk.hear("update"))["final"]:
+        pass
+    assert (update["seg"], update["source"]) == (1, "the cat sat")
+
+
+def test_a_final_is_answered_before_the_session_ends(served: Served, talk: Client) -> None:
+    with held(served.hall):
+        talk.source(0, 0, "the cat sat", final=True)
+        talk.say("stop")
+        talk.source(1, 0, "the dog")
+        assert talk.hear("error")["code"] == "stopping"
+    assert talk.hear("update", "bye")["final"]
+    assert talk.hear("bye")["report"]["updates"] == 1
+    until(lambda: len(served.hall) == 0)
+
+
+def test_a_final_that_failed_may_be_said_again(served: Served, talk: Client) -> None:
+    with failing(served.hall, times=2):
+        talk.source(0, 0, "the cat sat", final=True)
+        assert talk.hear("update", "error")["code"] == "backend"
+    talk.source(0, 0, "the cat sat", final=True)
+    assert talk.hear("update")["final"]
+
+
+def test_what_was_heard_may_become_final_word_for_word(talk: Client) -> None:
+    talk.source(0, 0, "the cat sat")
+    talk.source(0, 0, "the cat sat", final=True)
+    while not talk.hear("update")["final"]:
+        pass
+    talk.source(0, 0, "the cat sat", final=True)
+    talk.say("ping")
+    assert talk.hear()["type"] == "pong"
+
+
+def test_many_finals_and_many_settings_wait_together(served: Served, talk: Client) -> None:
+    with held(served.hall):
+        for seg in range(100):
+            talk.say("config", mask_k=seg % 5)
+            talk.source(seg, 0, "the cat sat", final=True)
+        talk.say("ping")
+        talk.hear("pong")
+    got = [talk.hear("update", "error") for _ in range(100)]
+    assert [one["seg"] for one in got] == list(range(100)) and all(one["final"] for one in got)
+
+
+def test_saying_everything_again_does_no_harm(talk: Client) -> None:
+    for seg in range(3):
+        talk.source(seg, 0, "the cat sat", final=True)
+        talk.hear("update")
+    for _ in range(2 * MOST_FAULTS):
+        talk.source(0, 0, "the cat sat", final=True)
+    codes = {talk.hear("error")["code"] for _ in range(2 * MOST_FAULTS)}
+    assert codes == {"segment_closed"}
+    talk.source(3, 0, "the dog", final=True)
+    assert talk.hear("update")["seg"] == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_a_target_without_memory_costs_one_update_and_no_session(
+    served: Served, talk: Client, error: Exception
+) -> None:
+    with failing(served.hall, times=2, error=error):
+        talk.source(0, 0, "the cat sat")
+        assert talk.hear("update", "error")["code"] == "backend"
+    talk.source(0, 1, "the cat sat on", final=True)
+    assert talk.hear("update")["final"]
+
+
+def test_a_measurement_that_fails_says_so_and_decoding_goes_on(
+    served: Served, talk: Client
+) -> None:
+    talk.source(0, 0, "the cat sat", final=True)
+    talk.hear("update")
+    with failing(served.hall, times=1):
+        talk.say("measure")
+        assert talk.hear("measured", "error")["code"] == "measure"
+    talk.source(1, 0, "the dog", final=True)
+    assert talk.hear("update")["final"]
+
+
+def test_who_only_looks_on_keeps_no_session_open() -> None:
+    with Served(keep_seconds=0.0) as served:
+        with Client(served) as one:
+            name = one.start()["session"]
+            url = f"http://127.0.0.1:{served.port}/events?session={name}"
+            events = urllib.request.urlopen(url, timeout=WAIT)
+        with events:
+            lines = (line.decode() for line in events if line.startswith(b"data:"))
+            assert json.loads(next(lines)[5:])["type"] == "full_state"
+            assert json.loads(next(lines)[5:])["type"] == "bye"
+
+
+def test_a_local_server_answers_to_local_names_only() -> None:
+    with Served(Door(local=True)) as served:
+        codes = {}
+        for host in ("127.0.0.1", "localhost", "[::1]", "elsewhere.example", "["):
+            url = f"http://127.0.0.1:{served.port}/events?session=nobody"
+            asked = urllib.request.Request(url, headers={"Host": f"{host}:{served.port}"})
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked, timeout=WAIT)
+            codes[host] = json.loads(refused.value.read())["code"]
+        assert codes == {
+            "127.0.0.1": "unknown_session", "localhost": "unknown_session",
+            "[::1]": "unknown_session", "elsewhere.example": "host", "[": "host",
+        }  # fmt: skip
+        with Client(served, Origin="http://[") as one:
+            assert one.hear("error")["code"] == "origin"

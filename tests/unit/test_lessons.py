@@ -175,5 +175,5 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
     assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
-    with pytest.raises(InputError, match="none of .* begins within a block of 32"):
+    with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
         _lessons.from_store(alone, tokenizer, VOCAB, None, Signals())

@@ -6,6 +6,7 @@ verification leans towards it. The decoding loop does the rest, on a cache that 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -151,10 +152,11 @@ class Engine:
         self, jobs: Sequence[Job], session: Session, on_done: Callable[[int, Outcome], None]
     ) -> None:
         drafts = [job.draft if self.redraft else () for job in jobs]
-        rule, sampler = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
+        rule, judged_by = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
         policy = _FirstWhole(max(map(len, drafts)), self._later)
         options = DecodeOptions(
-            sampler=sampler,
+            sampler=self.sampler,
+            judged_by=judged_by,
             rule=rule,
             max_new_tokens=max(job.max_new_tokens for job in jobs),
             shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,
@@ -168,18 +170,22 @@ class Engine:
             kept = min(common_prefix(list(job.prompt), old), len(job.prompt) - 1)
             rows.append(_Row(job=job, draft=draft, kept=kept))
         began = time.perf_counter()
-        for step in decode(
+        steps = decode(
             self.target,
             self.drafter,
             [job.prompt for job in jobs],
             options,
             predictions=drafts if self.redraft else (),
             session=session,
-        ):
-            now = time.perf_counter() - began
-            for number, row in enumerate(rows):
-                if not row.done and row.take_in(step, number, now):
-                    on_done(number, row.outcome(self.target.end_ids))
+        )
+        with contextlib.closing(steps):
+            for step in steps:
+                now = time.perf_counter() - began
+                for number, row in enumerate(rows):
+                    if not row.done and row.take_in(step, number, now):
+                        on_done(number, row.outcome(self.target.end_ids))
+                if all(row.done for row in rows):  # a row may be cut before the batch's limit
+                    return
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
         InputError: the file, or one of its lines (by number), cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
     for number, line in enumerate(lines, 1):

@@ -10,6 +10,7 @@ What comes from outside is text: a token of the template that is spelt out in a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
 )
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for the source while a template is laid out."""
+"""Stands around numbers of outside texts while a template is laid out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,41 +50,66 @@ class Template:
         """
         for text in (source, *(side for pair in context for side in pair)):
             check_text(text)
-        before, after = self._around(context)
-        if not self.chat:  # as one text, as in training: pieces may join at the seams
-            return self._plain(before + source + after)
-        return [*self._marked(before), *self._plain(source), *self._marked(after)]
+        if self.chat:
+            return self._chat(source, context)
+        pairs = [self._filled(said) + answer for said, answer in context]
+        text = "".join(f"{pair}\n" for pair in pairs) + self._filled(source)
+        return [*self._begins(), *self._letters(text)]  # one text, as in training
 
-    def _around(self, context: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """What stands before and behind the source."""
-        text = self.text.replace("{language}", self.language)
-        if not self.chat:
-            pairs = [text.replace("{source}", said) + answer for said, answer in context]
-            text = "".join(f"{pair}\n" for pair in pairs) + text
-        else:
-            turns = [(text.replace("{source}", said), answer) for said, answer in context]
-            messages = [
-                {"role": role, "content": content}
-                for said, answer in turns
-                for role, content in (("user", said), ("assistant", answer))
-            ]
-            last = {"role": "user", "content": text.replace("{source}", _MARK)}
-            text = self.tokenizer.apply_chat_template(
-                [*messages, last], tokenize=False, add_generation_prompt=True
-            ).replace(_MARK, "{source}")
-        before, _, after = text.rpartition("{source}")
-        return before, after
+    def _filled(self, source: str) -> str:
+        return self.text.replace("{language}", self.language).replace("{source}", source)
 
-    def _plain(self, text: str) -> list[int]:
-        """Letters only: nothing in the text is a special token."""
-        ids: list[int] = self.tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=True
+    def _begins(self) -> list[int]:
+        """What the tokenizer puts before every text, such as a beginning of sequence."""
+        first = getattr(self.tokenizer, "bos_token_id", None)
+        return [first] if first is not None and self.tokenizer.encode("")[:1] == [first] else []
+
+    def _chat(self, source: str, context: Sequence[tuple[str, str]]) -> list[int]:
+        """The model's own turns, with what comes from outside put in as letters.
+
+        rendered   <|user|> Translate 0. Hi <|end|> ...      0 .. n: marks, one per outside text
+        """
+        outside: list[str] = []
+
+        def mark(text: str) -> str:
+            outside.append(text)
+            return f"{_MARK}{len(outside) - 1}{_MARK}"
+
+        def turn(said: str) -> str:
+            text = self.text.replace("{language}", mark(self.language))
+            return text.replace("{source}", mark(said))
+
+        messages = []
+        for said, answer in context:
+            messages.append({"role": "user", "content": turn(said)})
+            messages.append({"role": "assistant", "content": mark(answer)})
+        messages.append({"role": "user", "content": turn(source)})
+        rendered: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
+        ids: list[int] = []
+        for number, piece in enumerate(rendered.split(_MARK)):
+            if number % 2:
+                ids += self._letters(outside[int(piece)])
+            elif piece:
+                ids += self.tokenizer.encode(piece, add_special_tokens=False)
         return ids
 
-    def _marked(self, text: str) -> list[int]:
-        """With the template's own special tokens."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+    def _letters(self, text: str) -> list[int]:
+        """Nothing in the text is an added token, special or not: each is cut behind its first
+        letter."""
+        added = self.tokenizer.get_added_vocab()
+        pieces = [text]
+        if any(token in text for token in added):
+            pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+            pieces, start = [], 0
+            for found in re.finditer(pattern, text):
+                pieces.append(text[start : found.start() + 1])
+                start = found.start() + 1
+            pieces.append(text[start:])
+        ids: list[int] = []
+        for piece in filter(None, pieces):
+            ids += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
         return ids
 
 

@@ -25,6 +25,8 @@ from draftsmith.live.engine import Engine, Job, LiveTarget, Outcome
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
+KEPT_SEGMENTS = 200
+"""Finished ones that are remembered."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
 
 
@@ -95,6 +97,10 @@ class Update:
     @property
     def final(self) -> bool:
         return self.record.final
+
+
+class SourceTooLong(InputError):
+    """The source leaves no room in the model's context."""
 
 
 class LiveTranslator:
@@ -220,20 +226,22 @@ class LiveTranslator:
         Raises:
             InputError: the source leaves no room in the context.
         """
-        context = self._said[len(self._said) - self.config.context :] if self.config.context else []
-        prompt = self.template.encode(source, context)
         words = len(self.template.encode(source)) - len(self.template.encode(""))
         limit = math.ceil(self.config.max_ratio * max(words, 0)) + self.config.max_extra
         room = self.target.max_length
+        context = self._said[-self.config.context :] if self.config.context else []
+        prompt = self.template.encode(source, context)
+        while context and room is not None and len(prompt) + limit > room:
+            del context[0]  # the source comes first
+            prompt = self.template.encode(source, context)
         if room is not None:
             if len(prompt) >= room:
-                raise InputError(
+                raise SourceTooLong(
                     f"the source is too long: its prompt has {len(prompt)} tokens, the model reads "
                     f"{room}; end segments sooner"
                 )
             limit = min(limit, room - len(prompt))
-        before = self.source.split()
-        revised = source.split()[: len(before)] != before
+        revised = not _spaced(source).startswith(_spaced(self.source))
         return Job(
             prompt=tuple(prompt),
             draft=self._draft[:limit],
@@ -244,10 +252,13 @@ class LiveTranslator:
     def take_in(self, source: str, outcome: Outcome, *, final: bool) -> Update:
         """The update that an outcome of `job` makes."""
         degenerate = not outcome.tokens or not outcome.whole
-        if degenerate and not final:  # what can be read stays, and is what is drafted from
+        tokens = outcome.tokens
+        if degenerate and self._kept:  # what can be read stays, and is what is drafted from
+            tokens = self._kept
+        if degenerate and not final:
             shown = replace(self._shown, erased=0)
         else:
-            shown = self._shown = self._display.show(outcome.tokens, final=final)
+            shown = self._shown = self._display.show(tokens, final=final)
         update = Update(
             text=shown.text,
             stable=shown.stable,
@@ -290,7 +301,13 @@ class LiveTranslator:
 
     def _end(self, update: Update | None) -> None:
         """The segment is over."""
-        if update is not None:
+        if update is not None and update.record.full:
             self._said.append((update.record.source, update.record.full))
+            del self._said[:-KEPT_SEGMENTS]
         self.seg += 1
         self._begin()
+
+
+def _spaced(text: str) -> str:
+    """With single blanks, so that a line break is no revision."""
+    return " ".join(text.split())

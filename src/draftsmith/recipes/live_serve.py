@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import socket
 import sys
 from typing import Any
@@ -64,7 +65,11 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             ),
             gauges.count,
         )
-        door = Door(origins=origins(options.allow_origin), token=options.token)
+        door = Door(
+            origins=origins(options.allow_origin),
+            token=options.token,
+            local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
+        )
         app = create_app(hall, gauges, target.name, door)
         host, port = listener.getsockname()[:2]
         query = f"?token={options.token}" if options.token else ""

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from sse_starlette.sse import EventSourceResponse
+from starlette.datastructures import Headers
 
 from draftsmith.serve.gauges import Gauges
 from draftsmith.serve.hall import Hall
@@ -66,15 +67,42 @@ class Door:
     """Of other sites' pages; the server's own may always."""
     token: str | None = None
     """Has to be given as ?token=...; None: nobody is asked."""
+    local: bool = False
+    """Only names of this machine are answered to: a page elsewhere may have its name lead here."""
     idle_seconds: float = 600.0
     """A connection that says nothing for so long is closed."""
 
-    def check(self, origin: str | None, host: str | None, token: str | None) -> None:
+    def check(self, headers: Headers, token: str | None) -> None:
         """Raises Refused for a stranger."""
-        if origin is not None and origin not in self.origins and urlsplit(origin).netloc != host:
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if self.local and _name(f"//{host}") not in _LOCAL:
+            raise Refused("host", f"this server is not called {host}", fatal=True)
+        own = origin is None or (_split(origin) is not None and _place(origin) == host)
+        if not own and origin not in self.origins:
             raise Refused("origin", f"pages of {origin} may not connect", fatal=True)
-        if self.token is not None and not secrets.compare_digest(self.token, token or ""):
+        given, wanted = (token or "").encode(), (self.token or "").encode()
+        if self.token is not None and not secrets.compare_digest(given, wanted):
             raise Refused("token", "this server wants its token: ?token=...", fatal=True)
+
+
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def _place(url: str) -> str | None:
+    parts = _split(url)
+    return None if parts is None else parts.netloc
+
+
+def _name(url: str) -> str | None:
+    parts = _split(url)
+    return None if parts is None else parts.hostname
 
 
 def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
@@ -116,7 +144,7 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
     @app.get("/events")
     async def events(request: Request, session: str = "", token: str | None = None) -> Response:
         try:
-            door.check(request.headers.get("origin"), request.headers.get("host"), token)
+            door.check(request.headers, token)
             room = hall.find(session)
         except Refused as refused:
             return JSONResponse(refused.message(), status_code=404)
@@ -126,7 +154,7 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
     async def websocket(socket: WebSocket, token: str | None = None) -> None:
         await socket.accept()
         try:
-            door.check(socket.headers.get("origin"), socket.headers.get("host"), token)
+            door.check(socket.headers, token)
         except Refused as refused:
             gauges.errors.labels(refused.code).inc()
             await socket.send_text(_wire(refused.message()))
@@ -145,7 +173,8 @@ async def _sweep(hall: Hall, gauges: Gauges) -> None:
 
 
 async def _mirror(hall: Hall, room: Room) -> AsyncIterator[dict[str, str]]:
-    outbox = hall.join(room)
+    outbox = Outbox()
+    hall.join(room, outbox, keeps=False)
     try:
         yield {"data": _wire(room.full_state())}
         while True:
@@ -182,14 +211,16 @@ class Connection:
     async def serve(self) -> None:
         """Until either side ends it; the session outlives the connection for a while."""
         sending = asyncio.create_task(self._send())
+        listening = asyncio.create_task(self._listen())
         try:
-            await self._listen()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(sending, 1.0)  # what is still to be said
-        except (WebSocketDisconnect, RuntimeError):  # gone, in mid-sentence or not
-            pass
+            await asyncio.wait((sending, listening), return_when=asyncio.FIRST_COMPLETED)
+            if listening.done() and listening.exception() is None:  # the last words
+                await asyncio.wait((sending,), timeout=1.0)
         finally:
-            sending.cancel()
+            for task in (sending, listening):
+                task.cancel()
+            # who is gone, in mid-sentence or not, is no error
+            await asyncio.gather(sending, listening, return_exceptions=True)
             if self.room is not None:
                 self.hall.leave(self.room, self.outbox)
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
@@ -199,7 +230,7 @@ class Connection:
         while True:
             message = await self.outbox.next()
             await self.socket.send_text(_wire(message))
-            if message["type"] == "bye" or message.get("fatal"):
+            if message["type"] == "bye" or (message["type"] == "error" and message["fatal"]):
                 return
 
     async def _listen(self) -> None:
@@ -215,11 +246,10 @@ class Connection:
             try:
                 if frame.get("text") is None:
                     raise Refused("binary", "frames are text: one JSON object each")
-                if self._answer(parse(frame["text"])):
-                    return
+                self._answer(parse(frame["text"]))
                 faults = 0
             except Refused as refused:
-                faults += 1
+                faults += refused.is_fault
                 many = f"{faults} frames in a row failed"
                 last = faults >= MOST_FAULTS
                 said = Refused("faults", many, fatal=True) if last else refused
@@ -231,14 +261,18 @@ class Connection:
         self.gauges.errors.labels(refused.code).inc()
         self.outbox.put(refused.message())
 
-    def _answer(self, message: Message) -> bool:
-        """Do what is asked; True: the conversation is over."""
+    def _answer(self, message: Message) -> None:
+        """Do what is asked.
+
+        Raises:
+            Refused: it cannot be done.
+        """
         if isinstance(message, Start | Resume):
             self._enter(message)
-            return False
+            return
         if isinstance(message, Ping):
             self.outbox.put({"type": "pong"})
-            return False
+            return
         room = self.room
         if room is None:
             raise Refused("no_session", "say start (or resume) first")
@@ -250,12 +284,10 @@ class Connection:
         elif isinstance(message, Config):
             room.configure(self.hall.merged(room.wanted, message.settings))
         elif isinstance(message, Measure):
-            self.hall.pump.measure(room)
+            self.hall.measure(room)
         elif isinstance(message, Stop):
-            self.hall.close(room)
-            return True
+            room.stop()
         self.hall.pump.wake()
-        return False
 
     def _enter(self, message: Start | Resume) -> None:
         if self.room is not None:
@@ -265,7 +297,7 @@ class Connection:
         else:
             room = self.hall.open(message.settings)
         self.room = room
-        self.hall.join(room, self.outbox)
+        self.hall.join(room, self.outbox, keeps=True)
         self.outbox.put(
             {
                 "type": "ready",
@@ -276,7 +308,7 @@ class Connection:
                 "settings": spelt(room.wanted),
             }
         )
-        if isinstance(message, Resume):
+        if isinstance(message, Resume) and message.last_id != room.last_id:
             self.outbox.put(room.full_state())
 
 

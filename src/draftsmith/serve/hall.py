@@ -15,6 +15,7 @@ from draftsmith.live.engine import Engine, LiveTarget
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from draftsmith.option_groups import require
+from draftsmith.serve.measurement import Measurement
 from draftsmith.serve.messages import Refused, Settings
 from draftsmith.serve.outbox import Outbox
 from draftsmith.serve.pump import Batch, Pump
@@ -42,7 +43,8 @@ class _Seat:
     """A room and its listeners."""
 
     room: Room
-    outboxes: set[Outbox] = field(default_factory=set)
+    outboxes: dict[Outbox, bool] = field(default_factory=dict)
+    """Who listens, and whether they keep the session open."""
     left: float = field(default_factory=time.monotonic)
     """When the last one went."""
 
@@ -65,7 +67,7 @@ class Hall:
         self.target, self.options, self._template = target, options, template
         self.engine = Engine(target, resync=options.resync)
         self._plain_engine = Engine(target, redraft=False)
-        self.pump = Pump(self.engine, self._plain, on_batch)
+        self.pump = Pump(self.engine, on_batch)
         self._seats: dict[str, _Seat] = {}
 
     def __len__(self) -> int:
@@ -107,40 +109,47 @@ class Hall:
 
     def close(self, room: Room) -> None:
         """Everyone is told, and the session is forgotten."""
-        seat = self._seats.pop(room.name, None)
-        self.pump.remove(room)
-        if seat is not None:
-            bye = room.bye()
-            for outbox in seat.outboxes:
-                outbox.put(bye)
+        self._deliver(room.name, room.bye())
 
     def sweep(self) -> None:
-        """Close the sessions that nobody came back to."""
+        """Close the sessions that nobody came back to; who only looks on keeps none open."""
         now = time.monotonic()
         for seat in list(self._seats.values()):
-            if not seat.outboxes and now - seat.left > self.options.keep_seconds:
+            alone = not any(seat.outboxes.values())
+            if alone and now - seat.left > self.options.keep_seconds:
                 self.close(seat.room)
+
+    def measure(self, room: Room) -> None:
+        """How much faster is drafting on what was said there?"""
+        config = self._config(room.settings)
+        template = self._template(str(room.settings.target))
+        drafted = LiveTranslator(self.target, template, config, engine=self.engine)
+        config = replace(config, redraft=False, resync=0)
+        plain = LiveTranslator(self.target, template, config, engine=self._plain_engine)
+        self.pump.measure(Measurement(room, drafted, plain))
 
     # ------------------------------------------------------------------ listeners
 
-    def join(self, room: Room, outbox: Outbox | None = None) -> Outbox:
-        """Someone listens from now on."""
-        outbox = outbox or Outbox()
-        self._seats[room.name].outboxes.add(outbox)
-        return outbox
+    def join(self, room: Room, outbox: Outbox, *, keeps: bool) -> None:
+        """Someone listens from now on. `keeps`: the session stays open for them."""
+        outbox.state = room.full_state
+        self._seats[room.name].outboxes[outbox] = keeps
 
     def leave(self, room: Room, outbox: Outbox) -> None:
         """Someone is gone; the session waits for a while."""
         seat = self._seats.get(room.name)
-        if seat is not None:
-            seat.outboxes.discard(outbox)
+        if seat is not None and seat.outboxes.pop(outbox, False):
             seat.left = time.monotonic()
 
     def _deliver(self, name: str, message: dict[str, Any]) -> None:
         seat = self._seats.get(name)
-        if seat is not None:
-            for outbox in seat.outboxes:
-                outbox.put(message)
+        if seat is None:
+            return
+        for outbox in seat.outboxes:
+            outbox.put(message)
+        if message["type"] == "bye":
+            del self._seats[name]
+            self.pump.remove(seat.room)
 
     # ------------------------------------------------------------------ settings
 
@@ -155,6 +164,7 @@ class Hall:
             for name in Settings.__dataclass_fields__
             if (value := getattr(wanted, name)) is not None
         }
+        given |= {"target": wanted.target.strip()} if wanted.target is not None else {}
         new = replace(settings, **given)
         try:
             _check(new)
@@ -189,11 +199,6 @@ class Hall:
             return before
         template = self._template(str(settings.target))
         return LiveTranslator(self.target, template, config, engine=self.engine)
-
-    def _plain(self, room: Room) -> LiveTranslator:
-        config = replace(self._config(room.settings), redraft=False, resync=0)
-        template = self._template(str(room.settings.target))
-        return LiveTranslator(self.target, template, config, engine=self._plain_engine)
 
 
 def _check(settings: Settings) -> None:

@@ -22,6 +22,11 @@ MOST_BYTES = 64 * 1024
 """Of a frame."""
 
 
+_FAULTS = frozenset(
+    ("binary", "too_large", "not_json", "unknown_type", "bad_field", "bad_text", "version")
+)
+
+
 class Refused(DraftsmithError):
     """What the server says instead of an answer: a code for programs, a sentence for people."""
 
@@ -30,6 +35,11 @@ class Refused(DraftsmithError):
     def __init__(self, code: str, sentence: str, *, fatal: bool = False, rev: int | None = None):
         super().__init__(sentence)
         self.code, self.fatal, self.rev = code, fatal, rev
+
+    @property
+    def is_fault(self) -> bool:
+        """The frame made no sense; else it only came late, or twice, or to the wrong place."""
+        return self.code in _FAULTS
 
     def message(self) -> dict[str, Any]:
         """As it goes over the wire."""
@@ -71,9 +81,9 @@ class Source:
     text: str
     final: bool = False
     stability: float | None = None
-    """As the recogniser says it; kept, not used."""
+    """For recognisers that say one; nothing is made of it."""
     t: float | None = None
-    """Seconds at which it was heard."""
+    """Likewise: seconds at which it was heard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +106,7 @@ class Resume:
 
     session: str
     last_id: int = 0
+    """Of the last update that it has seen: with the newest there is nothing to send again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 MOST = 256
-"""Messages that are no updates; of more the oldest are dropped, and the reader is told."""
+"""Messages that wait. Of more all but the last are dropped, and the whole state is sent."""
 
 
 class Outbox:
@@ -21,7 +22,8 @@ class Outbox:
         self._messages: OrderedDict[object, dict[str, Any]] = OrderedDict()
         self._count = 0
         self._some = asyncio.Event()
-        self.dropped = 0
+        self.state: Callable[[], dict[str, Any]] | None = None
+        """What makes up for messages that were dropped; None: there is no session yet."""
 
     def put(self, message: dict[str, Any]) -> None:
         """An update takes the place of an earlier one of its segment, at the end of the line."""
@@ -30,11 +32,11 @@ class Outbox:
             self._count += 1
             key = (self._count,)
         self._messages.pop(key, None)
+        if len(self._messages) >= MOST:
+            self._messages.clear()
+            if self.state is not None:
+                self._messages["state"] = self.state()
         self._messages[key] = message
-        others = [key for key in self._messages if isinstance(key, tuple)]
-        if len(others) > MOST:
-            del self._messages[others[0]]
-            self.dropped += 1
         self._some.set()
 
     async def next(self) -> dict[str, Any]:

@@ -13,14 +13,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.live.engine import Engine, Outcome
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator
-from draftsmith.serve.room import Asked, Heard, Room
+from draftsmith.serve.measurement import Measurement
+from draftsmith.serve.messages import Refused
+from draftsmith.serve.room import Asked, Room
 
+FAILURES = (BackendError, RuntimeError, MemoryError)
+"""Of a target: its own errors, and what torch raises when there is no memory."""
 MOST_ROWS = 32
 """Sessions in one batch."""
 
@@ -35,67 +38,17 @@ class Batch:
     failed: int
 
 
-@dataclass(kw_only=True)
-class Measurement:
-    """A session's last segments without drafts, one update at a time when nothing else waits."""
-
-    room: Room
-    plain: LiveTranslator
-    steps: Iterator[UpdateRecord | None] = field(init=False)
-    seconds: float = 0.0
-    tokens: int = 0
-    updates: int = 0
-
-    def __post_init__(self) -> None:
-        heard, ours = self.room.to_measure()
-        self._ours = ours
-        self.steps = iter(self._replay(heard))
-
-    def _replay(self, heard: Iterable[Heard]) -> Iterator[UpdateRecord | None]:
-        for one in heard:
-            update = self.plain.update(one.text, final=one.final)
-            yield None if update is None else update.record
-
-    def step(self) -> bool:
-        """One update; False: there are no more, and the room has been told."""
-        for record in self.steps:
-            if record is not None:
-                self.seconds += record.seconds
-                self.tokens += record.tokens
-                self.updates += 1
-            return True
-        own = sum(one.seconds for one in self._ours)
-        tps = sum(one.tokens for one in self._ours) / own if own else None
-        plain = self.tokens / self.seconds if self.seconds else None
-        self.room.tell(
-            {
-                "type": "measured",
-                "updates": self.updates,
-                "tps": tps,
-                "tps_ar": plain,
-                "speedup": tps / plain if tps and plain else None,
-            }
-        )
-        return False
-
-
 class Pump(threading.Thread):
     """Runs until it is stopped.
 
     Args:
         engine: of all rooms.
-        plain: makes a translator that drafts nothing, with the settings of a room.
         on_batch: told what each batch did.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        plain: Callable[[Room], LiveTranslator],
-        on_batch: Callable[[Batch], None] | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, on_batch: Callable[[Batch], None] | None = None) -> None:
         super().__init__(name="decoding", daemon=True)
-        self.engine, self._plain, self._on_batch = engine, plain, on_batch
+        self.engine, self._on_batch = engine, on_batch
         self._rooms: dict[str, Room] = {}
         self._measuring: list[Measurement] = []
         self._changed = threading.Condition()
@@ -119,11 +72,11 @@ class Pump(threading.Thread):
         with self._changed:
             self._changed.notify()
 
-    def measure(self, room: Room) -> None:
-        """Compare with re-translation, when there is time."""
+    def measure(self, measurement: Measurement) -> None:
+        """When there is time; one at a time for each room."""
         with self._changed:
-            if not any(one.room is room for one in self._measuring):
-                self._measuring.append(Measurement(room=room, plain=self._plain(room)))
+            if not any(one.room is measurement.room for one in self._measuring):
+                self._measuring.append(measurement)
             self._changed.notify()
 
     def stop(self) -> None:
@@ -138,8 +91,10 @@ class Pump(threading.Thread):
         try:
             while self.turn(wait=True):
                 pass
-        except Exception as error:  # the server must say that it cannot answer, not fall silent
+        except Exception as error:  # a fault of ours: nobody may wait for an answer in vain
             self.broken = f"{type(error).__name__}: {error}"
+            for room in self._rooms.values():
+                room.tell(Refused("broken", f"decoding has ended: {error}", fatal=True).message())
             raise
 
     def turn(self, *, wait: bool = False) -> bool:
@@ -152,7 +107,7 @@ class Pump(threading.Thread):
             rooms, measuring = self._waiting(), list(self._measuring)
         for room_asked in _batches(rooms):
             self._decode(room_asked)
-        if not rooms and measuring and not measuring[0].step():
+        if not rooms and measuring and not _goes_on(measuring[0]):
             with self._changed:
                 self._measuring = [one for one in self._measuring if one is not measuring[0]]
         return True
@@ -173,11 +128,10 @@ class Pump(threading.Thread):
             done.add(row)
             records.append(room.take_in(asked, outcome))
 
-        # a decoding that ends leaves its cache; until then a room has an empty one
         sessions = [room.translator.session for room, _ in batch]
         try:
             self.engine.run_together([asked.job for _, asked in batch], sessions, take_in)
-        except BackendError as error:
+        except FAILURES as error:
             for row, (room, asked) in enumerate(batch):
                 if row not in done:
                     self._again(room, asked, error if len(batch) == 1 else None, records)
@@ -192,15 +146,24 @@ class Pump(threading.Thread):
             )
 
     def _again(
-        self, room: Room, asked: Asked, error: BackendError | None, records: list[UpdateRecord]
+        self, room: Room, asked: Asked, error: Exception | None, records: list[UpdateRecord]
     ) -> None:
         """Alone and from scratch: the fault may have been a neighbour's, or the cache's."""
         try:
             outcome = self.engine.run(asked.job, room.translator.session)
-        except BackendError as again:
+        except FAILURES as again:
             room.fail(asked, error or again)
         else:
             records.append(room.take_in(asked, outcome))
+
+
+def _goes_on(measurement: Measurement) -> bool:
+    """One step of it; one that fails is over."""
+    try:
+        return measurement.step()
+    except (*FAILURES, InputError) as error:
+        measurement.room.tell(Refused("measure", str(error)).message())
+        return False
 
 
 def _batches(rooms: Iterable[Room]) -> Iterator[list[tuple[Room, Asked]]]:

@@ -17,21 +17,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftsmith.errors import InputError
 from draftsmith.live.engine import Job, Outcome
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator, Update
+from draftsmith.live.translator import LiveTranslator, SourceTooLong, Update
 from draftsmith.serve.messages import Refused, Settings, Source
 
 MOST_WAITING = 64
-"""Segments that may wait for their turn."""
+"""Hypotheses that may wait for their turn ..."""
+MOST_FINALS = 1024
+"""... and final ones: who is refused has to say them again."""
 KEPT_SEGMENTS = 200
-KEPT_RECORDS = 200
-"""Updates that the running figures look back on."""
+KEPT_UPDATES = 200
+"""That the running figures, and a measurement, look back on."""
 
 Said = dict[str, Any]
 Tell = Callable[[Said], None]
+
+
+class Stopping:
+    """Waits behind everything that was heard: then the session is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +45,10 @@ class Heard:
 
     seg: int
     rev: int
+    said: str
+    """As it came."""
     text: str
+    """Silence stands for the words before it."""
     final: bool
     came: float = field(default_factory=time.monotonic)
 
@@ -76,18 +84,17 @@ class Room:
         self.lock = threading.Lock()
         self.last_id = 0
         self.coalesced = 0
-        self.lost = 0
-        """Finals that could not be answered: the target failed twice."""
-        self._waiting: deque[Heard | Settings] = deque()
+        self.failed = 0
+        """Updates that could not be decoded; their clients may say them again."""
+        self._waiting: deque[Heard | Settings | Stopping] = deque()
         self._heard: Heard | None = None
         """The newest of all, as the network side knows it."""
-        self._closed = -1
-        """The last segment that was declared final."""
+        self._stopping = False
         self._seg: int | None = None
         """The one that is being translated."""
         self._segments: dict[int, Said] = {}
-        self._records: deque[UpdateRecord] = deque(maxlen=KEPT_RECORDS)
-        self._streams: dict[int, list[Heard]] = {}
+        self._records: deque[UpdateRecord] = deque(maxlen=KEPT_UPDATES)
+        self._decoded: deque[Heard] = deque(maxlen=KEPT_UPDATES)
 
     # ------------------------------------------------------------------ the network side
 
@@ -95,45 +102,48 @@ class Room:
         """Take a hypothesis in; what comes twice changes nothing.
 
         Raises:
-            Refused: it is older than another, contradicts one, or its segment is over.
+            Refused: it is older than another, contradicts one, its segment is over, or too many
+                wait.
         """
         with self.lock:
-            self._check(source)
+            if self._stopping:
+                raise Refused("stopping", "the session is about to end", rev=source.rev)
             last = self._heard
-            if last is not None and (last.seg, last.rev) == (source.seg, source.rev):
+            if last is not None and self._is_known(source, last):
                 return
-            text = source.text
-            if source.final and not text.strip() and last is not None and last.seg == source.seg:
-                text = last.text
-            heard = Heard(seg=source.seg, rev=source.rev, text=text, final=source.final)
+            same = last is not None and last.seg == source.seg
+            text = last.text if same and last and not source.text.strip() else source.text
+            heard = Heard(
+                seg=source.seg, rev=source.rev, said=source.text, text=text, final=source.final
+            )
             before = self._waiting[-1] if self._waiting else None
             if isinstance(before, Heard) and before.seg == heard.seg and not before.final:
                 self._waiting[-1] = replace(heard, came=before.came)
                 self.coalesced += 1
                 self.tell({"type": "coalesced", "seg": heard.seg, "revs": [before.rev]})
-            elif len(self._waiting) >= MOST_WAITING:
-                raise Refused("busy", f"{MOST_WAITING} segments wait already", rev=source.rev)
+            elif len(self._waiting) >= (MOST_FINALS if heard.final else MOST_WAITING):
+                raise Refused("busy", f"{len(self._waiting)} updates wait", rev=source.rev)
             else:
                 self._waiting.append(heard)
             self._heard = heard
-            if source.final:
-                self._closed = source.seg
 
-    def _check(self, source: Source) -> None:
-        last = self._heard
-        if last is None:
-            return
-        same = (last.seg, last.rev) == (source.seg, source.rev)
-        if same and last.text == source.text and last.final == source.final:
-            return
-        if source.seg <= self._closed:
-            raise Refused("segment_closed", f"segment {source.seg} is final", rev=source.rev)
-        if same:
+    @staticmethod
+    def _is_known(source: Source, last: Heard) -> bool:
+        """Whether this has been heard; Refused: it cannot follow the last one."""
+        same = (last.seg, last.rev) == (source.seg, source.rev) and last.said == source.text
+        if same and last.final == source.final:
+            return True
+        if source.seg < last.seg or (source.seg == last.seg and last.final):
+            raise Refused("segment_closed", f"segment {source.seg} is over", rev=source.rev)
+        if same:  # it has become final, word for word
+            return False
+        if (source.seg, source.rev) == (last.seg, last.rev):
             sentence = f"revision {source.rev} of segment {source.seg} came with another text"
             raise Refused("conflict", sentence, rev=source.rev)
-        if (source.seg, source.rev) < (last.seg, last.rev):
+        if source.seg == last.seg and source.rev < last.rev:
             sentence = f"segment {last.seg} is at revision {last.rev} already"
             raise Refused("stale_rev", sentence, rev=source.rev)
+        return False
 
     def finish(self, seg: int) -> None:
         """The segment is final with what it is.
@@ -150,7 +160,16 @@ class Room:
         """From what is heard next on. The new settings have been checked."""
         with self.lock:
             self.wanted = settings
+            if self._waiting and isinstance(self._waiting[-1], Settings):
+                self._waiting.pop()
             self._waiting.append(settings)
+
+    def stop(self) -> None:
+        """No more is heard; what waits is still answered, then `bye` is said."""
+        with self.lock:
+            if not self._stopping:
+                self._stopping = True
+                self._waiting.append(Stopping())
 
     def full_state(self) -> Said:
         """All that a reader who comes late must know."""
@@ -167,8 +186,8 @@ class Room:
     def bye(self) -> Said:
         """The last message, with a report."""
         with self.lock:
-            figures = self._figures() | {"coalesced": self.coalesced, "updates": self.last_id}
-            return {"type": "bye", "report": figures}
+            counts = {"coalesced": self.coalesced, "updates": self.last_id, "failed": self.failed}
+            return {"type": "bye", "report": self._figures() | counts}
 
     # ------------------------------------------------------------------ the decoding side
 
@@ -190,10 +209,13 @@ class Room:
             if isinstance(one, Settings):
                 self._apply(one)
                 continue
+            if isinstance(one, Stopping):
+                self.tell(self.bye())
+                continue
             try:
                 asked = self._asked(one)
-            except InputError as error:
-                self._refuse(one, "source_too_long" if "long" in str(error) else "bad_text", error)
+            except SourceTooLong as error:
+                self._refuse(one, "source_too_long", error)
                 continue
             if asked is not None:
                 return asked
@@ -229,9 +251,7 @@ class Room:
         record = replace(update.record, seg=heard.seg, rev=heard.rev)
         with self.lock:
             self._records.append(record)
-            self._streams.setdefault(heard.seg, []).append(heard)
-            while len(self._streams) > 3:
-                del self._streams[next(iter(self._streams))]
+            self._decoded.append(heard)
         waited = time.monotonic() - heard.came - outcome.seconds
         self._tell_update(update, seg=heard.seg, rev=heard.rev, waited=max(0.0, waited))
         if heard.final:
@@ -243,11 +263,12 @@ class Room:
         self._refuse(asked.heard, "backend", error)
 
     def _refuse(self, heard: Heard, code: str, error: Exception) -> None:
-        if heard.final:
-            with self.lock:
-                self.lost += 1
-            self.translator.close()
-            self._seg = None
+        """Nothing came of it. Unless more was heard since, it may be said again, word for word."""
+        with self.lock:
+            self.failed += 1
+            last = self._heard
+            if last is not None and (last.seg, last.rev) == (heard.seg, heard.rev):
+                self._heard = replace(heard, rev=heard.rev - 1, said="", final=False)
         self.tell(Refused(code, str(error), rev=heard.rev).message() | {"seg": heard.seg})
 
     def _tell_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
@@ -294,13 +315,12 @@ class Room:
             "ao": found.accepted_of_tokens,
         }
 
-    def to_measure(self) -> tuple[list[Heard], list[UpdateRecord]]:
-        """The updates of the last segments that ended, and what they took."""
+    def to_measure(self) -> list[Heard]:
+        """The last updates, of whole segments as far as they are remembered."""
         with self.lock:
-            ended = {seg for seg, heard in self._streams.items() if heard[-1].final}
-            heard = [one for seg in ended for one in self._streams[seg]]
-            known = {(one.seg, one.rev) for one in heard}
-            return heard, [one for one in self._records if (one.seg, one.rev) in known]
+            known = list(self._decoded)
+        first = known[0].seg if len(known) == KEPT_UPDATES else None
+        return [one for one in known if one.seg != first]
 
 
 def spelt(settings: Settings) -> Said:

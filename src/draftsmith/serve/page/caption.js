@@ -46,12 +46,17 @@ function removed(node) {
   return next;
 }
 
-/** The first `stable` units of a word are not expected to change. */
+/** The first `stable` units of a word are not expected to change. Blanks are not underlined. */
 function fill(node, piece, stable) {
-  const parts = [
-    ["stable", piece.slice(0, Math.max(0, stable))],
-    ["tail", piece.slice(Math.max(0, stable))],
-  ].filter(([, text]) => text);
+  const word = node.className ? piece.trimEnd().length : piece.length;
+  const cuts = [0, Math.min(Math.max(stable, 0), piece.length), word, piece.length];
+  cuts.sort((one, other) => one - other);
+  const parts = cuts.slice(1).flatMap((end, place) => {
+    const start = cuts[place];
+    if (start === end) return [];
+    const name = start < stable ? "stable" : "tail";
+    return [[start < word ? name : `${name} blank`, piece.slice(start, end)]];
+  });
   const same =
     node.children.length === parts.length &&
     parts.every(

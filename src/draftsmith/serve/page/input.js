@@ -88,7 +88,7 @@ function startListening(hear, tell) {
     if (why) tell(why);
   };
   const listener = new Listener({ hear, ended });
-  byId("speak-tab").hidden = !canListen;
+  byId("speak-tab").hidden = !canListen();
   byId("spoken").value = navigator.language;
   button.addEventListener("click", () => {
     if (listener.listening) {

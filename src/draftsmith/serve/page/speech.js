@@ -1,8 +1,8 @@
 // The browser's own recogniser, where it has one.
 
-const Recognition = globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
+const recognition = () => globalThis.SpeechRecognition ?? globalThis.webkitSpeechRecognition;
 
-export const canListen = Recognition !== undefined;
+export const canListen = () => recognition() !== undefined;
 
 const REFUSED = ["not-allowed", "service-not-allowed", "audio-capture", "network"];
 
@@ -22,7 +22,7 @@ export class Listener {
   }
 
   start(language) {
-    const recogniser = new Recognition();
+    const recogniser = new (recognition())();
     recogniser.lang = language;
     recogniser.continuous = true;
     recogniser.interimResults = true;
