@@ -71,7 +71,7 @@ def main() -> None:
     folder = given.out / "live_flores"
     folder.mkdir(parents=True, exist_ok=True)
     _live_pictures.save(rows, folder)
-    (folder / "tables.md").write_text(_live_pictures.markdown(rows), encoding="utf-8")
+    (folder / "tables.md").write_text((given.work / "paper" / "tables.md").read_text("utf-8"))
     as_dict = json.loads(json.dumps({"rows": rows, "behind": behind}, default=vars_of))
     facts = {"sentences": given.limit, "dtype": given.dtype}
     write_json_atomic(

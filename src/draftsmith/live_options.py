@@ -72,6 +72,13 @@ class RedraftOptions(OptionGroup):
         require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
 
 
+def bias_warning(*biases: float | None) -> str | None:
+    """What to know before such a bias is used; None: nothing."""
+    if any(bias is not None and bias >= 0.5 for bias in biases):
+        return "from a bias of 0.5 on text is only appended: early mistakes stay, quality collapses"
+    return None
+
+
 def check_bias(value: float, flag: str) -> None:
     """Raise `InputError` unless this can be a bias."""
     require(0 <= value <= 1, f"{flag} must lie between 0 and 1, got {value}")
@@ -204,6 +211,11 @@ class LiveReplayOptions(VerbOptions):
         at_least(1, "--limit", self.limit)
         if "ssbd" not in self.methods():
             unused("--bias", self.bias, "0.2", "ssbd in --compare")
+            unused("--mask", self.mask, "display", "ssbd in --compare")
+            for name, value in vars(RedraftOptions()).items():
+                if name != "max_ratio":
+                    flag = f"--{name.replace('_', '-')}"
+                    unused(flag, getattr(self.redraft, name), value, "ssbd in --compare")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +225,9 @@ class LiveScoreOptions(VerbOptions):
     records: Annotated[Path, Leading]
     """What `live translate --out` or `live replay` wrote."""
     language: str = "German"
-    """Language of the translations: chooses BLEU's words."""
+    """Language of the translations: chooses BLEU's words, and what latency counts."""
+    source_language: str = "English"
+    """The same of the sources."""
     stream: Path | None = None
     """The stream that these come from: where it has times, latencies are in seconds, too."""
     comet: bool = False

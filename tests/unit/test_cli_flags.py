@@ -85,7 +85,7 @@ EXPECTED = {
         --target-unit --template
     """,
     "live score": """
-        --comet --debug --json --language --out --records --stream --texts
+        --comet --debug --json --language --out --records --source-language --stream --texts
     """,
 }
 

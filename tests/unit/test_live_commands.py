@@ -80,6 +80,7 @@ def test_a_replay_compares_settings_and_keeps_everything(
     assert [float(one["ne"]) for one in written] == [row["ne"] for row in rows]
     tables = (tmp_path / "tables.md").read_text()
     assert tables.count("## ") == 3 and "SSBD, bias 0.5" in tables
+    assert "NE counts: erasure:" in tables
     for name in ("flicker_quality.png", "speedup_bias.svg", "run.json"):
         assert (tmp_path / name).stat().st_size > 0
     own_folder = tmp_path / "ssbd-bias0.5-display2"
@@ -141,6 +142,7 @@ def test_translate_follows_stdin_and_score_reads_what_it_kept(
         (["replay", "S", "--mask-k", "-1"], "--mask-k must be at least 0"),
         (["replay", "S", "--compare", "ar,fast"], "--compare knows ar and ssbd"),
         (["replay", "S", "--compare", "ar", "--bias", "0.3"], "--bias does nothing"),
+        (["replay", "S", "--compare", "ar", "--resync", "4"], "--resync does nothing"),
         (["replay", "S", "--template", "Translate!"], "--template must be auto"),
         (["replay", "missing.jsonl"], "cannot read"),
         (["replay", "S", "--final-bias", "2"], "--final-bias must lie between 0 and 1"),
@@ -168,7 +170,9 @@ def test_streams_that_cannot_be_replayed_are_named_by_line(
         "broken": (["{"], "line 1 is not JSON"),
         "unknown": ([json.dumps(line | {"txt": "x"})], "txt"),
         "negative": ([json.dumps(line | {"seg": -1})], "0 or more"),
-        "again": ([json.dumps(line | {"seg": seg}) for seg in (0, 1, 0)], "one comes back"),
+        "again": ([json.dumps(line | {"seg": seg}) for seg in (0, 1, 0)], "comes back"),
+        "behind": ([json.dumps(line | {"rev": rev, "final": True}) for rev in (0, 1)], "goes on"),
+        "twice": ([json.dumps(line), json.dumps(line)], "revision 0 after 0"),
         "empty": (["", " "], "holds no updates"),
     }
     for name, (lines, said) in cases.items():
@@ -205,4 +209,5 @@ def test_subtitles() -> None:
     assert subtitles(lines, kind="srt") == (
         "1\n00:00:00,000 --> 00:00:01,250\nHallo Welt\n\n2\n01:01:01,500 --> 01:01:02,000\na -> b\n"
     )
+    assert "a &lt; b &amp; c" in subtitles([(0.0, 1.0, "a < b & c")], kind="vtt")
     assert subtitles(lines, kind="vtt").startswith("WEBVTT\n\n1\n00:00:00.000 --> 00:00:01.250\n")

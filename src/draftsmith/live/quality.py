@@ -84,6 +84,11 @@ def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality
     )
 
 
+def check_installed() -> None:
+    """InputError when chrF and BLEU cannot be computed."""
+    _sacrebleu()
+
+
 def chrf(found: Sequence[Translation]) -> Score | None:
     """chrF2 of the corpus: character 6-grams, no words, beta 2. None without translations.
 

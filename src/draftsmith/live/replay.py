@@ -137,8 +137,10 @@ def hidden(shown: Replayed, setting: Setting, tokenizer: Any) -> Replayed:
         display = make_display(options, tokenizer)
         before = ""
         for record, tokens in part:
-            if not record.degenerate or record.final:
-                before = display.show(tokens, final=record.final).text
+            if record.final:  # nothing is hidden any more
+                before = record.full
+            elif not record.degenerate:
+                before = display.show(tokens, final=False).text
             records.append(replace(record, shown=before))
     return replace(shown, setting=setting, records=tuple(records))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
+from draftsmith.bench.languages import find
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.live.display import DisplayOptions
@@ -14,11 +16,14 @@ from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.replay import Setting
 from draftsmith.live.templates import INSTRUCTION, Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
-from draftsmith.live_options import MINI, PromptOptions, RedraftOptions
+from draftsmith.live_options import MINI, PromptOptions, RedraftOptions, bias_warning
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import HFTarget
 
-_UNSPACED = frozenset(("chinese", "zh", "japanese", "ja", "thai", "th", "lao", "lo", "khmer", "km"))
+_UNSPACED = frozenset(
+    ("thai", "th", "tha", "lao", "lo", "khmer", "km", "khm", "burmese", "my", "mya")
+)
+_UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
 
 
 def make_template(options: PromptOptions, target: HFTarget) -> Template:
@@ -69,8 +74,19 @@ def maker(
 
 
 def units_of(language: str) -> Pieces:
-    """What a reader counts as units of a text in this language."""
-    return CHARACTERS if language.strip().lower() in _UNSPACED else WORDS
+    """What a reader counts as units of a text in this language, by its name or code."""
+    known = find(language)
+    if known is not None:
+        return CHARACTERS if known.script in _UNSPACED_SCRIPTS else WORDS
+    first = language.strip().lower().replace("_", "-").split("-")[0]
+    return CHARACTERS if first in _UNSPACED else WORDS
+
+
+def warn(*biases: float | None) -> None:
+    """Say on stderr what a large bias does."""
+    sentence = bias_warning(*biases)
+    if sentence is not None:
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def coloured(update: Update) -> Text:
@@ -96,6 +112,8 @@ def subtitles(lines: Sequence[Line], *, kind: str) -> str:
     blocks = ["WEBVTT\n"] if kind == "vtt" else []
     for number, (begin, end, text) in enumerate(lines, 1):
         body = " ".join(text.split()).replace("-->", "->")
+        if kind == "vtt":
+            body = body.replace("&", "&amp;").replace("<", "&lt;")
         blocks.append(f"{number}\n{stamp(begin)} --> {stamp(end)}\n{body}\n")
     return "\n".join(blocks)
 

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +18,7 @@ from rich.markdown import Markdown
 from draftsmith.errors import InputError
 from draftsmith.live.latency import simuleval_lines
 from draftsmith.live.metrics import flores_pieces
+from draftsmith.live.quality import check_installed
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
 from draftsmith.live.replay import Method, Replayed, Row, replay, settings, table
 from draftsmith.live_options import LiveReplayOptions
@@ -46,6 +47,9 @@ class ReplayResult:
 def run(options: LiveReplayOptions) -> ReplayResult:
     """Replay, and write everything to `options.out`."""
     stream = read_stream(options.stream, options.limit)
+    has_references = any(one.reference for one in stream)
+    if has_references:
+        check_installed()  # before hours of decoding, not behind them
     record = start_run("live replay", options)
     target = open_target(options.model)
     methods = [known for known in get_args(Method) if known in options.methods()]
@@ -53,16 +57,16 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     make = maker(target, options.prompt, options.redraft)
     made = list(replay(stream, wanted, make, _progress).values())
     pieces = flores_pieces()
-    has_references = any(one.reference for one in stream)
     rows = table(made, pieces, target_language=options.prompt.language if has_references else None)
     result = ReplayResult(
         rows=tuple(rows), signature=f"erasure:{pieces.name}", updates=len(made[0].records)
     )
-    write(options.out, made, rows, stream, options.prompt.language)
+    write(options.out, made, rows, stream, options.prompt.language, result.signature)
     payload = result.json_payload()
     write_json_atomic(options.out / "run.json", record.record(results=payload))
     console = Console(highlight=False)
     console.print(Markdown(_live_pictures.markdown(rows)))
+    console.print(f"NE counts: {result.signature}", markup=False)
     console.print(f"wrote {options.out}", markup=False, soft_wrap=True)
     return result
 
@@ -71,15 +75,22 @@ def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
     """The first segments of a stream.
 
     Raises:
-        InputError: it cannot be read, is empty, or a segment comes back.
+        InputError: it cannot be read, is empty, or is in no order.
     """
     stream = list(read_lines(path, Hypothesis))
-    order = [seg for seg, _ in groupby(stream, key=lambda one: one.seg)]
-    if not order:
+    if not stream:
         raise InputError(f"{path} holds no updates")
-    if len(set(order)) < len(order):
-        raise InputError(f"{path}: segments stand one after the other, and one comes back")
-    kept = set(order[:limit])
+    for before, after in pairwise(stream):
+        if after.seg < before.seg:
+            sentence = f"segment {after.seg} comes back after {before.seg}"
+        elif after.seg == before.seg and before.final:
+            sentence = f"segment {after.seg} goes on after its final update"
+        elif after.seg == before.seg and after.rev <= before.rev:
+            sentence = f"segment {after.seg} has revision {after.rev} after {before.rev}"
+        else:
+            continue
+        raise InputError(f"{path}: {sentence}; segments and revisions ascend")
+    kept = set(list(dict.fromkeys(one.seg for one in stream))[:limit])
     return [one for one in stream if one.seg in kept]
 
 
@@ -89,10 +100,12 @@ def write(
     rows: Sequence[Row],
     stream: Sequence[Hypothesis],
     language: str,
+    signature: str,
 ) -> None:
     """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(folder / "table.json", {"rows": [asdict(row) for row in rows]})
+    content = {"signature": signature, "rows": [asdict(row) for row in rows]}
+    write_json_atomic(folder / "table.json", content)
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()
@@ -100,7 +113,8 @@ def write(
         {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
     )
     write_text_atomic(folder / "table.csv", text.getvalue())
-    write_text_atomic(folder / "tables.md", _live_pictures.markdown(rows))
+    said = f"{_live_pictures.markdown(rows)}\nNE counts: {signature}\n"
+    write_text_atomic(folder / "tables.md", said)
     _live_pictures.save(rows, folder)
     times = clock(stream)
     for one in made:

@@ -39,7 +39,7 @@ def run(options: LiveScoreOptions) -> ScoreResult:
     records = list(read_lines(options.records, UpdateRecord))
     if not records:
         raise InputError(f"{options.records} holds no records")
-    units = units_of(options.language)
+    units, heard = units_of(options.language), units_of(options.source_language)
     clock = None
     if options.stream is not None:
         clock = moments(records, read_lines(options.stream, Hypothesis))
@@ -48,7 +48,7 @@ def run(options: LiveScoreOptions) -> ScoreResult:
         raise InputError("--comet and --texts need references: no segment has one")
     result = ScoreResult(
         steadiness=report(records, flores_pieces()),
-        latency=latency(records, target=units, clock=clock),
+        latency=latency(records, source=heard, target=units, clock=clock),
         quality=quality(records, target_language=options.language) if scored else None,
         comet=comet(scored) if options.comet else None,
     )
@@ -57,7 +57,7 @@ def run(options: LiveScoreOptions) -> ScoreResult:
         options.texts.mkdir(parents=True, exist_ok=True)
         write_texts(scored, options.texts)
     if options.out is not None:
-        lines = simuleval_lines(records, target=units, clock=clock)
+        lines = simuleval_lines(records, source=heard, target=units, clock=clock)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(options.out, text)

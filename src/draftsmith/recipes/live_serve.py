@@ -12,7 +12,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.live.templates import Template
 from draftsmith.live_options import LiveServeOptions
 from draftsmith.recipes._drafting import open_target
-from draftsmith.recipes._live import make_template
+from draftsmith.recipes._live import make_template, warn
 
 
 def run(options: LiveServeOptions) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         raise InputError(
             f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
         ) from None
+    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     listener = _listen(options.host, options.port)
     with listener:
         target = open_target(options.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,12 +13,12 @@ from rich.text import Text
 
 from draftsmith.live.feeds import open_feed
 from draftsmith.live.metrics import CHARACTERS, report
-from draftsmith.live.records import UpdateRecord, write_lines
+from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
 from draftsmith.live.replay import Setting
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import LiveTranslator, SourceTooLong
 from draftsmith.live_options import LiveTranslateOptions
 from draftsmith.recipes._drafting import open_target
-from draftsmith.recipes._live import coloured, maker
+from draftsmith.recipes._live import coloured, maker, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class TranslateResult:
 
 def run(options: LiveTranslateOptions) -> TranslateResult:
     """Translate until the input ends. On an interrupt, what was said so far is still written."""
+    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_target(options.model)
     setting = Setting(method="ssbd", bias=options.bias, mask_k=options.mask_k)
     translator = maker(target, options.prompt, options.redraft)(setting)
@@ -73,9 +75,14 @@ def _follow(
     """Update by update; a terminal shows the segment growing, other readers get it when it ends."""
     console = Console(highlight=False, markup=False)
     with Live(console=console, auto_refresh=False, transient=True) as screen:
-        for heard in open_feed(options.format)(sys.stdin):
+        for heard in _until_interrupted(open_feed(options.format)(sys.stdin)):
             before = translator.last
-            update = translator.update(heard.text, final=heard.final)
+            try:
+                update = translator.update(heard.text, final=heard.final)
+            except SourceTooLong as error:  # the next segment may be shorter
+                print(f"segment {heard.seg}: {error}", file=sys.stderr, flush=True)
+                translator.close()
+                continue
             if update is None or update is before:
                 continue
             own = replace(update.record, seg=heard.seg, rev=heard.rev, reference=heard.reference)
@@ -85,6 +92,18 @@ def _follow(
                 console.print(Text(update.text), soft_wrap=True)
             elif console.is_terminal:
                 screen.update(coloured(update), refresh=True)
+
+
+def _until_interrupted(feed: Iterator[Hypothesis]) -> Iterator[Hypothesis]:
+    """What is heard; an interrupt makes the last of it final before it goes on its way."""
+    last: Hypothesis | None = None
+    try:
+        for last in feed:
+            yield last
+    except KeyboardInterrupt:
+        if last is not None and not last.final:
+            yield replace(last, rev=last.rev + 1, final=True)
+        raise
 
 
 def _summary(result: TranslateResult) -> str:

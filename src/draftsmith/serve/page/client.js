@@ -11,7 +11,7 @@ import { initialState, reduce } from "./state.js";
 const VERSION = 1;
 const MOST_UNANSWERED = 60; // segments; the server lets 64 wait
 const TIRED = "idle"; // the server closes a connection on which nothing was said for long
-const HOPELESS = ["token", "origin", "faults"]; // trying again would not help
+const HOPELESS = ["token", "origin", "host", "faults"]; // trying again would not help
 // what was sent twice, around a lost connection or from two windows
 const OUTRUN = ["stale_rev", "conflict", "segment_closed"];
 
