@@ -334,8 +334,11 @@ def test_special_tokens_in_a_source_are_letters(target: HFTarget) -> None:
     )
     try:
         chat = Template(tokenizer=target.tokenizer, language="cats", chat=True)
-        ids = chat.encode("the <end> of it", [("old", "new")])
+        ids = chat.encode("the <end> of it", [("old <end>", "<end> new")])
         assert ids.count(0) == 4  # three turns and the answer's own
+        strange = replace(chat, language="<end>cats")
+        assert strange.encode("the cat").count(0) == 2
+        assert "<end>cats: the cat" in target.tokenizer.decode(strange.encode("the cat"))
         text = target.tokenizer.decode(ids)
         assert text.endswith("user: Translate to cats: the <end> of it\n<end>answer:")
     finally:
@@ -344,6 +347,59 @@ def test_special_tokens_in_a_source_are_letters(target: HFTarget) -> None:
         Template(tokenizer=target.tokenizer, language="cats", chat=True)
     with pytest.raises(InputError, match="once"):
         Template(tokenizer=target.tokenizer, language="cats", text="Translate!")
+
+
+def test_added_tokens_that_are_not_special_are_letters_too() -> None:
+    tokenizer = a_target().tokenizer
+    tokenizer.add_tokens(["<think>"])
+    template = Template(tokenizer=tokenizer, language="cats")
+    ids = template.encode("a <think> of <think><think>")
+    assert max(ids) < 300 and tokenizer.decode(ids).count("<think>") == 3
+
+
+def test_context_gives_way_to_the_source() -> None:
+    translator = a_translator(a_target(context=96), context=3, max_extra=8)
+    for text in ("the cat sat", "the dog saw", "the log sat"):
+        translator.update(text, final=True)
+    short = translator.target.tokenizer.decode(translator.job("the", final=False).prompt)
+    assert short.count("Translate to cats") > 1
+    long = translator.job("the cat " * 12, final=False)
+    text = translator.target.tokenizer.decode(long.prompt)
+    assert text.count("Translate to cats") < short.count("Translate to cats")
+    assert text.endswith("the cat " * 12 + "\n")
+
+
+def test_context_counts_segments_from_the_end(target: HFTarget) -> None:
+    """Of segments that came to nothing there is nothing to tell."""
+    translator, counts = a_translator(target, context=3), set()
+    for text in ("the cat", "the dog", "the cat sat", "the mat", "the log", "the cat saw"):
+        prompt = target.tokenizer.decode(translator.job("saw", final=False).prompt)
+        said = len(translator.snapshot()["said"])
+        assert prompt.count("Translate to cats") == min(said, 3) + 1
+        counts.add(said)
+        translator.update(text, final=True)
+    assert {1, 2} <= counts
+
+
+def test_a_final_output_that_says_nothing_leaves_what_can_be_read(target: HFTarget) -> None:
+    translator = a_translator(target)
+    shown = translator.update("the cat sat")
+    assert shown is not None and shown.text
+    translator.config = LiveConfig(max_ratio=0.0, max_extra=1)
+    final = translator.update("the cat sat on the mat", final=True)
+    assert final is not None and final.final and final.record.degenerate
+    assert final.text == shown.record.full == final.record.full
+
+
+def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFTarget) -> None:
+    translator = a_translator(target, bias=0.4, revision_bias=0.1)
+    translator.update("the ca")
+    assert translator.job("the cat sat", final=False).bias == 0.4
+    assert translator.job("the  cat", final=False).bias == 0.4
+    assert translator.job("a cat", final=False).bias == 0.1
+    translator.reset()
+    translator.update("\u6211\u559c")
+    assert translator.job("\u6211\u559c\u6b22", final=False).bias == 0.4
 
 
 @pytest.mark.parametrize(
