@@ -52,7 +52,7 @@ class FakeServer:
         """Every message of every client."""
         self.asked: list[str] = []
         """Paths of all requests."""
-        self.session = "session-1"
+        self.session, self.model = "session-1", "a model"
         self.settings = dict(SETTINGS)
         self.refuse: list[Message] = []
         """Errors for the next attempts to start or resume, one each."""
@@ -169,7 +169,7 @@ class FakeServer:
             "type": "ready",
             "v": 1,
             "session": self.session,
-            "model": "mini-ende",
+            "model": self.model,
             "limits": {"frame_bytes": 65536, "sessions": 32},
             "settings": self.settings,
         }

@@ -36,7 +36,8 @@ function scene(stored = null) {
   parts.sent = () => parts.sockets.at(-1).sent;
   parts.say = (message) => parts.sockets.at(-1).onmessage({ data: JSON.stringify(message) });
   parts.open = () => parts.sockets.at(-1).onopen();
-  parts.ready = (session = "a") => parts.say({ type: "ready", session, model: "m", settings: { bias: 0.2, target: "German" } });
+  const settings = { bias: 0.2, target: "German" };
+  parts.ready = (session = "a") => parts.say({ type: "ready", session, model: "m", settings });
   parts.lose = () => parts.sockets.at(-1).onclose();
   parts.again = () => parts.waits.shift().then();
   parts.update = (id, seg, rev) =>
@@ -73,9 +74,7 @@ export const tests = {
 
   "hypotheses are numbered"() {
     const { client, sent } = connected();
-    for (const [text, final] of [["a", false], ["a", false], ["a b", false], ["a b.", true], ["c", false]]) {
-      client.hear(text, final);
-    }
+    for (const text of ["a", "a", "a b", "a b.", "c"]) client.hear(text, text.endsWith("."));
     equal(sources(sent()), ["0.0 a", "0.1 a b", "0.2 a b.|", "1.0 c"]);
     equal(sent()[1].t, 2.5);
   },
@@ -195,7 +194,8 @@ export const tests = {
   },
 
   "a session that cannot begin with the settings begins without"() {
-    const { sent, open, say, status } = scene({ session: null, used: -1, wanted: { target: "??" } });
+    const stored = { session: null, used: -1, wanted: { target: "??" } };
+    const { sent, open, say, status } = scene(stored);
     open();
     say(error("bad_settings"));
     equal(sent().at(-1), { type: "start", v: 1 });

@@ -30,7 +30,8 @@ export const tests = {
 
   "subtitles follow one another, however fast they came"() {
     const at = (seg) => ({ seg, rev: 0, source: "", text: `t${seg}`, final: true, from: 5, to: 5 });
-    const times = [...toVtt([at(0), at(1)]).matchAll(/(\S+) --> (\S+)/g)].map((one) => one.slice(1));
+    const found = [...toVtt([at(0), at(1)]).matchAll(/(\S+) --> (\S+)/g)];
+    const times = found.map((one) => one.slice(1));
     equal(times, [["00:00:05.000", "00:00:06.000"], ["00:00:06.000", "00:00:07.000"]]);
   },
 

@@ -25,7 +25,8 @@ function clock() {
 function composer() {
   const [said, kept, time] = [[], [], clock()];
   const hear = (text, final) => said.push(final ? `${text}|` : text);
-  return { said, kept, time, one: new Composer({ hear, keep: (text) => kept.push(text), after: time.after }) };
+  const keep = (text) => kept.push(text);
+  return { said, kept, time, one: new Composer({ hear, keep, after: time.after }) };
 }
 
 function player() {
@@ -98,7 +99,8 @@ export const tests = {
 
   "typing is heard every few words, when a word is over"() {
     const { one, said } = composer();
-    for (const text of ["a ", "a b ", "a b c", "a b c ", "a b c d ", "a b c d e f "]) one.typed(text);
+    const texts = ["a ", "a b ", "a b c", "a b c ", "a b c d ", "a b c d e f "];
+    for (const text of texts) one.typed(text);
     equal(said, ["a b c", "a b c d e f"]);
   },
 

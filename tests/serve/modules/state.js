@@ -44,7 +44,8 @@ export const tests = {
   },
 
   "the full state adds what was missed and takes nothing away"() {
-    const state = after(ready("a"), update(1, 0, 0, "Eins", { final: true }), update(2, 1, 0, "Zw"));
+    const first = update(1, 0, 0, "Eins", { final: true });
+    const state = after(ready("a"), first, update(2, 1, 0, "Zw"));
     const segments = [
       { seg: 1, rev: 3, source: "two", text: "Zwei", stable: 4, final: true },
       { seg: 2, rev: 0, source: "th", text: "Dr", stable: 0, final: false },
@@ -80,7 +81,8 @@ export const tests = {
   },
 
   "a revision that is shown in another way is no update"() {
-    const state = after(ready("a"), update(1, 0, 0, "Eins"), update(2, 0, 0, "Ei", { hidden: "ns" }));
+    const masked = update(2, 0, 0, "Ei", { hidden: "ns" });
+    const state = after(ready("a"), update(1, 0, 0, "Eins"), masked);
     equal([texts(state), state.updates, state.ms], [[[0, "Ei"]], 1, [10]]);
   },
 
@@ -111,12 +113,16 @@ export const tests = {
 
   "unknown messages are no harm"() {
     const state = after(ready("a"));
-    for (const type of ["pong", "constructor", "toString"]) equal(reduce(state, { type }, 1), state);
+    for (const type of ["pong", "constructor", "toString"]) {
+      equal(reduce(state, { type }, 1), state);
+    }
   },
 
   "the history is long, not endless"() {
     let state = after(ready("a"));
-    for (let seg = 0; seg < 5050; seg += 1) state = reduce(state, update(seg + 1, seg, 0, "x"), seg);
+    for (let seg = 0; seg < 5050; seg += 1) {
+      state = reduce(state, update(seg + 1, seg, 0, "x"), seg);
+    }
     equal([state.segments.length, state.segments[0].seg], [5000, 50]);
   },
 };

@@ -27,7 +27,8 @@ export class Client {
   #resting = false;
 
   /**
-   * @param world see Connection; and now(): seconds; load() and save(object): what outlives the page
+   * @param world see Connection; and now(): seconds; load() and save(object): what
+   *   outlives the page
    * @param changed is called with the state whenever it is another one
    * @param connection is called with its status
    */

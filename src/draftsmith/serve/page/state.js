@@ -24,7 +24,8 @@ export function initialState() {
 
 /** The state after a message of the server, or of the page itself; `now` is in seconds. */
 export function reduce(state, message, now) {
-  return Object.hasOwn(REDUCERS, message.type) ? REDUCERS[message.type](state, message, now) : state;
+  if (!Object.hasOwn(REDUCERS, message.type)) return state;
+  return REDUCERS[message.type](state, message, now);
 }
 
 /** The segment of this number. */

@@ -10,8 +10,8 @@ export function splitAt(text, count) {
 }
 
 // Scripts without blanks between words: every character counts as a word.
-const UNSPACED =
-  /[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Bopo}\p{scx=Thai}\p{scx=Lao}\p{scx=Khmr}\p{scx=Mymr}\p{scx=Tibt}\p{scx=Yiii}]/u;
+const SCRIPTS = ["Hani", "Hira", "Kana", "Bopo", "Thai", "Lao", "Khmr", "Mymr", "Tibt", "Yiii"];
+const UNSPACED = new RegExp(`[${SCRIPTS.map((name) => `\\p{scx=${name}}`).join("")}]`, "u");
 const RUN = /\s*(?:[\p{L}\p{N}\p{M}'’_-]+|[^\p{L}\p{N}\p{M}'’_\s-]+)\s*|\s+/gu;
 const graphemes = new Intl.Segmenter(undefined, { granularity: "grapheme" });
 
@@ -94,7 +94,8 @@ export function changes(before, after, match) {
 }
 
 const END = /[.!?…؟۔।]+["'”’»)\]]*(?=\s|$)|[。！？｡]+["'”’»）」』]*|\n+/gu;
-const GOES_ON = /(?:^|[\s(])(?:\p{Lu}|\d{1,2}|Dr|Mr|Mrs|Ms|Prof|St|vs|etc|e\.g|i\.e|z\.B|d\.h|u\.a|bzw|ca|Nr|No)\.$/u;
+const SHORT = "Dr|Mr|Mrs|Ms|Prof|St|vs|etc|e\\.g|i\\.e|z\\.B|d\\.h|u\\.a|bzw|ca|Nr|No";
+const GOES_ON = new RegExp(`(?:^|[\\s(])(?:\\p{Lu}|\\d{1,2}|${SHORT})\\.$`, "u");
 
 /**
  * Sentences that are over, and what follows them.
