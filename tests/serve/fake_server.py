@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,12 @@ SETTINGS = {
 }
 
 Message = dict[str, Any]
-Answer = Callable[[Message], Iterable[Message]]
 
 
 class FakeServer:
-    """One session. Listens from `with` on, on a port of its own.
+    """One session. Listens from `with` on, on a port of its own."""
 
-    Args:
-        answer: What to say to a `source`, after it was noted.
-    """
-
-    def __init__(self, answer: Answer = lambda source: ()) -> None:
-        self.answer = answer
+    def __init__(self) -> None:
         self.received: list[Message] = []
         """Every message of every client."""
         self.asked: list[str] = []
@@ -56,6 +50,8 @@ class FakeServer:
         self.settings = dict(SETTINGS)
         self.refuse: list[Message] = []
         """Errors for the next attempts to start or resume, one each."""
+        self.closed = False
+        """Nobody may connect."""
         self._segments: dict[int, Message] = {}
         self._last_id = 0
         self._sockets: set[ServerConnection] = set()
@@ -116,10 +112,6 @@ class FakeServer:
             "stats": {"ne": 0.25, "ad": 0.8, "ao": 0.6},
         }
 
-    def remember(self, segments: Iterable[Message]) -> None:
-        """As if they had been said before anyone listened."""
-        self._segments = {one["seg"]: one for one in segments}
-
     # ------------------------------------------------------------------ the loop
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -152,17 +144,13 @@ class FakeServer:
 
     async def _hear(self, socket: ServerConnection, message: Message) -> None:
         self.received.append(message)
-        kind = message["type"]
-        if kind in ("start", "resume"):
+        if message["type"] in ("start", "resume"):
             if self.refuse:
                 await socket.send(json.dumps(self.refuse.pop(0)))
                 return
             self._sockets.add(socket)
             for said in self._welcome(message):
                 await socket.send(json.dumps(said))
-        elif kind == "source":
-            for said in self.answer(message):
-                await self._broadcast(said)
 
     def _welcome(self, message: Message) -> Iterable[Message]:
         yield {
@@ -180,7 +168,8 @@ class FakeServer:
         self.asked.append(request.path)
         url = urlsplit(request.path)
         if url.path == "/ws":
-            return None
+            closed = _response(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"closed")
+            return closed if self.closed else None
         if url.path == "/events":
             return self._events(parse_qs(url.query))
         folder = MODULES if url.path.startswith("/modules/") else PAGE
