@@ -156,7 +156,7 @@ CODE_MUTANTS = {
         options={"strict": False},
     ),
     "first child is taken for a match": Mutant(
-        breaks=source(verify.Match, "step", "== drawn[r]", ">= 0"),
+        breaks=source(verify, "holding", "== wanted[r]", ">= 0"),
         drafter=Greedy,
         options={"rule": "match"},
     ),

@@ -13,6 +13,7 @@ from tests.tiny_models import tiny_tokenizer
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.equality import first_difference
 from draftsmith.drafters._lookup import drafter_class, load_drafter
+from draftsmith.drafters._options import structure_options
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
@@ -144,7 +145,9 @@ def test_an_option_for_training_is_refused_where_nothing_is_trained(
     kind: str, option: str, trained: Path
 ) -> None:
     folder, name = trained / kind, option.partition("=")[0].replace("-", "_")
-    what = f"--drafter-option {name}: {folder} reads it when it is trained"
+    settled = name in structure_options(drafter_class(kind).Config)
+    why = f"the weights in {folder} have settled it" if settled else f"{folder} reads it when it is"
+    what = f"--drafter-option {name}: {why}"
     assert what in refusal(folder, drafter_option=(option,))
     assert what in refusal("none", folder, drafter_option=(f"{kind}.{option}",))
 

@@ -20,6 +20,12 @@ BASE = {
     "report": ["--runs", "r"],
     "doctor": [],
     "quickstart": [],
+    "live translate": ["--target", "T"],
+    "live make-stream": ["--source", "s"],
+    "live make-examples": ["--pairs", "p"],
+    "live replay": ["--target", "T", "--stream", "s"],
+    "live score": ["--records", "r"],
+    "live serve": ["--target", "T"],
 }
 
 
