@@ -129,7 +129,7 @@ def over_embeddings(drafter: Drafter) -> Drafter:
     def with_states(batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
         return forward(replace(batch, features_BTS=target.embed(batch.tokens_BT)), carry)
 
-    drafter.forward = with_states  # type: ignore[method-assign]
+    drafter.forward = with_states
     return drafter
 
 

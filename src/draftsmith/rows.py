@@ -11,8 +11,8 @@ from draftsmith.sampler import History
 from draftsmith.types import RowStats
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences share from their beginning."""
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many tokens (pieces, characters) two sequences share from their beginning."""
     different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     return next(different, min(len(a), len(b)))
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from draftsmith.live.metrics import CHARACTERS, kept, report
+from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
+from draftsmith.rows import common_prefix
 from tests.serve.driving import until
 from tests.serve.fake_server import FakeServer
 
@@ -89,7 +90,7 @@ def revisions() -> Iterator[UpdateRecord]:
                 final=source.endswith("."),
                 tokens=len(words),
                 drafted=len(drafted),
-                accepted=kept(drafted, words),
+                accepted=common_prefix(drafted, words),
             )
             drafted = words
 
@@ -103,7 +104,7 @@ def show(server: FakeServer, records: list[UpdateRecord], hidden: str = "") -> N
         one.rev,
         one.source,
         one.shown,
-        stable=kept(before, one.shown),
+        stable=common_prefix(before, one.shown),
         hidden=hidden,
         final=one.final,
         ms=24 + 9 * (one.tokens - one.accepted),

@@ -232,6 +232,15 @@ def test_silence_keeps_what_is_shown_and_costs_nothing(target: HFTarget) -> None
     assert translator.update(" ", final=True) is None and translator.seg == 2
 
 
+def test_words_can_be_appended(target: HFTarget) -> None:
+    grown, whole = a_translator(target), a_translator(target)
+    grown.update("the cat")
+    whole.update("the cat")
+    appended, said = grown.append(" sat"), whole.update("the cat sat")
+    assert appended is not None and said is not None
+    assert (grown.source, appended.tokens) == ("the cat sat", said.tokens)
+
+
 def test_segments_stand_for_themselves(target: HFTarget) -> None:
     alone = a_translator(target).update("the dog saw the log", final=True)
     behind = a_translator(target)

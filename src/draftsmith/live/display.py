@@ -85,7 +85,7 @@ class Display(abc.ABC):
         full = self._decode(tokens)
         end = len(full) if final else self._cut(full, self._end(tokens, full))
         before, self._text = self._text, full[:end]
-        same = _shared(before, self._text)
+        same = common_prefix(before, self._text)
         return Shown(
             text=self._text, stable=end if final else same, full=full, erased=len(before) - same
         )
@@ -100,7 +100,7 @@ class Display(abc.ABC):
         if not self._options.no_shrink:
             return end
         # Not moved back to a whole word: a word that grew stays on the screen as it was.
-        return max(end, _floor(borders(full), _shared(self._text, full)))
+        return max(end, _floor(borders(full), common_prefix(self._text, full)))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         """The text of the tokens, without a character at its end that is not whole.
@@ -121,7 +121,7 @@ class Display(abc.ABC):
 
     def _covered(self, first: Sequence[int], full: str) -> int:
         """How much of `full` its first tokens are; a blank may depend on the token behind it."""
-        return _shared(self._decode(first), full)
+        return common_prefix(self._decode(first), full)
 
 
 class TokenMask(Display):
@@ -167,11 +167,6 @@ def make_display(options: DisplayOptions, tokenizer: Any) -> Display:
     """A display for a new segment."""
     kind = Agreement if options.policy == "agreement" else _MASKS[options.unit]
     return kind(options, tokenizer)
-
-
-def _shared(a: str, b: str) -> int:
-    """How many characters two texts share from their beginning."""
-    return common_prefix([*map(ord, a)], [*map(ord, b)])
 
 
 def _floor(places: Sequence[int], at: int) -> int:

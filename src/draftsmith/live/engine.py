@@ -73,7 +73,7 @@ class _FirstWhole:
 
 
 class Engine:
-    """Runs jobs of live translations: one after the other, or those of several side by side.
+    """Runs jobs of live translations, greedily: one after the other, or several side by side.
 
     Args:
         redraft: use the jobs' drafts; without, this is autoregressive re-translation.
@@ -89,11 +89,8 @@ class Engine:
         redraft: bool = True,
         resync: int = 0,
         then: Drafter | None = None,
-        sampler: Sampler | None = None,
-        seed: int = 0,
     ) -> None:
-        self.target, self.redraft = target, redraft
-        self.sampler, self.seed = sampler or Sampler(), seed
+        self.target, self.redraft, self.sampler = target, redraft, Sampler()
         self._later = max(resync, 0 if then is None else then.default_shape.depth)
         first = Prediction(Prediction.Config(resync=resync > 0))
         self.drafter: Drafter = then or NoDrafter()
@@ -161,7 +158,6 @@ class Engine:
             max_new_tokens=max(job.max_new_tokens for job in jobs),
             shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,
             policy=policy if self.redraft else None,
-            seed=self.seed,
             allow_lossy=rule.lossy,
         )
         held = session.tokens or [[] for _ in jobs]

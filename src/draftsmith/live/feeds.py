@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
 from draftsmith.errors import InputError, nearest
-from draftsmith.live.records import Hypothesis
+from draftsmith.live.records import Hypothesis, json_objects
 
 T = TypeVar("T")
 Feed = Callable[[Iterable[str]], Iterator[Hypothesis]]
@@ -62,7 +62,7 @@ def jsonl(feed: Iterable[str]) -> Iterator[Hypothesis]:
     """
     last: Hypothesis | None = None
     words = ""
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         one = from_dict(Hypothesis, message, where=where)
         if last is not None and (one.seg, one.rev) <= (last.seg, last.rev):
             raise InputError(
@@ -92,7 +92,7 @@ def simulstreaming(feed: Iterable[str]) -> Iterator[Hypothesis]:
     """
     segments = _Segments()
     heard = ""
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         final = _flag(message, where, "is_final")
         if "text" in message or not final:
             heard += _get(message, where, str, "text")
@@ -156,7 +156,7 @@ def google(feed: Iterable[str]) -> Iterator[Hypothesis]:
     hypothesis together.
     """
     segments = _Segments()
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         if "results" not in message and _GOOGLE_EVENTS & message.keys():
             continue
         interim: list[str] = []
@@ -179,7 +179,7 @@ def aws(feed: Iterable[str]) -> Iterator[Hypothesis]:
     segments = _Segments()
     current: str | None = None
     closed: set[str] = set()
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         event = message.get("TranscriptEvent", message)
         for i in range(len(_get(event, where, list, "Transcript", "Results"))):
             at = ("Transcript", "Results", i)
@@ -206,7 +206,7 @@ def deepgram(feed: Iterable[str]) -> Iterator[Hypothesis]:
     `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
     segments = _Segments()
     kept: list[str] = []
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         kind = message.get("type", "Results")
         if kind == "UtteranceEnd":
             yield from segments.hear(" ".join(kept), final=True)
@@ -228,7 +228,7 @@ def azure(feed: Iterable[str]) -> Iterator[Hypothesis]:
     """Azure Speech: what `event.result.json` holds in the handlers of `recognizing` and
     `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
     segments = _Segments()
-    for where, message in _messages(feed):
+    for where, message in json_objects(feed):
         if "event" in message:
             name = _get(message, where, str, "event")
             if name not in _AZURE_EVENTS:
@@ -292,25 +292,6 @@ def _ended(last: Hypothesis, words: str) -> list[Hypothesis]:
 
 def _joined(sentences: dict[int, str], *, upto: int) -> str:
     return " ".join(text for at, text in sorted(sentences.items()) if at <= upto and text)
-
-
-def _messages(feed: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, message) of every line that is not empty."""
-    for number, line in enumerate(feed, 1):
-        if not line.strip():
-            continue
-        where = f"line {number}"
-        try:
-            message = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where} is not JSON: {error.msg}") from None
-        if not isinstance(message, dict):
-            raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
-        try:  # half an emoji, written as an escape, is JSON but no text
-            json.dumps(message, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
-        yield where, message
 
 
 def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:

@@ -22,8 +22,9 @@ from statistics import fmean
 from typing import TypedDict
 
 from draftsmith.errors import InputError
-from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, kept, reference, segments
+from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, reference, segments
 from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.rows import common_prefix
 
 # --------------------------------------------------------------------------- means of delays
 
@@ -96,12 +97,12 @@ def _mean_lag(delays: Sequence[float], source_length: float, target_length: floa
 
 def appearances(states: Sequence[Sequence[str]]) -> list[int]:
     """For each unit of the last state, the first state that has it with all before it."""
-    return _first_with(accumulate((kept(state, states[-1]) for state in states), max))
+    return _first_with(accumulate((common_prefix(state, states[-1]) for state in states), max))
 
 
 def stable_from(states: Sequence[Sequence[str]]) -> list[int]:
     """For each unit of the last state, the state from which on it is there with all before it."""
-    agreeing = [kept(state, states[-1]) for state in states]
+    agreeing = [common_prefix(state, states[-1]) for state in states]
     return _first_with(reversed(list(accumulate(reversed(agreeing), min))))
 
 

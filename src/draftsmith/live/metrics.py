@@ -22,6 +22,7 @@ import numpy as np
 
 from draftsmith.errors import InputError
 from draftsmith.live.records import UpdateRecord
+from draftsmith.rows import common_prefix
 
 # --------------------------------------------------------------------------- pieces of a text
 
@@ -71,16 +72,9 @@ def flores_pieces() -> Pieces:
 # --------------------------------------------------------------------------- erasure
 
 
-def kept(before: Sequence[str], after: Sequence[str]) -> int:
-    """How many pieces two texts share from their beginning."""
-    # `rows` has the same for tokens, but brings torch: scoring a file should not wait for it
-    different = (i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y)
-    return next(different, min(len(before), len(after)))
-
-
 def erasure(before: Sequence[str], after: Sequence[str]) -> int:
     """Pieces of the text before that an update took away or rewrote."""
-    return len(before) - kept(before, after)
+    return len(before) - common_prefix(before, after)
 
 
 def normalised_erasure(shown: Sequence[str], pieces: Pieces) -> float | None:

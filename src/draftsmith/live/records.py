@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
 from draftsmith.errors import InputError
@@ -88,17 +88,31 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
+    for where, values in json_objects(lines, f"{path}, "):
+        yield from_dict(kind, values, where=where)
+
+
+def json_objects(lines: Iterable[str], source: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of every line that is not empty; `source` begins what names a line.
+
+    Raises:
+        InputError: a line is no JSON object, or holds half a character.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{source}line {number}"
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{where} is not JSON: {error.msg}") from None
         if not isinstance(values, dict):
-            raise InputError(f"{where}: expected an object, got {values!r}")
-        yield from_dict(kind, values, where=where)
+            raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
+        try:  # half an emoji, written as an escape, is JSON but no text
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+        yield where, values
 
 
 def write_lines(path: Path, records: Iterable[Hypothesis | UpdateRecord]) -> None:

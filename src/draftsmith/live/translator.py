@@ -187,23 +187,18 @@ class LiveTranslator:
         said = [{"source": source, "text": answer} for source, answer in self._said]
         return {"seg": self.seg, "rev": self.rev, "source": self.source, "text": text, "said": said}
 
-    def configure(self, config: LiveConfig) -> Update | None:
-        """Go on with other options. What is shown now, by the new display; None: nothing yet.
+    def configure(self, config: LiveConfig) -> None:
+        """Go on with other options; what is shown is shown by the new display.
 
         What an engine is made for stays: `redraft` and `resync`.
         """
         self.config = config
         self._display = make_display(config.display, self.target.tokenizer)
-        if self.last is None:
-            return None
-        self._shown = self._display.show(self._kept, final=False)
-        self.last = replace(
-            self.last,
-            text=self._shown.text,
-            stable=self._shown.stable,
-            record=replace(self.last.record, shown=self._shown.text),
-        )
-        return self.last
+        if self.last is not None:
+            self._shown = self._display.show(self._kept, final=False)
+            text = self._shown.text
+            record = replace(self.last.record, shown=text)
+            self.last = replace(self.last, text=text, stable=self._shown.stable, record=record)
 
     # ------------------------------------------------------------------ both halves of an update
 

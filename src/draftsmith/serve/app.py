@@ -46,6 +46,8 @@ PAGE = Path(__file__).parent / "page"
 MOST_FAULTS = 20
 """Refused frames in a row after which a connection is closed."""
 SWEEP_SECONDS = 5.0
+_GONE = (WebSocketDisconnect, RuntimeError)
+"""What starlette raises for a client that is no longer there."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'"
@@ -75,9 +77,9 @@ class Door:
     def check(self, headers: Headers, token: str | None) -> None:
         """Raises Refused for a stranger."""
         origin, host = headers.get("origin"), headers.get("host", "")
-        if self.local and _name(f"//{host}") not in _LOCAL:
+        if self.local and _parts(f"//{host}").hostname not in _LOCAL:
             raise Refused("host", f"this server is not called {host}", fatal=True)
-        own = origin is None or (_split(origin) is not None and _place(origin) == host)
+        own = origin is None or _parts(origin).netloc == host != ""
         if not own and origin not in self.origins:
             raise Refused("origin", f"pages of {origin} may not connect", fatal=True)
         given, wanted = (token or "").encode(), (self.token or "").encode()
@@ -88,21 +90,12 @@ class Door:
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def _split(url: str) -> SplitResult | None:
+def _parts(url: str) -> SplitResult:
+    """Of what cannot be read, empty ones."""
     try:
         return urlsplit(url)
     except ValueError:
-        return None
-
-
-def _place(url: str) -> str | None:
-    parts = _split(url)
-    return None if parts is None else parts.netloc
-
-
-def _name(url: str) -> str | None:
-    parts = _split(url)
-    return None if parts is None else parts.hostname
+        return urlsplit("")
 
 
 def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
@@ -111,7 +104,7 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         hall.pump.start()
-        sweeping = asyncio.create_task(_sweep(hall, gauges))
+        sweeping = asyncio.create_task(_sweep(hall))
         try:
             yield
         finally:
@@ -165,11 +158,10 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
     return app
 
 
-async def _sweep(hall: Hall, gauges: Gauges) -> None:
+async def _sweep(hall: Hall) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         hall.sweep()
-        gauges.sessions.set(len(hall))
 
 
 async def _mirror(hall: Hall, room: Room) -> AsyncIterator[dict[str, str]]:
@@ -219,11 +211,13 @@ class Connection:
         finally:
             for task in (sending, listening):
                 task.cancel()
-            # who is gone, in mid-sentence or not, is no error
-            await asyncio.gather(sending, listening, return_exceptions=True)
+            ends = await asyncio.gather(sending, listening, return_exceptions=True)
             if self.room is not None:
                 self.hall.leave(self.room, self.outbox)
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+        for end in ends:  # who is gone, in mid-sentence or not, is no error
+            if isinstance(end, Exception) and not isinstance(end, _GONE):
+                raise end
+        with contextlib.suppress(*_GONE):
             await self.socket.close()
 
     async def _send(self) -> None:
@@ -276,17 +270,18 @@ class Connection:
         room = self.room
         if room is None:
             raise Refused("no_session", "say start (or resume) first")
-        if isinstance(message, Source):
-            room.hear(message)
-            self.gauges.heard.inc()
-        elif isinstance(message, Finish):
-            room.finish(message.seg)
-        elif isinstance(message, Config):
-            room.configure(self.hall.merged(room.wanted, message.settings))
-        elif isinstance(message, Measure):
-            self.hall.measure(room)
-        elif isinstance(message, Stop):
-            room.stop()
+        match message:
+            case Source():
+                room.hear(message)
+                self.gauges.heard.inc()
+            case Finish():
+                room.finish(message.seg)
+            case Config():
+                room.configure(self.hall.merged(room.wanted, message.settings))
+            case Measure():
+                self.hall.measure(room)
+            case Stop():
+                room.stop()
         self.hall.pump.wake()
 
     def _enter(self, message: Start | Resume) -> None:

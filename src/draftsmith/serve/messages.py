@@ -16,12 +16,11 @@ from typing import Any
 
 from draftsmith.config import from_dict
 from draftsmith.errors import DraftsmithError, InputError, nearest
+from draftsmith.live.templates import check_text
 
 VERSION = 1
 MOST_BYTES = 64 * 1024
 """Of a frame."""
-
-
 _FAULTS = frozenset(
     ("binary", "too_large", "not_json", "unknown_type", "bad_field", "bad_text", "version")
 )
@@ -168,20 +167,13 @@ def parse(frame: str) -> Message:
     if isinstance(message, Source):
         if min(message.seg, message.rev) < 0:
             raise Refused("bad_field", "seg and rev are 0 or more", rev=message.rev)
-        _check_text(message)
+        try:
+            check_text(message.text)
+        except InputError as error:
+            raise Refused("bad_text", str(error), rev=message.rev) from None
     if isinstance(message, Start) and message.v != VERSION:
         raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
     return message
-
-
-def _check_text(message: Source) -> None:
-    try:
-        message.text.encode("utf-8")
-    except UnicodeEncodeError:
-        sentence = "the text holds half a character (a lone surrogate)"
-        raise Refused("bad_text", sentence, rev=message.rev) from None
-    if "\0" in message.text:
-        raise Refused("bad_text", "the text holds a NUL character", rev=message.rev)
 
 
 def _rev(values: Mapping[str, Any]) -> int | None:

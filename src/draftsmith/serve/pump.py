@@ -10,6 +10,7 @@ scratch, so that one broken session does not take others with it.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -91,11 +92,13 @@ class Pump(threading.Thread):
         try:
             while self.turn(wait=True):
                 pass
-        except Exception as error:  # a fault of ours: nobody may wait for an answer in vain
-            self.broken = f"{type(error).__name__}: {error}"
-            for room in self._rooms.values():
-                room.tell(Refused("broken", f"decoding has ended: {error}", fatal=True).message())
-            raise
+        finally:
+            if not self._stopping:  # a fault of ours: nobody may wait for an answer in vain
+                self.broken = f"decoding has ended: {sys.exception()!r}"
+                with self._changed:
+                    rooms = list(self._rooms.values())
+                for room in rooms:
+                    room.tell(Refused("broken", self.broken, fatal=True).message())
 
     def turn(self, *, wait: bool = False) -> bool:
         """Everything that waits once; False: it has been stopped."""
