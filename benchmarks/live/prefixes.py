@@ -120,6 +120,7 @@ def main() -> None:
                 stream=stream,
                 model=ModelOptions(target=str(model), dtype="float32"),
                 bias="0,0.2",
+                mask_k="0,5",
                 prompt=PromptOptions(language="German"),
                 redraft=RedraftOptions(),
                 out=given.work / f"replay-{text}-{name}",
@@ -130,7 +131,8 @@ def main() -> None:
         ad = "" if row["ad"] is None else f"{row['ad']:.1%}"
         bias = "AR" if row["bias"] is None else f"{row['bias']:g}"
         print(
-            f"{row['text']:<8} {row['model']:<11} {bias:>4}  NE {row['ne']:.2f}  A/D {ad:>6}  "
+            f"{row['text']:<8} {row['model']:<11} {bias:>4}  {row['mask_k']} hidden  "
+            f"NE {row['ne']:.2f}  A/D {ad:>6}  "
             f"speed-up {row['speedup']:.2f}  chrF {row['chrf']:.1f}"
         )
     facts = {"steps": given.steps, "segments": given.limit, "rows": rows}

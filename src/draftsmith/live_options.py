@@ -79,6 +79,28 @@ def bias_warning(*biases: float | None) -> str | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScreenOptions(OptionGroup):
+    """What is on the screen before a segment is final."""
+
+    mask_k: int = 0
+    """Hide so many units at the end."""
+    unit: Literal["token", "word", "char"] = "token"
+    """What --mask-k counts; a char is what a reader takes for one."""
+    agree: int | None = None
+    """Show what so many outputs in a row have in common, instead of hiding the end."""
+    whole_words: bool = False
+    """Show no parts of words."""
+
+    def validate(self) -> None:
+        at_least(0, "--mask-k", self.mask_k)
+        at_least(2, "--agree", self.agree)
+        hides = self.mask_k == 0 or self.agree is None
+        require(hides, "--mask-k and --agree are two ways to hide: choose one")
+        if not self.mask_k:
+            unused("--unit", self.unit, "token", "--mask-k")
+
+
 def check_bias(value: float, flag: str) -> None:
     """Raise `InputError` unless this can be a bias."""
     require(0 <= value <= 1, f"{flag} must lie between 0 and 1, got {value}")
@@ -94,8 +116,9 @@ class LiveTranslateOptions(VerbOptions):
     recogniser sends."""
     bias: float = 0.2
     """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
-    mask_k: int = 0
-    """Hide so many tokens at the end until a segment is final."""
+    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    no_shrink: bool = False
+    """Text that is on the screen and in the new output stays, whatever is hidden."""
     prompt: PromptOptions = field(default_factory=PromptOptions)
     redraft: RedraftOptions = field(default_factory=RedraftOptions)
     out: Path | None = None
@@ -104,7 +127,6 @@ class LiveTranslateOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
-        at_least(0, "--mask-k", self.mask_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +271,7 @@ class LiveServeOptions(VerbOptions):
     """0 takes a free one."""
     bias: float = 0.2
     """How far verification leans towards the last output, unless a session says otherwise."""
-    mask_k: int = 0
-    """Hidden tokens, unless a session says otherwise."""
+    screen: ScreenOptions = field(default_factory=ScreenOptions)
     sessions: int = 32
     """Sessions at a time."""
     keep_seconds: float = 60.0
@@ -265,7 +286,6 @@ class LiveServeOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
-        at_least(0, "--mask-k", self.mask_k)
         at_least(1, "--sessions", self.sessions)
         require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
         good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0

@@ -1,4 +1,4 @@
-"""A headless browser and a server for it."""
+"""A headless browser with a server for it; a live server with a client."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.serve.driving import Page
 from tests.serve.fake_server import FakeServer
+
+if TYPE_CHECKING:
+    from tests.serve.serving import Client, Served
 
 FLAGS = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
@@ -52,3 +55,20 @@ def downloads(browser: Any, tmp_path: Path) -> Path:
     where = {"behavior": "allow", "downloadPath": str(tmp_path)}
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", where)
     return tmp_path
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    from tests.serve.serving import Served
+
+    with Served() as one:
+        yield one
+
+
+@pytest.fixture
+def talk(served: Served) -> Iterator[Client]:
+    from tests.serve.serving import Client
+
+    with Client(served) as one:
+        assert one.start()["type"] == "ready"
+        yield one

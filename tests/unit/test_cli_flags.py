@@ -62,9 +62,10 @@ EXPECTED = {
         --base --debug --json --out --runs
     """,
     "live translate": """
-        --attn-implementation --bias --context --debug --device --dtype --final-bias --format --json
-        --language --mask-k --max-ratio --out --resync --revision --revision-bias --target
-        --template --then --trim-full-stop --trust-remote-code
+        --agree --attn-implementation --bias --context --debug --device --dtype --final-bias
+        --format --json --language --mask-k --max-ratio --no-shrink --out --resync --revision
+        --revision-bias --target --template --then --trim-full-stop --trust-remote-code --unit
+        --whole-words
     """,
     "live make-stream": """
         --debug --json --lag --limit --out --references --rewrites --seed --source --unit
@@ -75,10 +76,10 @@ EXPECTED = {
         --revision-bias --stream --target --template --then --trim-full-stop --trust-remote-code
     """,
     "live serve": """
-        --allow-origin --attn-implementation --bias --context --debug --device --dtype --final-bias
-        --host --json --keep-seconds --language --mask-k --max-ratio --port --resync --revision
-        --revision-bias --sessions --target --template --then --token --trim-full-stop
-        --trust-remote-code
+        --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
+        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --port --resync
+        --revision --revision-bias --sessions --target --template --then --token --trim-full-stop
+        --trust-remote-code --unit --whole-words
     """,
     "live make-examples": """
         --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit

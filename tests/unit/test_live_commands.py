@@ -135,6 +135,38 @@ def test_translate_follows_stdin_and_score_reads_what_it_kept(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--mask-k", "2", "--unit", "char"],
+        ["--mask-k", "1", "--unit", "word", "--no-shrink"],
+        ["--agree", "2"],
+        ["--mask-k", "4", "--whole-words"],
+    ],
+)
+def test_screens_hide_and_change_no_output(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+) -> None:
+    def records(*more: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("the cat\nthe cat sat\nthe cat sat on\n\n"))
+        kept = tmp_path / "kept.jsonl"
+        own = ["--target", str(folder / "target"), "--dtype", "float64", "--out", str(kept)]
+        run(capsys, "translate", *own, "--json", *more)
+        return [json.loads(line) for line in kept.read_text().splitlines()]
+
+    whole, hidden = records(), records(*words)
+    assert [one["full"] for one in whole] == [one["full"] for one in hidden]
+    assert [one["drafted"] for one in whole] == [one["drafted"] for one in hidden]
+    before = hidden[:-1]
+    assert all(one["full"].startswith(one["shown"]) for one in before)
+    assert any(one["full"] != one["shown"] for one in before)
+    assert hidden[-1]["final"] and hidden[-1]["shown"] == hidden[-1]["full"]
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["replay", "S", "--bias", "0.2,1.5"], "--bias must lie between 0 and 1, got 1.5"),
@@ -147,6 +179,9 @@ def test_translate_follows_stdin_and_score_reads_what_it_kept(
         (["replay", "missing.jsonl"], "cannot read"),
         (["replay", "S", "--final-bias", "2"], "--final-bias must lie between 0 and 1"),
         (["translate", "--bias", "-0.1"], "--bias must lie between 0 and 1"),
+        (["translate", "--agree", "1"], "--agree must be at least 2"),
+        (["translate", "--agree", "2", "--mask-k", "3"], "choose one"),
+        (["translate", "--unit", "word"], "--unit does nothing without --mask-k"),
         (["make-stream", "S", "--lag", "0"], "--lag must be at least 1"),
         (["score", "missing.jsonl"], "cannot read"),
         (["sing"], "unknown live verb 'sing'"),

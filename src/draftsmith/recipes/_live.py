@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -16,7 +17,13 @@ from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.replay import Setting
 from draftsmith.live.templates import INSTRUCTION, Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
-from draftsmith.live_options import MINI, PromptOptions, RedraftOptions, bias_warning
+from draftsmith.live_options import (
+    MINI,
+    PromptOptions,
+    RedraftOptions,
+    ScreenOptions,
+    bias_warning,
+)
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import HFTarget
 
@@ -45,11 +52,28 @@ def make_template(options: PromptOptions, target: HFTarget) -> Template:
     return Template(tokenizer=target.tokenizer, language=language, text=text, chat=chat)
 
 
+def make_display_options(screen: ScreenOptions, *, no_shrink: bool) -> DisplayOptions:
+    """What these options show of a segment before it is final."""
+    return DisplayOptions(
+        policy="mask" if screen.agree is None else "agreement",
+        hide=screen.mask_k,
+        unit=screen.unit,
+        no_shrink=no_shrink,
+        whole_words=screen.whole_words,
+        agree=screen.agree or 2,
+    )
+
+
 def maker(
-    target: HFTarget, prompt: PromptOptions, redraft: RedraftOptions
+    target: HFTarget,
+    prompt: PromptOptions,
+    redraft: RedraftOptions,
+    display: DisplayOptions | None = None,
 ) -> Callable[[Setting], LiveTranslator]:
-    """Makes a translator per setting; all share the target."""
+    """Makes a translator per setting; all share the target. `display`: what more than the setting's
+    mask hides."""
     template = make_template(prompt, target)
+    display = display or DisplayOptions()
 
     def make(setting: Setting) -> LiveTranslator:
         drafts = setting.method == "ssbd"
@@ -63,7 +87,7 @@ def maker(
             trim_full_stop=redraft.trim_full_stop,
             max_ratio=redraft.max_ratio,
             context=prompt.context,
-            display=DisplayOptions(hide=setting.mask_k),
+            display=replace(display, hide=setting.mask_k),
         )
         then: Drafter | None = None
         if redraft.then is not None and drafts:

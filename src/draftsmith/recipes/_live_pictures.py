@@ -108,7 +108,7 @@ def _flicker(rows: Sequence[Row]) -> Figure:
                 axis.annotate(f"{row.bias:g}", at, textcoords="offset points", xytext=(4, 4))
     axis.set_xlabel("normalised erasure")
     axis.set_ylabel("chrF of final texts")
-    legend_below(figure, [axis])
+    legend_below(figure, [axis], columns=2)
     return figure
 
 

@@ -12,7 +12,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.live.templates import Template
 from draftsmith.live_options import LiveServeOptions
 from draftsmith.recipes._drafting import open_target
-from draftsmith.recipes._live import make_template, warn
+from draftsmith.recipes._live import make_display_options, make_template, warn
 
 
 def run(options: LiveServeOptions) -> dict[str, Any]:
@@ -42,15 +42,16 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             return make_template(dataclasses.replace(options.prompt, language=language), target)
 
         gauges = Gauges()
+        display = make_display_options(options.screen, no_shrink=True)
         settings = Settings(
             target=options.prompt.language,
             bias=options.bias,
             final_bias=options.redraft.final_bias,
             revision_bias=options.redraft.revision_bias,
-            mask_k=options.mask_k,
+            mask_k=display.hide,
             mask="display",
-            no_shrink=True,
-            whole_words=False,
+            no_shrink=display.no_shrink,
+            whole_words=display.whole_words,
             context=options.prompt.context,
         )
         hall = Hall(
@@ -58,6 +59,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             template,
             HallOptions(
                 settings=settings,
+                display=display,
                 resync=options.redraft.resync,
                 max_ratio=options.redraft.max_ratio,
                 trim_full_stop=options.redraft.trim_full_stop,

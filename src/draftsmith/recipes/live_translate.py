@@ -18,7 +18,7 @@ from draftsmith.live.replay import Setting
 from draftsmith.live.translator import LiveTranslator, SourceTooLong
 from draftsmith.live_options import LiveTranslateOptions
 from draftsmith.recipes._drafting import open_target
-from draftsmith.recipes._live import coloured, maker, warn
+from draftsmith.recipes._live import coloured, make_display_options, maker, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,9 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
     """Translate until the input ends. On an interrupt, what was said so far is still written."""
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_target(options.model)
-    setting = Setting(method="ssbd", bias=options.bias, mask_k=options.mask_k)
-    translator = maker(target, options.prompt, options.redraft)(setting)
+    display = make_display_options(options.screen, no_shrink=options.no_shrink)
+    setting = Setting(method="ssbd", bias=options.bias, mask_k=display.hide)
+    translator = maker(target, options.prompt, options.redraft, display)(setting)
     records: list[UpdateRecord] = []
     try:
         _follow(translator, options, records)

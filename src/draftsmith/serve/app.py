@@ -22,6 +22,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
+from draftsmith.live_options import bias_warning
 from draftsmith.serve.gauges import Gauges
 from draftsmith.serve.hall import Hall
 from draftsmith.serve.messages import (
@@ -34,6 +35,7 @@ from draftsmith.serve.messages import (
     Ping,
     Refused,
     Resume,
+    Settings,
     Source,
     Start,
     Stop,
@@ -278,6 +280,7 @@ class Connection:
                 room.finish(message.seg)
             case Config():
                 room.configure(self.hall.merged(room.wanted, message.settings))
+                self._warn(message.settings)
             case Measure():
                 self.hall.measure(room)
             case Stop():
@@ -303,8 +306,16 @@ class Connection:
                 "settings": spelt(room.wanted),
             }
         )
-        if isinstance(message, Resume) and message.last_id != room.last_id:
+        if isinstance(message, Start):
+            self._warn(room.wanted)
+        elif message.last_id != room.last_id:
             self.outbox.put(room.full_state())
+
+    def _warn(self, settings: Settings) -> None:
+        """What to know before such a bias is used."""
+        said = bias_warning(settings.bias, settings.final_bias, settings.revision_bias)
+        if said is not None:
+            self.outbox.put({"type": "warning", "message": said})
 
 
 def origins(texts: Sequence[str]) -> tuple[str, ...]:

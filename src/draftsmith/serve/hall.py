@@ -30,6 +30,8 @@ class HallOptions:
 
     settings: Settings
     """What a session has unless it says otherwise; none of them is None but the two biases."""
+    display: DisplayOptions = field(default_factory=DisplayOptions)
+    """What is shown; of this a session chooses what is in its settings."""
     resync: int = 0
     max_ratio: float = 2.0
     trim_full_stop: bool = False
@@ -185,7 +187,8 @@ class Hall:
             trim_full_stop=self.options.trim_full_stop,
             max_ratio=self.options.max_ratio,
             context=settings.context or 0,
-            display=DisplayOptions(
+            display=replace(
+                self.options.display,
                 hide=mask_k,
                 no_shrink=bool(settings.no_shrink),
                 whole_words=bool(settings.whole_words),

@@ -1,7 +1,7 @@
 """The protocol of `live serve`: one JSON object per text frame.
 
     client    start  source  config  finish  resume  measure  ping  stop
-    server    ready  update  full_state  coalesced  measured  error  pong  bye
+    server    ready  warning  update  full_state  coalesced  measured  error  pong  bye
 
 A `source` is the whole hypothesis of a segment, with a revision that ascends; an `update` is the
 whole text of a segment. So whoever missed some loses nothing, and what comes twice does no harm.
@@ -31,9 +31,17 @@ class Refused(DraftsmithError):
 
     exit_code = InputError.exit_code
 
-    def __init__(self, code: str, sentence: str, *, fatal: bool = False, rev: int | None = None):
+    def __init__(
+        self,
+        code: str,
+        sentence: str,
+        *,
+        fatal: bool = False,
+        seg: int | None = None,
+        rev: int | None = None,
+    ) -> None:
         super().__init__(sentence)
-        self.code, self.fatal, self.rev = code, fatal, rev
+        self.code, self.fatal, self.seg, self.rev = code, fatal, seg, rev
 
     @property
     def is_fault(self) -> bool:
@@ -43,7 +51,8 @@ class Refused(DraftsmithError):
     def message(self) -> dict[str, Any]:
         """As it goes over the wire."""
         said = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
-        return said if self.rev is None else {**said, "rev": self.rev}
+        place = {"seg": self.seg, "rev": self.rev}
+        return said | {name: value for name, value in place.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +92,11 @@ class Source:
     """For recognisers that say one; nothing is made of it."""
     t: float | None = None
     """Likewise: seconds at which it was heard."""
+
+    @property
+    def place(self) -> dict[str, int]:
+        """What an answer says to be found again."""
+        return {"seg": self.seg, "rev": self.rev}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,26 +170,26 @@ def parse(frame: str) -> Message:
     kind = values.pop("type", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         hint = nearest(kind, _KINDS) if isinstance(kind, str) else f": {', '.join(_KINDS)}"
-        raise Refused("unknown_type", f"unknown type {kind!r}{hint}", rev=_rev(values))
+        raise Refused("unknown_type", f"unknown type {kind!r}{hint}", **_place(values))
     if kind in ("start", "config"):  # settings stand beside the type
         own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
         values["settings"] = own
     try:
         message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
     except InputError as error:
-        raise Refused("bad_field", str(error), rev=_rev(values)) from None
+        raise Refused("bad_field", str(error), **_place(values)) from None
     if isinstance(message, Source):
         if min(message.seg, message.rev) < 0:
-            raise Refused("bad_field", "seg and rev are 0 or more", rev=message.rev)
+            raise Refused("bad_field", "seg and rev are 0 or more", **message.place)
         try:
             check_text(message.text)
         except InputError as error:
-            raise Refused("bad_text", str(error), rev=message.rev) from None
+            raise Refused("bad_text", str(error), **message.place) from None
     if isinstance(message, Start) and message.v != VERSION:
         raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
     return message
 
 
-def _rev(values: Mapping[str, Any]) -> int | None:
-    rev = values.get("rev")
-    return rev if type(rev) is int else None
+def _place(values: Mapping[str, Any]) -> dict[str, int]:
+    """The segment and the revision that a message speaks of, as far as it says them."""
+    return {name: values[name] for name in ("seg", "rev") if type(values.get(name)) is int}

@@ -1,0 +1,159 @@
+"""A live server in this process, over real sockets, and clients that speak in dictionaries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.live_cases import a_target
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+client = pytest.importorskip("websockets.sync.client")
+
+import uvicorn  # noqa: E402
+from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
+
+from draftsmith.errors import BackendError  # noqa: E402
+from draftsmith.live.templates import Template  # noqa: E402
+from draftsmith.serve.app import Door, create_app  # noqa: E402
+from draftsmith.serve.gauges import Gauges  # noqa: E402
+from draftsmith.serve.hall import Hall, HallOptions  # noqa: E402
+from draftsmith.serve.messages import Settings  # noqa: E402
+
+SETTINGS = Settings(
+    target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0
+)
+WAIT = 20.0
+
+
+class Served:
+    """A server in this process, and its hall."""
+
+    def __init__(self, door: Door | None = None, **options: Any) -> None:
+        gauges = Gauges()
+        self.hall = a_hall(gauges, **options)
+        app = create_app(self.hall, gauges, "tiny", door or Door())
+        config = uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def __enter__(self) -> Served:
+        self.thread.start()
+        until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(WAIT)
+        assert not self.thread.is_alive()
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT) as got:
+                return got.status, got.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+class Client:
+    """A connection that speaks in dictionaries."""
+
+    def __init__(self, served: Served, query: str = "", **headers: str) -> None:
+        self._opened = client.connect(
+            f"ws://127.0.0.1:{served.port}/ws{query}",
+            additional_headers=headers,
+            max_size=None,
+            open_timeout=WAIT,
+        )
+        self.socket = self._opened.__enter__()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        self._opened.__exit__(*reason)
+
+    def say(self, kind: str, **values: Any) -> None:
+        self.socket.send(json.dumps({"type": kind, **values}))
+
+    def hear(self, *kinds: str) -> dict[str, Any]:
+        """The next message of these kinds (of any, if none is named)."""
+        while True:
+            message: dict[str, Any] = json.loads(self.socket.recv(timeout=WAIT))
+            if not kinds or message["type"] in kinds:
+                return message
+
+    def source(self, seg: int, rev: int, text: str, **more: Any) -> None:
+        self.say("source", seg=seg, rev=rev, text=text, **more)
+
+    def start(self, **settings: Any) -> dict[str, Any]:
+        self.say("start", **settings)
+        return self.hear("ready", "error")
+
+
+def until(good: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT
+    while not good():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def a_hall(gauges: Gauges, **options: Any) -> Hall:
+    target = a_target()
+    settings = options.pop("settings", SETTINGS)
+
+    def template(language: str) -> Template:
+        return Template(tokenizer=target.tokenizer, language=language)
+
+    return Hall(target, template, HallOptions(settings=settings, **options), gauges.count)
+
+
+@contextlib.contextmanager
+def held(hall: Hall) -> Iterator[None]:
+    """Decoding waits meanwhile."""
+    gate, inner = threading.Event(), hall.engine.run_together
+
+    def waiting(*given: Any) -> None:
+        gate.wait(WAIT)
+        inner(*given)
+
+    hall.engine.run_together = waiting
+    try:
+        yield
+    finally:
+        hall.engine.run_together = inner
+        gate.set()
+
+
+@contextlib.contextmanager
+def failing(hall: Hall, times: int, error: Exception | None = None) -> Iterator[None]:
+    inner, left = hall.target.forward, times
+
+    def forward(*given: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise error or BackendError("no memory")
+        return inner(*given)
+
+    hall.target.forward = forward
+    try:
+        yield
+    finally:
+        hall.target.forward = inner
+
+
+def name_of(served: Served) -> str:
+    """The name of the only session."""
+    (name,) = served.hall._seats
+    return name

@@ -1,0 +1,134 @@
+"""Who may talk to the live server, who listens, and what outlives a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from draftsmith.serve.app import Door
+from draftsmith.serve.outbox import MOST, Outbox
+from tests.serve.serving import WAIT, Client, Served, name_of, until
+
+
+def test_a_session_outlives_its_connection(served: Served) -> None:
+    with Client(served) as first:
+        name = first.start()["session"]
+        first.source(0, 0, "the cat sat", final=True)
+        said = first.hear("update")
+        first.source(1, 0, "the dog")
+    with Client(served) as second:
+        second.say("resume", session=name)
+        assert second.hear()["session"] == name
+        state = second.hear("full_state")
+        known = [(one["seg"], one["text"], one["final"]) for one in state["segments"]]
+        assert known[0] == (0, said["text"], True)
+        second.source(1, 0, "the dog")  # once more: nothing happens
+        second.source(1, 1, "the dog saw", final=True)
+        assert second.hear("update")["final"] or second.hear("update")["final"]
+        second.say("stop")
+        assert second.hear("bye")["report"]["updates"] >= 2
+    assert len(served.hall) == 0
+
+
+def test_readers_follow_by_events(served: Served, talk: Client) -> None:
+    talk.source(0, 0, "the cat sat", final=True)
+    said = talk.hear("update")
+    url = f"http://127.0.0.1:{served.port}/events?session={name_of(served)}"
+    with urllib.request.urlopen(url, timeout=WAIT) as events:
+        lines = (line.decode() for line in events if line.startswith(b"data:"))
+        state = json.loads(next(lines)[5:])
+        assert state["type"] == "full_state" and state["segments"][0]["text"] == said["text"]
+        talk.source(1, 0, "the dog")
+        assert json.loads(next(lines)[5:]) == talk.hear("update")
+        talk.say("stop")
+        assert json.loads(next(lines)[5:])["type"] == "bye"
+    assert served.get("/events?session=nobody")[0] == 404
+
+
+def test_sessions_that_nobody_comes_back_to_are_forgotten() -> None:
+    with Served(keep_seconds=0.0, sessions=1) as served:
+        with Client(served) as one, Client(served) as two:
+            assert one.start()["type"] == "ready"
+            refused = two.start()
+            assert (refused["code"], refused["fatal"]) == ("busy", True)
+        until(lambda: not any(seat.outboxes for seat in served.hall._seats.values()))
+        with Client(served) as three:
+            assert three.start()["type"] == "ready"
+
+
+def test_who_only_looks_on_keeps_no_session_open() -> None:
+    with Served(keep_seconds=0.0) as served:
+        with Client(served) as one:
+            name = one.start()["session"]
+            url = f"http://127.0.0.1:{served.port}/events?session={name}"
+            events = urllib.request.urlopen(url, timeout=WAIT)
+        with events:
+            lines = (line.decode() for line in events if line.startswith(b"data:"))
+            assert json.loads(next(lines)[5:])["type"] == "full_state"
+            assert json.loads(next(lines)[5:])["type"] == "bye"
+
+
+def test_strangers_stay_outside() -> None:
+    door = Door(origins=("https://captions.example",), token="open sesame")
+    with Served(door) as served:
+        good = "?token=open%20sesame"
+        for query, headers, code in (
+            ("", {}, "token"),
+            ("?token=guess", {}, "token"),
+            (good, {"Origin": "https://elsewhere.example"}, "origin"),
+        ):
+            with Client(served, query, **headers) as one:
+                assert one.hear("error")["code"] == code
+        own = f"http://127.0.0.1:{served.port}"
+        for origin in ("https://captions.example", own):
+            with Client(served, good, Origin=origin) as one:
+                assert one.start()["type"] == "ready"
+
+
+def test_a_local_server_answers_to_local_names_only() -> None:
+    with Served(Door(local=True)) as served:
+        codes = {}
+        for host in ("127.0.0.1", "localhost", "[::1]", "elsewhere.example", "["):
+            url = f"http://127.0.0.1:{served.port}/events?session=nobody"
+            asked = urllib.request.Request(url, headers={"Host": f"{host}:{served.port}"})
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked, timeout=WAIT)
+            codes[host] = json.loads(refused.value.read())["code"]
+        assert codes == {
+            "127.0.0.1": "unknown_session", "localhost": "unknown_session",
+            "[::1]": "unknown_session", "elsewhere.example": "host", "[": "host",
+        }  # fmt: skip
+        with Client(served, Origin="http://[") as one:
+            assert one.hear("error")["code"] == "origin"
+
+
+def test_health_metrics_and_unknown_pages(served: Served, talk: Client) -> None:
+    talk.source(0, 0, "the cat sat", final=True)
+    talk.hear("update")
+    status, text = served.get("/healthz")
+    assert status == 200 and json.loads(text)["sessions"] == 1
+    until(lambda: "live_finals_total 1.0" in served.get("/metrics")[1])
+    for path in ("/page/..%2Fapp.py", "/page/nothing.js", "/page/%2e%2e"):
+        assert served.get(path)[0] == 404
+
+
+def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -> None:
+    async def read() -> tuple[list[Any], list[Any]]:
+        outbox = Outbox()
+        outbox.state = lambda: {"type": "full_state"}
+        for rev in range(1000):
+            outbox.put({"type": "update", "seg": rev % 3, "rev": rev})
+        few = [await outbox.next() for _ in range(3)]
+        for number in range(MOST + 5):
+            outbox.put({"type": "coalesced", "seg": 0, "revs": [number]})
+        return few, [await outbox.next() for _ in range(6)]
+
+    few, after = asyncio.run(read())
+    assert {one["seg"]: one["rev"] for one in few} == {0: 999, 1: 997, 2: 998}
+    assert after[0] == {"type": "full_state"}
+    assert [one["revs"] for one in after[1:]] == [[MOST + n] for n in range(5)]
