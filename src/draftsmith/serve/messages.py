@@ -37,11 +37,11 @@ class Refused(DraftsmithError):
         sentence: str,
         *,
         fatal: bool = False,
-        seg: int | None = None,
-        rev: int | None = None,
+        place: Mapping[str, int] | None = None,
     ) -> None:
+        """`place`: the segment and the revision that it is about, as far as they are known."""
         super().__init__(sentence)
-        self.code, self.fatal, self.seg, self.rev = code, fatal, seg, rev
+        self.code, self.fatal, self.place = code, fatal, dict(place or {})
 
     @property
     def is_fault(self) -> bool:
@@ -51,8 +51,7 @@ class Refused(DraftsmithError):
     def message(self) -> dict[str, Any]:
         """As it goes over the wire."""
         said = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
-        place = {"seg": self.seg, "rev": self.rev}
-        return said | {name: value for name, value in place.items() if value is not None}
+        return said | self.place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,21 +169,21 @@ def parse(frame: str) -> Message:
     kind = values.pop("type", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         hint = nearest(kind, _KINDS) if isinstance(kind, str) else f": {', '.join(_KINDS)}"
-        raise Refused("unknown_type", f"unknown type {kind!r}{hint}", **_place(values))
+        raise Refused("unknown_type", f"unknown type {kind!r}{hint}", place=_place(values))
     if kind in ("start", "config"):  # settings stand beside the type
         own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
         values["settings"] = own
     try:
         message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
     except InputError as error:
-        raise Refused("bad_field", str(error), **_place(values)) from None
+        raise Refused("bad_field", str(error), place=_place(values)) from None
     if isinstance(message, Source):
         if min(message.seg, message.rev) < 0:
-            raise Refused("bad_field", "seg and rev are 0 or more", **message.place)
+            raise Refused("bad_field", "seg and rev are 0 or more", place=message.place)
         try:
             check_text(message.text)
         except InputError as error:
-            raise Refused("bad_text", str(error), **message.place) from None
+            raise Refused("bad_text", str(error), place=message.place) from None
     if isinstance(message, Start) and message.v != VERSION:
         raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
     return message

@@ -107,7 +107,7 @@ class Room:
         """
         with self.lock:
             if self._stopping:
-                raise Refused("stopping", "the session is about to end", **source.place)
+                raise Refused("stopping", "the session is about to end", place=source.place)
             last = self._heard
             if last is not None and self._is_known(source, last):
                 return
@@ -122,7 +122,7 @@ class Room:
                 self.coalesced += 1
                 self.tell({"type": "coalesced", "seg": heard.seg, "revs": [before.rev]})
             elif len(self._waiting) >= (MOST_FINALS if heard.final else MOST_WAITING):
-                raise Refused("busy", f"{len(self._waiting)} updates wait", **source.place)
+                raise Refused("busy", f"{len(self._waiting)} updates wait", place=source.place)
             else:
                 self._waiting.append(heard)
             self._heard = heard
@@ -134,15 +134,15 @@ class Room:
         if same and last.final == source.final:
             return True
         if source.seg < last.seg or (source.seg == last.seg and last.final):
-            raise Refused("segment_closed", f"segment {source.seg} is over", **source.place)
+            raise Refused("segment_closed", f"segment {source.seg} is over", place=source.place)
         if same:  # it has become final, word for word
             return False
         if (source.seg, source.rev) == (last.seg, last.rev):
             sentence = f"revision {source.rev} of segment {source.seg} came with another text"
-            raise Refused("conflict", sentence, **source.place)
+            raise Refused("conflict", sentence, place=source.place)
         if source.seg == last.seg and source.rev < last.rev:
             sentence = f"segment {last.seg} is at revision {last.rev} already"
-            raise Refused("stale_rev", sentence, **source.place)
+            raise Refused("stale_rev", sentence, place=source.place)
         return False
 
     def finish(self, seg: int) -> None:
@@ -153,7 +153,7 @@ class Room:
         """
         last = self._heard
         if last is None or last.seg != seg:
-            raise Refused("unknown_segment", f"there is no open segment {seg}", seg=seg)
+            raise Refused("unknown_segment", f"there is no open segment {seg}", place={"seg": seg})
         self.hear(Source(seg=seg, rev=last.rev + 1, text=last.text, final=True))
 
     def configure(self, settings: Settings) -> None:
@@ -269,7 +269,8 @@ class Room:
             last = self._heard
             if last is not None and (last.seg, last.rev) == (heard.seg, heard.rev):
                 self._heard = replace(heard, rev=heard.rev - 1, said="", final=False)
-        self.tell(Refused(code, str(error), seg=heard.seg, rev=heard.rev).message())
+        place = {"seg": heard.seg, "rev": heard.rev}
+        self.tell(Refused(code, str(error), place=place).message())
 
     def _tell_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
         record = update.record
