@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from draftsmith import live_options, options
+from draftsmith import live_options, options, plan_options
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.flags import check_known, check_values, flags_of, join_minus_values, name_leading
 from draftsmith.option_groups import VerbOptions
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 def verbs() -> dict[str, type[VerbOptions]]:
     """Every verb with its options, in the order in which they are declared."""
     found = {}
-    for module in (options, live_options):
+    for module in (options, live_options, plan_options):
         for name, value in vars(module).items():
             own = isinstance(value, type) and value.__module__ == module.__name__
             if own and issubclass(value, VerbOptions):

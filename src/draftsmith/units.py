@@ -1,10 +1,11 @@
-"""Amounts with their unit: `Duration` of a training run, sizes of files."""
+"""Amounts with their unit: `Duration` of a training run, sizes of files, counts."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from draftsmith.errors import InputError
@@ -54,3 +55,28 @@ def parse_bytes(text: str, flag: str) -> int:
     if size < 1:
         raise InputError(f"{flag} must be a size such as 500MB or 20GB, got {text!r}")
     return int(size)
+
+
+_COUNT = re.compile(
+    r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)\s*([kmbt]?)", re.IGNORECASE
+)
+_THOUSANDS = {"": 0, "k": 1, "m": 2, "b": 3, "t": 4}
+
+
+def parse_count(text: str, name: str) -> float:
+    """How many parameters or tokens: `1.8e11`, `180000000000.0` or `180B` (K, M, B, T).
+
+    Raises InputError naming `name` for anything else, 0 included.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    count = 0.0
+    if match is not None:
+        number, unit = match.groups()
+        # decimal: 2.4T is 2.4e12 to the last bit
+        count = float(Decimal(number).scaleb(3 * _THOUSANDS[unit.lower()]))
+    if not 0 < count < math.inf:
+        raise InputError(
+            f"{name} must be a count above 0 such as 1.8e11, 180000000000 or 180B "
+            f"(K, M, B or T), got {text!r}"
+        )
+    return count

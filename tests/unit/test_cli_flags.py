@@ -88,6 +88,25 @@ EXPECTED = {
     "live score": """
         --comet --debug --json --language --out --records --source-language --stream --texts
     """,
+    "plan law": """
+        --debug --fixed-effects --json --observations --out --predict
+    """,
+    "plan optimum": """
+        --coefficients --cost-ratio --debug --draft-params --draft-tokens --integer --json --law
+        --loss --out --target-params --target-tokens
+    """,
+    "plan sweep": """
+        --coefficients --debug --grid --json --law --loss --out
+    """,
+    "plan alpha": """
+        --counts --debug --json
+    """,
+    "plan fit": """
+        --bootstrap --debug --json --runs --seed
+    """,
+    "plan table": """
+        --debug --json --number --out
+    """,
 }
 
 

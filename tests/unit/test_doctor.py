@@ -26,7 +26,7 @@ def test_the_report_is_complete_json_without_folders(diagnosis: Diagnosis) -> No
     assert [cost["dtype"] for cost in cpu["costs"]] == ["float32", "bfloat16"]
     assert all(cost["ms_1_token"] > 0 and cost["ratio"] > 0 for cost in cpu["costs"])
     assert isinstance(cpu["fast_bfloat16"], bool)
-    assert set(payload["extras"]) == {"train", "serve", "eval"}
+    assert set(payload["extras"]) == {"train", "serve", "eval", "plan"}
     assert str(Path.cwd()) not in json.dumps(payload)
     assert str(Path.home()) not in json.dumps(payload["machine"])
 

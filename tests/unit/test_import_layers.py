@@ -32,6 +32,7 @@ LAYERS = [
         "drafting_options",
         "options",
         "live_options",
+        "plan_options",
         "provenance",
     ],
     ["types"],
@@ -60,6 +61,9 @@ BESIDE = {
     ("live_options", "config"),
     ("live_options", "flags"),
     ("live_options", "option_groups"),
+    ("plan_options", "config"),
+    ("plan_options", "flags"),
+    ("plan_options", "option_groups"),
     ("options", "drafting_options"),
     ("options", "option_groups"),
     ("provenance", "config"),
@@ -78,6 +82,9 @@ LIGHT = [
     "option_groups",
     "drafting_options",
     "options",
+    "live_options",
+    "plan_options",
+    "units",
     "provenance",
     "tree_text",
     "drafter_names",
@@ -91,6 +98,7 @@ HEAVY = {
     "matplotlib",
     "pyarrow",
     "safetensors",
+    "statsmodels",
 }
 
 

@@ -27,7 +27,8 @@ from draftsmith.provenance import jsonable, machine_summary, versions
 EXTRAS = {
     "train": ("accelerate", "tensorboard"),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "sse_starlette"),
-    "eval": ("sacrebleu", "statsmodels"),
+    "eval": ("sacrebleu",),
+    "plan": ("statsmodels",),
 }
 MODEL_SIZES = {"0.6 B": 0.6e9, "8 B": 8e9}
 

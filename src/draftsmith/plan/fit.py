@@ -1,0 +1,290 @@
+"""Laws of the acceptance rate, fitted to measured pairs: the affine law, and one per target.
+
+Equations and tables are those of "Speculative Decoding Scaling Laws". Fits are those of statsmodels
+and scipy; this module says which, and what their errors mean.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import OptimizeWarning, curve_fit
+from scipy.stats import t as student
+
+from draftsmith.errors import InputError
+from draftsmith.plan.observations import Observation, perplexity_warnings
+from draftsmith.plan.sizing import NAMES
+from draftsmith.speedup import Floats
+
+Named = dict[str, float]
+NamedRange = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errors:
+    """Standard errors of named coefficients, and their 95 % t intervals."""
+
+    se: Named
+    ci95: NamedRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedEffects:
+    """alpha = A x + one constant per target: B and C are within the constants."""
+
+    A: float
+    errors: Errors
+    """Of A."""
+    r2: float
+    mse: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The law at one pair of perplexities."""
+
+    draft_ppl: float
+    target_ppl: float
+    alpha: float
+    ci95: tuple[float, float]
+    """Of the law."""
+    pi95: tuple[float, float]
+    """Of the rate of a pair that has not been measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AffineFit:
+    """alpha = A x + B y + C by ordinary least squares (eq. 5, Table 3)."""
+
+    A: float
+    B: float
+    C: float
+    errors: dict[str, Errors]
+    """classic (Table 3); hc3: of unequal variance; cluster_target and cluster_draft: the rows of a
+    target (a draft) are not independent, which they are not."""
+    moe: Named
+    """Half the width of the classic interval."""
+    r2: float
+    mse: float
+    """Sum of squared residuals / n."""
+    n: int
+    cov: tuple[tuple[float, ...], ...]
+    """Classic, in the order A, B, C."""
+    fixed_effects: FixedEffects | None
+    predictions: tuple[Prediction, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormFit:
+    """A curve with two parameters (Table 4)."""
+
+    params: tuple[float, float]
+    moe: tuple[float, float]
+    """95 %, t(n - 2)."""
+    ci95: tuple[tuple[float, float], tuple[float, float]]
+    mse: float
+    """Sum of squared residuals / n."""
+    r2: float
+
+
+def _linear(x: Floats, p1: float, p2: float) -> Floats:
+    return p1 * x + p2
+
+
+def _logarithmic(x: Floats, p1: float, p2: float) -> Floats:
+    return np.asarray(p1 * np.log(x) + p2)
+
+
+def _power(x: Floats, p1: float, p2: float) -> Floats:
+    return np.asarray(p1 * x**p2)
+
+
+FORMS: dict[str, Callable[[Floats, float, float], Floats]] = {
+    "linear": _linear,
+    "logarithmic": _logarithmic,
+    "power": _power,
+}
+"""alpha against the draft's perplexity x: p1 x + p2, p1 ln x + p2, p1 x^p2."""
+_FEWEST_FOR_A_FORM = 3
+
+
+def ols(values: ArrayLike, columns: ArrayLike) -> Any:
+    """The model of statsmodels.
+
+    Raises:
+        InputError: statsmodels is not installed.
+    """
+    try:
+        from statsmodels.regression.linear_model import OLS
+    except ImportError as error:
+        how = 'pip install "draftsmith[plan]"'
+        raise InputError(f"statsmodels cannot be imported ({error}): {how}") from None
+    return OLS(np.asarray(values, np.float64), np.asarray(columns, np.float64))
+
+
+def affine_law(
+    observations: Sequence[Observation],
+    *,
+    fixed_effects: bool = False,
+    at: Sequence[tuple[float, float]] = (),
+) -> AffineFit:
+    """Fit eq. 5; `at` are (draft, target) perplexities to predict for.
+
+    Raises:
+        InputError: fewer than four rows, or perplexities that do not tell A, B and C apart.
+    """
+    if len(observations) <= len(NAMES):
+        raise InputError(
+            f"the law has three coefficients: it takes four rows or more, got {len(observations)}"
+        )
+    alpha = np.array([one.alpha for one in observations])
+    draft_ppl = np.array([one.draft_ppl for one in observations])
+    target_ppl = np.array([one.target_ppl for one in observations])
+    columns = _design(draft_ppl, target_ppl)
+    _check_rank(columns)
+    model = ols(alpha, columns)
+    fit = model.fit()
+    A, B, C = (float(value) for value in fit.params)
+    errors = {"classic": _errors(fit), "hc3": _errors(model.fit(cov_type="HC3", use_t=True))}
+    for role in ("target", "draft"):
+        names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
+        if len(names) > 1:
+            robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
+            errors[f"cluster_{role}"] = _errors(robust)
+    classic = errors["classic"].ci95
+    return AffineFit(
+        A=A,
+        B=B,
+        C=C,
+        errors=errors,
+        moe={name: (high - low) / 2 for name, (low, high) in classic.items()},
+        r2=float(fit.rsquared),
+        mse=float(fit.ssr / fit.nobs),
+        n=len(observations),
+        cov=tuple(tuple(float(value) for value in row) for row in fit.cov_params()),
+        fixed_effects=_fixed_effects(observations, alpha, draft_ppl) if fixed_effects else None,
+        predictions=_predictions(fit, at),
+        warnings=perplexity_warnings(observations),
+    )
+
+
+def per_target(
+    observations: Sequence[Observation],
+) -> tuple[dict[str, dict[str, FormFit | None]], tuple[str, ...]]:
+    """The three curves of every target against the draft's perplexity, and what went wrong.
+
+    As in Table 4: `scipy.optimize.curve_fit` from its default start (1, 1), the power law in alpha
+    itself. A target with too few drafts is left out, a curve that cannot be fitted is None.
+    """
+    found: dict[str, dict[str, FormFit | None]] = {}
+    said = []
+    for target in dict.fromkeys(one.target for one in observations):
+        own = [one for one in observations if one.target == target]
+        distinct = len({one.draft_ppl for one in own})
+        if distinct < _FEWEST_FOR_A_FORM:
+            said.append(
+                f"{target} has {distinct} different draft perplexities: curves of its own take "
+                f"{_FEWEST_FOR_A_FORM} or more"
+            )
+            continue
+        x = np.array([one.draft_ppl for one in own])
+        alpha = np.array([one.alpha for one in own])
+        found[target] = {form: fit_form(form, x, alpha) for form in FORMS}
+        bad = [form for form, fit in found[target].items() if fit is None]
+        said += [f"{target}: the {form} curve could not be fitted" for form in bad]
+    return found, tuple(said)
+
+
+def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
+    """One of `FORMS` through three points or more; None where the search does not converge."""
+    curve = FORMS[form]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("error", OptimizeWarning)
+        try:
+            params, cov = curve_fit(curve, x, alpha)
+        except (RuntimeError, OptimizeWarning):
+            return None
+    if not (np.all(np.isfinite(params)) and np.all(np.isfinite(cov))):
+        return None
+    margins = student.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(cov))
+    missed = float(np.sum((alpha - curve(x, *params)) ** 2))
+    total = float(np.sum((alpha - alpha.mean()) ** 2))
+    (p1, p2), (m1, m2) = params.tolist(), margins.tolist()
+    return FormFit(
+        params=(p1, p2),
+        moe=(m1, m2),
+        ci95=((p1 - m1, p1 + m1), (p2 - m2, p2 + m2)),
+        mse=missed / len(x),
+        r2=1 - missed / total if total > 0 else float("nan"),
+    )
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _design(draft_ppl: Floats, target_ppl: Floats) -> Floats:
+    return np.column_stack([draft_ppl, target_ppl, np.ones(len(draft_ppl))])
+
+
+def _check_rank(columns: Floats) -> None:
+    for place, (kind, name) in enumerate((("draft", "A"), ("target", "B"))):
+        if np.ptp(columns[:, place]) == 0:
+            raise InputError(
+                f"all rows have the same {kind} perplexity ({columns[0, place]:g}): {name} cannot "
+                f"be told from C; measure with another {kind}"
+            )
+    if np.linalg.matrix_rank(columns / np.linalg.norm(columns, axis=0)) < columns.shape[1]:
+        raise InputError(
+            "draft and target perplexities vary together: A cannot be told from B; measure one "
+            "target with several drafts"
+        )
+
+
+def _errors(fit: Any, names: Sequence[str] = NAMES) -> Errors:
+    """Of the first coefficients, which have these names."""
+    intervals = fit.conf_int(0.05)[: len(names)].tolist()
+    return Errors(
+        se=dict(zip(names, fit.bse.tolist(), strict=False)),
+        ci95={name: (low, high) for name, (low, high) in zip(names, intervals, strict=True)},
+    )
+
+
+def _fixed_effects(
+    observations: Sequence[Observation], alpha: Floats, draft_ppl: Floats
+) -> FixedEffects:
+    names, groups = np.unique([one.target for one in observations], return_inverse=True)
+    columns = np.column_stack([draft_ppl, groups[:, None] == np.arange(len(names))])
+    if len(alpha) <= columns.shape[1] or np.linalg.matrix_rank(columns) < columns.shape[1]:
+        raise InputError(
+            f"--fixed-effects: {len(alpha)} rows are too few for a constant per target "
+            f"({len(names)}) and A"
+        )
+    fit = ols(alpha, columns).fit()
+    return FixedEffects(
+        A=float(fit.params[0]),
+        errors=_errors(fit, ("A",)),
+        r2=float(fit.rsquared),
+        mse=float(fit.ssr / fit.nobs),
+    )
+
+
+def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[Prediction, ...]:
+    if not at:
+        return ()
+    draft_ppl, target_ppl = (np.array(values, np.float64) for values in zip(*at, strict=True))
+    found = fit.get_prediction(_design(draft_ppl, target_ppl))
+    means, intervals = found.predicted_mean.tolist(), found.conf_int(obs=False).tolist()
+    return tuple(
+        Prediction(
+            draft_ppl=draft, target_ppl=target, alpha=alpha, ci95=tuple(mean), pi95=tuple(one)
+        )
+        for (draft, target), alpha, mean, one in zip(
+            at, means, intervals, found.conf_int(obs=True).tolist(), strict=True
+        )
+    )

@@ -1,0 +1,233 @@
+"""Reading what others measured: CSV files with a header. Errors name file, row and column."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.errors import InputError, nearest
+from draftsmith.units import parse_count
+
+DATA = Path(__file__).parent / "data"
+"""The paper's measurements and printed values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """The measured acceptance rate of one pair of models."""
+
+    target: str
+    draft: str
+    target_ppl: float
+    """Perplexity, exp of nats per token."""
+    draft_ppl: float
+    alpha: float
+    moe: float | None = None
+    """95 % margin of alpha; None: not said."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedModel:
+    """What one training run came to."""
+
+    params: float
+    tokens: float
+    loss: float
+    """Nats per token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthCount:
+    """How many steps with `gamma` drafted tokens had exactly `accepted` of them accepted."""
+
+    gamma: int
+    accepted: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of a file."""
+
+    path: Path
+    number: int
+    """1 is the first below the header."""
+    line: int
+    """Of the file, for editors."""
+    values: dict[str, str]
+
+    def text(self, column: str) -> str:
+        value = self.values[column].strip()
+        if not value:
+            raise self.wrong(column, "there is no value")
+        return value
+
+    def number_of(self, column: str) -> float:
+        """A finite number."""
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.wrong(column, f"expected a number, got {text!r}") from None
+        if not math.isfinite(value):
+            raise self.wrong(column, f"expected a finite number, got {text!r}")
+        return value
+
+    def number_where(self, column: str, good: Callable[[float], bool], want: str) -> float:
+        value = self.number_of(column)
+        if not good(value):
+            raise self.wrong(column, f"must be {want}, got {value:g}")
+        return value
+
+    def whole_of(self, column: str, *, least: int) -> int:
+        value = self.number_where(column, lambda number: number >= least, f"{least} or more")
+        if value != int(value):
+            raise self.wrong(column, f"expected a whole number, got {self.text(column)!r}")
+        return int(value)
+
+    def count_of(self, column: str) -> float:
+        """Parameters or tokens, with or without a unit."""
+        return parse_count(self.text(column), self.place(column))
+
+    def place(self, column: str) -> str:
+        return f"{self.path}, row {self.number} (line {self.line}), column {column!r}"
+
+    def wrong(self, column: str, what: str) -> InputError:
+        return InputError(f"{self.place(column)}: {what}")
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+    """The rows of a CSV file that has at least these columns; others are kept, too.
+
+    Raises:
+        InputError: the file is missing, empty, not text, lacks a column, has one twice, or a row
+            has more or fewer values than the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(_rows(path, csv.reader(file, strict=True), columns))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}") from None
+    if not rows:
+        raise InputError(f"{path} holds no rows below its header")
+    return rows
+
+
+def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[Row]:
+    header = [name.strip() for name in next(lines, [])]
+    if not any(header):
+        raise InputError(f"{path} is empty: it needs the columns {', '.join(columns)}")
+    missing = [name for name in columns if name not in header]
+    if missing:
+        hint = nearest(missing[0], header).replace("known", "found")
+        raise InputError(f"{path} has no column {missing[0]!r}{hint}")
+    twice = [name for name in columns if header.count(name) > 1]
+    if twice:
+        raise InputError(f"{path} has the column {twice[0]!r} twice")
+    number = 0
+    for values in lines:
+        if not any(value.strip() for value in values):
+            continue
+        number += 1
+        line = lines.line_num
+        if len(values) != len(header):
+            raise InputError(
+                f"{path}, row {number} (line {line}) has {len(values)} values, the header has "
+                f"{len(header)} columns"
+            )
+        named = dict(zip(header, values, strict=True))
+        yield Row(path=path, number=number, line=line, values=named)
+
+
+def read_observations(path: Path) -> tuple[Observation, ...]:
+    """Columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one."""
+    return tuple(
+        Observation(
+            target=row.text("target"),
+            draft=row.text("draft"),
+            target_ppl=_perplexity(row, "target_ppl"),
+            draft_ppl=_perplexity(row, "draft_ppl"),
+            alpha=row.number_where("alpha", lambda rate: 0 < rate < 1, "above 0 and below 1"),
+            moe=_margin(row),
+        )
+        for row in read_rows(path, ("target", "draft", "target_ppl", "draft_ppl", "alpha"))
+    )
+
+
+def read_trained(path: Path) -> tuple[TrainedModel, ...]:
+    """Columns params and tokens (with or without K, M, B, T), and loss (nats) or perplexity."""
+    rows = read_rows(path, ("params", "tokens"))
+    kinds = [name for name in ("loss", "perplexity") if name in rows[0].values]
+    if len(kinds) != 1:
+        what = "both a column 'loss' and one" if kinds else "neither a column 'loss' nor one"
+        raise InputError(f"{path} has {what} 'perplexity': it takes one of them")
+    losses: dict[str, Callable[[Row], float]] = {
+        "loss": lambda row: row.number_where("loss", lambda loss: loss > 0, "above 0"),
+        "perplexity": lambda row: math.log(
+            row.number_where("perplexity", lambda value: value > 1, "above 1")
+        ),
+    }
+    return tuple(
+        TrainedModel(
+            params=row.count_of("params"), tokens=row.count_of("tokens"), loss=losses[kinds[0]](row)
+        )
+        for row in rows
+    )
+
+
+def read_counts(path: Path) -> tuple[LengthCount, ...]:
+    """Columns gamma, accepted_length (without the target's own token) and count: a histogram."""
+    found = []
+    for row in read_rows(path, ("gamma", "accepted_length", "count")):
+        gamma, accepted = row.whole_of("gamma", least=1), row.whole_of("accepted_length", least=0)
+        if accepted > gamma:
+            raise row.wrong(
+                "accepted_length",
+                f"{accepted} tokens of a draft of {gamma} cannot be accepted (the target's own "
+                "token does not count)",
+            )
+        found.append(
+            LengthCount(gamma=gamma, accepted=accepted, count=row.whole_of("count", least=0))
+        )
+    if not any(one.count for one in found):
+        raise InputError(f"{path}: all counts are 0")
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An InputError from inside says which file it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
+    """A sentence for each model that has several perplexities."""
+    found: dict[str, set[float]] = {}
+    for one in observations:
+        found.setdefault(one.target, set()).add(one.target_ppl)
+        found.setdefault(one.draft, set()).add(one.draft_ppl)
+    return tuple(
+        f"{model} has {len(values)} perplexities ({', '.join(map(str, sorted(values)))}): each row "
+        "is taken as it stands"
+        for model, values in found.items()
+        if len(values) > 1
+    )
+
+
+def _perplexity(row: Row, column: str) -> float:
+    return row.number_where(column, lambda value: value >= 1, "1 or more")
+
+
+def _margin(row: Row) -> float | None:
+    if not row.values.get("moe", "").strip():
+        return None
+    return row.number_where("moe", lambda margin: margin >= 0, "0 or more")

@@ -1,0 +1,315 @@
+"""The draft size worth training: N* = argmax over N of the throughput of eq. 9, and how sure it is.
+
+Equations are those of "Speculative Decoding Scaling Laws". Parameters and tokens are plain counts.
+Draft lengths below 0 are never used, so no speed-up is reported that does not exist (the paper's
+formula has one near N = M).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+
+from draftsmith.errors import InputError
+from draftsmith.plan.loss import LossLaw
+from draftsmith.plan.optimum import optimal_length, optimal_speedup, positive, speedup
+from draftsmith.speedup import Floats
+
+NAMES = ("A", "B", "C")
+Z95 = 1.96
+_POINTS = 2001
+"""Of the grid that finds the highest peak, in ln N, before it is solved for."""
+_STEP = 1e-4
+"""Relative change of a coefficient in a derivative."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceLaw:
+    """alpha = A x + B y + C with x, y the perplexities of draft and target (eq. 5).
+
+    The defaults are the coefficients as Table 3 prints them: those that Tables 5, 8 and 9 of the
+    paper were computed with.
+    """
+
+    A: float = -0.0067
+    B: float = 0.012971
+    C: float = 0.642084
+    cov: tuple[tuple[float, ...], ...] | None = None
+    """Covariance of A, B, C as they were fitted, 3 x 3; None: not known."""
+
+    @classmethod
+    def of(cls, values: tuple[float, ...]) -> AcceptanceLaw:
+        """From A, B, C in this order."""
+        A, B, C = values
+        return cls(A=A, B=B, C=C)
+
+    def alpha(self, draft_ppl: ArrayLike, target_ppl: ArrayLike) -> Floats:
+        """The law as it stands: outside of (0, 1) it is no acceptance rate."""
+        # a tiny model has an infinite perplexity; with A = 0 that makes nan, which is as unusable
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(
+                self.A * np.asarray(draft_ppl) + self.B * np.asarray(target_ppl) + self.C
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A target, what the draft is trained on, and the laws that link them to acceptance."""
+
+    target_params: float
+    """M."""
+    target_tokens: float
+    """D'."""
+    draft_tokens: float
+    """D."""
+    law: AcceptanceLaw = field(default_factory=AcceptanceLaw)
+    loss: LossLaw = field(default_factory=LossLaw)
+
+    def __post_init__(self) -> None:
+        for name in ("target_params", "target_tokens", "draft_tokens"):
+            positive(getattr(self, name), name)
+
+    def alpha(self, draft_params: ArrayLike) -> Floats:
+        """Acceptance rate of a draft of this size, eq. 5 of eq. 7 and 8; not always in (0, 1)."""
+        draft_ppl = self.loss.perplexity(draft_params, self.draft_tokens)
+        target_ppl = self.loss.perplexity(self.target_params, self.target_tokens)
+        return self.law.alpha(draft_ppl, target_ppl)
+
+    def length(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
+        """The best draft length, in tokens; 0 where the law gives no acceptance rate."""
+        alpha, usable = self._usable(draft_params)
+        length = optimal_length(alpha, draft_params, self.target_params, integer=integer)
+        return np.where(usable, length, 0.0)
+
+    def speedup(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
+        """2 M times eq. 9, draft lengths below 0 left out: 1 where drafting does not pay."""
+        alpha, usable = self._usable(draft_params)
+        found = optimal_speedup(alpha, draft_params, self.target_params, integer=integer)
+        return np.where(usable, found, 1.0)
+
+    def throughput(self, draft_params: ArrayLike) -> Floats:
+        """Eq. 9, draft lengths below 0 left out; 1 / (2 M) is plain decoding."""
+        return self.speedup(draft_params) / (2.0 * self.target_params)
+
+    def speedup_at(self, draft_params: ArrayLike, gamma: ArrayLike) -> Floats:
+        """2 M times eq. 3: with drafts of this very length."""
+        alpha, usable = self._usable(draft_params)
+        return np.where(usable, speedup(alpha, gamma, draft_params, self.target_params), 1.0)
+
+    def slope(self, draft_params: float, gamma: float) -> float:
+        """d ln(throughput) / d ln N at this draft length; at the best one this is the whole
+        derivative, since the throughput is stationary in gamma. nan where there is no rate."""
+        N, M = draft_params, self.target_params
+        draft_ppl = self.loss.perplexity(N, self.draft_tokens)
+        alpha = float(self.alpha(N))
+        if not 0 < alpha < 1:
+            return math.nan
+        gained = self.law.A * float(draft_ppl) * float(self.loss.slope(N))
+        kept = alpha ** (gamma + 1.0)
+        per_alpha = 1.0 / (1.0 - alpha) - (gamma + 1.0) * (kept / alpha) / (1.0 - kept)
+        return float(per_alpha * gained - gamma * N / (M + gamma * N))
+
+    def _usable(self, draft_params: ArrayLike) -> tuple[Floats, np.ndarray]:
+        alpha = self.alpha(positive(draft_params, "draft_params"))
+        usable = (alpha > 0) & (alpha < 1)
+        return np.where(usable, alpha, 0.5), usable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A draft of some size, and what to expect of it."""
+
+    params: float
+    """N."""
+    ratio: float
+    """N / M."""
+    alpha: float
+    gamma: float
+    """Its best draft length, in tokens; 0: it does not pay."""
+    throughput: float
+    """Tokens per unit of memory-bound time, in which a pass over n parameters takes 2 n; the paper
+    calls it a FLOP."""
+    speedup: float
+    """Over plain decoding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizing:
+    """The draft size to train, and how sure it is."""
+
+    best: Draft | None
+    """At N*. None: no draft pays."""
+    se: float | None = None
+    """Standard error of N*, first order."""
+    ci95: tuple[float, float] | None = None
+    """Of N*, from the covariance of A, B, C alone; symmetric in ln N*. None: not known."""
+    sensitivity: dict[str, float] | None = None
+    """d ln N* / d ln A, B and C."""
+    warnings: tuple[str, ...] = ()
+
+
+def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
+    """N* with draft lengths at their best, real or whole, for every size.
+
+    The error of N* is that of the coefficients (A, B, C): the loss law is taken as exact.
+
+    Raises:
+        InputError: the law gives an acceptance rate for no draft size.
+    """
+    alpha = setting.alpha(np.exp(_grid(setting)))
+    if not np.any((alpha > 0) & (alpha < 1)):
+        law = setting.law
+        raise InputError(
+            "the acceptance law gives a rate between 0 and 1 for no draft size: check the "
+            f"coefficients {law.A:g}, {law.B:g}, {law.C:g}"
+        )
+    said = []
+    if np.any(alpha >= 1):
+        said.append(
+            "the law gives an acceptance of 1 or more for some draft sizes: they are left out"
+        )
+    found = _solve(setting, integer=integer)
+    if found is None:
+        said.append("no draft size makes decoding faster: decode without a draft")
+        return Sizing(best=None, warnings=tuple(said))
+    best = draft_of(setting, float(np.exp(found.log_size)), integer=integer)
+    gradient = _gradient(setting) if found.interior else None
+    if gradient is None:
+        said.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
+        return Sizing(best=best, warnings=tuple(said))
+    law = setting.law
+    values = np.array([law.A, law.B, law.C])
+    sensitivity = dict(zip(NAMES, (gradient * values).tolist(), strict=True))
+    if law.cov is None:
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(said))
+    spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
+    factor = float(np.exp(Z95 * spread))
+    if factor > 2:
+        said.append(f"N* is known to a factor of {factor:.1f} only")
+    return Sizing(
+        best=best,
+        se=best.params * spread,
+        ci95=(best.params / factor, best.params * factor),
+        sensitivity=sensitivity,
+        warnings=tuple(said),
+    )
+
+
+def draft_of(
+    setting: Setting,
+    draft_params: float,
+    *,
+    cost_ratio: float | None = None,
+    integer: bool = False,
+) -> Draft:
+    """What a draft of this size gives. `cost_ratio`: measured seconds of one draft pass over those
+    of one target pass; None takes N / M.
+
+    Raises:
+        InputError: the draft is not smaller than the target, or the law gives no rate for it.
+    """
+    M = setting.target_params
+    if draft_params >= M:
+        raise InputError(
+            f"a draft of {draft_params:g} parameters is not smaller than its target of {M:g}"
+        )
+    alpha = float(setting.alpha(draft_params))
+    if not 0 < alpha < 1:
+        raise InputError(
+            f"the law gives an acceptance of {alpha:.3g} for a draft of {draft_params:g} "
+            "parameters: it does not hold there"
+        )
+    costs = (draft_params, M) if cost_ratio is None else (cost_ratio, 1.0)
+    faster = float(optimal_speedup(alpha, *costs, integer=integer))
+    return Draft(
+        params=draft_params,
+        ratio=draft_params / M,
+        alpha=alpha,
+        gamma=float(optimal_length(alpha, *costs, integer=integer)),
+        throughput=faster / (2.0 * M),
+        speedup=faster,
+    )
+
+
+def optimal_params(setting: Setting) -> float:
+    """N* alone.
+
+    Raises:
+        InputError: no draft pays.
+    """
+    found = _solve(setting, integer=False)
+    if found is None:
+        raise InputError(
+            f"no draft pays for a target of {setting.target_params:g} parameters with these laws"
+        )
+    return float(np.exp(found.log_size))
+
+
+# --------------------------------------------------------------------------- solving
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Peak:
+    log_size: float
+    interior: bool
+    """The derivative vanishes there."""
+
+
+def _grid(setting: Setting) -> Floats:
+    return np.linspace(0.0, np.log(setting.target_params), _POINTS)
+
+
+def _solve(setting: Setting, *, integer: bool) -> _Peak | None:
+    """The highest peak; None where every size gives a speed-up of 1."""
+    grid = _grid(setting)
+    found = setting.speedup(np.exp(grid), integer=integer)
+    best = int(np.argmax(found))
+    if not found[best] > 1.0:
+        return None
+    if not integer:
+        return _peak(grid, setting.speedup, partial(_slope, setting, None))
+    # with a whole length the speed-up is smooth in N; the grid's is the best length, or as good as
+    # the best to one part in a hundred thousand
+    whole = float(setting.length(np.exp(grid[best]), integer=True))
+    return _peak(grid, partial(setting.speedup_at, gamma=whole), partial(_slope, setting, whole))
+
+
+def _peak(
+    grid: Floats, value: Callable[[Floats], Floats], slope: Callable[[float], float]
+) -> _Peak:
+    """The highest place of the grid, solved for between its neighbours."""
+    best = int(np.argmax(value(np.exp(grid))))
+    left, right = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    place, interior = float(grid[best]), slope(left) > 0 > slope(right)
+    if interior:
+        place = float(brentq(slope, left, right, xtol=1e-14, rtol=1e-15))
+    return _Peak(log_size=place, interior=interior)
+
+
+def _slope(setting: Setting, gamma: float | None, log_size: float) -> float:
+    """d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
+    size = float(np.exp(log_size))
+    return setting.slope(size, float(setting.length(size)) if gamma is None else gamma)
+
+
+def _gradient(setting: Setting) -> Floats | None:
+    """d ln N* / d (A, B, C), by central differences of the solved optimum (real lengths)."""
+    slopes = []
+    for name in NAMES:
+        value = getattr(setting.law, name)
+        step = _STEP * abs(value) or 1e-6
+        ends = []
+        for signed in (step, -step):
+            law = replace(setting.law, **{name: value + signed})
+            peak = _solve(replace(setting, law=law), integer=False)
+            if peak is None or not peak.interior:
+                return None
+            ends.append(peak.log_size)
+        slopes.append((ends[0] - ends[1]) / (2.0 * step))
+    return np.array(slopes)

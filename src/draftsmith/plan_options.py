@@ -1,0 +1,170 @@
+"""The options of `draftsmith plan VERB`; see `options`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from draftsmith.config import parse_list
+from draftsmith.flags import Leading
+from draftsmith.option_groups import Many, OptionGroup, VerbOptions, at_least, require, unused
+from draftsmith.units import parse_count
+
+TableName = Literal["1", "2", "3", "4", "5", "6", "7", "8", "9", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawsOptions(OptionGroup):
+    """The laws that a plan goes by."""
+
+    coefficients: str | None = None
+    """A,B,C of acceptance = A draft perplexity + B target perplexity + C; left out: the paper's."""
+    law: Path | None = None
+    """Take them from what `plan law --json` printed, with their covariance."""
+    loss: str | None = None
+    """E,A,nu,B,delta of the loss law; left out: Besiroglu et al. `plan fit` finds your own."""
+
+    def acceptance_numbers(self) -> tuple[float, ...] | None:
+        """A, B, C; None: not given."""
+        return _numbers(self.coefficients, "--coefficients", "A,B,C")
+
+    def loss_numbers(self) -> tuple[float, ...] | None:
+        """E, A, nu, B, delta; None: not given."""
+        return _numbers(self.loss, "--loss", "E,A,nu,B,delta")
+
+    def validate(self) -> None:
+        both = self.coefficients is not None and self.law is not None
+        require(not both, "--coefficients and --law exclude each other")
+        self.acceptance_numbers()
+        for value in self.loss_numbers() or ():
+            require(value >= 0, f"--loss: the five constants are 0 or more, got {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLawOptions(VerbOptions):
+    """Fit the acceptance rate as a law of perplexities, pooled and per target."""
+
+    observations: Annotated[Path, Leading]
+    """CSV with columns target, draft, target_ppl, draft_ppl, alpha; moe is drawn if it is there."""
+    fixed_effects: bool = False
+    """Fit a constant per target, too: what drafts do within a target."""
+    predict: Many = ()
+    """Draft and target perplexity, such as 18.4,11.7: predict this pair, with intervals."""
+    out: Path | None = None
+    """Write law.json and figures to this folder."""
+
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """`predict` as numbers."""
+        found = []
+        for text in self.predict:
+            draft, target = _numbers(text, "--predict", "DRAFT_PPL,TARGET_PPL") or (0.0, 0.0)
+            good = min(draft, target) >= 1
+            require(good, f"--predict: perplexities are 1 or more, got {text!r}")
+            found.append((draft, target))
+        return tuple(found)
+
+    def validate(self) -> None:
+        super().validate()
+        self.pairs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptimumOptions(VerbOptions):
+    """Say which draft size is worth training for a target, and what it will give."""
+
+    target_params: str
+    """Parameters of the target: 1.3e10, 12853473280 or 13B (K, M, B, T)."""
+    target_tokens: str
+    """Tokens that the target was trained on, in the same forms."""
+    draft_tokens: str
+    """Tokens that the draft is to be trained on."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    integer: bool = False
+    """Whole draft lengths only, as decoding has them."""
+    draft_params: str | None = None
+    """Say what a draft of this size gives, too."""
+    cost_ratio: float | None = None
+    """With --draft-params: measured seconds of one draft pass over those of one target pass, in
+    place of the ratio of sizes."""
+    out: Path | None = None
+    """Write figures to this folder."""
+
+    def sizes(self) -> tuple[float, float, float, float | None]:
+        """Target parameters, target tokens, draft tokens, draft parameters (or None)."""
+        draft = self.draft_params
+        return (
+            parse_count(self.target_params, "--target-params"),
+            parse_count(self.target_tokens, "--target-tokens"),
+            parse_count(self.draft_tokens, "--draft-tokens"),
+            None if draft is None else parse_count(draft, "--draft-params"),
+        )
+
+    def validate(self) -> None:
+        super().validate()
+        target, _, _, draft = self.sizes()
+        if draft is None:
+            unused("--cost-ratio", self.cost_ratio, None, "--draft-params")
+        else:
+            small = draft < target
+            require(small, f"--draft-params must be below --target-params, got {draft:g}")
+        ratio = self.cost_ratio
+        good = ratio is None or (math.isfinite(ratio) and ratio > 0)
+        require(good, f"--cost-ratio must be above 0, got {ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSweepOptions(VerbOptions):
+    """Fit rules of thumb for the draft size to the optima of many settings."""
+
+    grid: Literal["paper", "printed", "exact"] = "paper"
+    """paper: what gives the paper's digits; printed: the ranges that it prints; exact: the first,
+    with optima that are solved for."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    out: Path | None = None
+    """Write the optima and figures to this folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAlphaOptions(VerbOptions):
+    """Estimate the acceptance rate of a pair from counts, and test whether it is one rate."""
+
+    counts: Annotated[Path, Leading]
+    """CSV with columns gamma, accepted_length (without the target's own token) and count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFitOptions(VerbOptions):
+    """Fit the loss law to your own training runs."""
+
+    runs: Annotated[Path, Leading]
+    """CSV with columns params, tokens, and loss (nats per token) or perplexity."""
+    bootstrap: int = 200
+    """Repeats for the intervals."""
+    seed: int = 0
+    """Keys the repeats."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(20, "--bootstrap", self.bootstrap)
+        at_least(0, "--seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTableOptions(VerbOptions):
+    """Recompute a table of the scaling-laws paper and set it beside what was printed."""
+
+    number: Annotated[TableName, Leading]
+    """Which table; or all."""
+    out: Path | None = None
+    """Write CSV files and figures to this folder."""
+
+
+def _numbers(text: str | None, flag: str, form: str) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    values = parse_list(text, float, name=flag)
+    good = len(values) == len(form.split(",")) and all(map(math.isfinite, values))
+    require(good, f"{flag} takes {form} as finite numbers, got {text!r}")
+    return values

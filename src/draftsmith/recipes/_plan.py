@@ -1,0 +1,100 @@
+"""What the `plan` verbs share: the laws they go by, and how they print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from draftsmith.plan.law_file import read_law
+from draftsmith.plan.loss import LossLaw
+from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan_options import LawsOptions
+from draftsmith.provenance import write_text_atomic
+
+Cells = Sequence[str | float | None]
+_WIDTH = 160
+
+
+def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
+    """The acceptance law and the loss law that were asked for."""
+    given, constants = options.acceptance_numbers(), options.loss_numbers()
+    acceptance = AcceptanceLaw() if given is None else AcceptanceLaw.of(given)
+    if options.law is not None:
+        acceptance = read_law(options.law)
+    return acceptance, LossLaw() if constants is None else LossLaw.of(constants)
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Cells]) -> None:
+    """Print a table, numbers on the right."""
+    table = Table(title=title, title_justify="left")
+    filled = [[said(cell) for cell in row] for row in rows]
+    for place, column in enumerate(columns):
+        numeric = all(_is_number(row[place]) for row in filled)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in filled:
+        table.add_row(*row)
+    console().print(table)
+
+
+def show_values(title: str, values: dict[str, str | float | None]) -> None:
+    """Print names and values."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, said(value))
+    console().print(table)
+
+
+def say(sentences: Iterable[str], kind: str = "warning") -> None:
+    """Print a line per sentence."""
+    for sentence in sentences:
+        console().print(f"{kind}: {sentence}", soft_wrap=True)
+
+
+def say_written(folder: Path | None) -> None:
+    """Where the files are, if there are any."""
+    if folder is not None:
+        say([str(folder)], "wrote")
+
+
+def said(value: str | float | None) -> str:
+    """A cell as text: numbers to six digits, parameters of models to nine."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return f"{value:.9g}" if abs(value) >= 1e8 else f"{value:.6g}"
+
+
+def interval(ends: Sequence[float] | None) -> str | None:
+    """[low, high] as text."""
+    return None if ends is None else f"[{ends[0]:.6g}, {ends[1]:.6g}]"
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Cells]) -> None:
+    """Write numbers in full."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+    write_text_atomic(path, buffer.getvalue())
+
+
+def console() -> Console:
+    """As wide as the terminal, or as wide as our widest table where there is none."""
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(highlight=False, markup=False, width=width)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text or "0")
+    except ValueError:
+        return False
+    return True

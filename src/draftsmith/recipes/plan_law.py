@@ -1,0 +1,73 @@
+"""`draftsmith plan law`: how the acceptance rate follows from perplexities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftsmith.plan.fit import AffineFit, FormFit, affine_law, per_target
+from draftsmith.plan.law_file import law_payload
+from draftsmith.plan.observations import naming, read_observations
+from draftsmith.plan_options import PlanLawOptions
+from draftsmith.provenance import jsonable, start_run, write_json_atomic
+from draftsmith.recipes._plan import interval, say, say_written, show, show_values
+
+
+def run(options: PlanLawOptions) -> dict[str, Any]:
+    """Fit, print, draw."""
+    record = start_run("plan law", options)
+    observations = read_observations(options.observations)
+    with naming(options.observations):
+        fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
+    curves, said = per_target(observations)
+    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*fit.warnings, *said)))
+    if options.out is not None:
+        from draftsmith.recipes import _plan_pictures as pictures
+
+        drawings = [pictures.plane(observations, fit), pictures.curves(observations, curves)]
+        pictures.save(drawings, options.out)
+        write_json_atomic(options.out / "law.json", payload)
+        record.write(options.out)
+    _show(fit, curves)
+    say(payload["warnings"])
+    say_written(options.out)
+    return payload
+
+
+def _show(fit: AffineFit, curves: dict[str, dict[str, FormFit | None]]) -> None:
+    classic = fit.errors["classic"]
+    show(
+        f"alpha = A draft perplexity + B target perplexity + C, {fit.n} pairs",
+        ("", "estimate", "95 %", *(f"error, {kind}" for kind in fit.errors)),
+        [
+            (
+                name,
+                getattr(fit, name),
+                interval(classic.ci95[name]),
+                *(errors.se[name] for errors in fit.errors.values()),
+            )
+            for name in classic.se
+        ],
+    )
+    values: dict[str, str | float | None] = {"R2": fit.r2, "MSE": fit.mse}
+    if fit.fixed_effects is not None:
+        values["A with a constant per target"] = fit.fixed_effects.A
+        values["its 95 %"] = interval(fit.fixed_effects.errors.ci95["A"])
+        values["R2 with a constant per target"] = fit.fixed_effects.r2
+    show_values("", values)
+    rows = [
+        (target, form, *found.params, found.mse, found.r2)
+        for target, forms in curves.items()
+        for form, found in forms.items()
+        if found is not None
+    ]
+    if rows:
+        show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
+    if fit.predictions:
+        show(
+            "Predicted",
+            ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
+            [
+                (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
+                for one in fit.predictions
+            ],
+        )

@@ -1,0 +1,78 @@
+"""The loss law of one's own runs: what is put in comes out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftsmith.plan.loss import LossLaw
+from draftsmith.plan.loss_fit import fit_loss
+from draftsmith.plan.observations import TrainedModel
+
+
+def trained(law: LossLaw, noise: float = 0.0, seed: int = 0) -> list[TrainedModel]:
+    rng = np.random.default_rng(seed)
+    return [
+        TrainedModel(
+            params=float(N),
+            tokens=float(D),
+            loss=float(law.loss(N, D)) * float(np.exp(rng.normal(0, noise))),
+        )
+        for N in np.geomspace(2e6, 1e10, 8)
+        for D in np.geomspace(1e8, 1e12, 7)
+    ]
+
+
+@pytest.mark.parametrize("law", [LossLaw(), LossLaw(E=1.69, A=406.4, nu=0.34, B=410.7, delta=0.28)])
+def test_losses_without_noise_give_the_constants_back(law: LossLaw) -> None:
+    found = fit_loss(trained(law), bootstrap=20)
+    for name in ("E", "A", "nu", "B", "delta"):
+        assert getattr(found.law, name) == pytest.approx(getattr(law, name), rel=1e-4), name
+    assert found.rmse_log < 1e-6 and found.warnings == ()
+
+
+def test_noisy_losses_give_intervals_that_hold_the_truth() -> None:
+    found = [fit_loss(trained(LossLaw(), 0.005, seed), bootstrap=60) for seed in range(8)]
+    inside = [
+        low <= getattr(LossLaw(), name) <= high
+        for one in found
+        for name, (low, high) in one.ci95.items()
+    ]
+    assert sum(inside) >= 32 and len(inside) == 40
+    for one in found:
+        low, high = one.ci95["nu"]
+        assert low <= one.law.nu <= high and high - low < 0.03 and one.r2_log > 0.99
+    again = fit_loss(trained(LossLaw(), 0.005, seed=3), bootstrap=60)
+    assert again == found[3]
+
+
+def test_an_outlier_hardly_matters() -> None:
+    runs = trained(LossLaw(), noise=0.002)
+    spoilt = [*runs, TrainedModel(params=1e9, tokens=1e11, loss=9.0)]
+    clean, robust = fit_loss(runs, bootstrap=20).law, fit_loss(spoilt, bootstrap=20).law
+    assert robust.nu == pytest.approx(clean.nu, rel=0.03)
+    assert pytest.approx(clean.E, rel=0.03) == robust.E
+
+
+def test_runs_that_do_not_tell_size_from_data_are_said() -> None:
+    law = LossLaw()
+    runs = [
+        TrainedModel(params=N, tokens=20 * N, loss=float(law.loss(N, 20 * N)))
+        for N in np.geomspace(1e6, 1e10, 12).tolist()
+    ]
+    assert any("grow together" in said for said in fit_loss(runs, bootstrap=20).warnings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(1e6 * i, 1e9 * i, 3.0 / i) for i in range(1, 6)], "six runs or more, got 5"),
+        ([(1e6, 1e9 * i, 3.0 / i) for i in range(1, 9)], "'params' has 1 different value:"),
+        ([(1e6 * i, 1e9 * (i % 2 + 1), 3.0 / i) for i in range(1, 9)], "'tokens' has 2 different"),
+        ([(1e6 * i, 1e9 * i, 3.0) for i in range(1, 9)], "all losses are equal"),
+    ],
+)
+def test_too_few_runs_are_refused(rows: list[tuple[float, float, float]], said: str) -> None:
+    runs = [TrainedModel(params=N, tokens=D, loss=L) for N, D, L in rows]
+    with pytest.raises(ValueError, match=said):
+        fit_loss(runs)

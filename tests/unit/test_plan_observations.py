@@ -1,0 +1,166 @@
+"""Files of measurements: what is wrong is named with file, row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftsmith.plan.law_file import read_law
+from draftsmith.plan.observations import (
+    read_counts,
+    read_observations,
+    read_trained,
+)
+from draftsmith.plan.paper import agrees
+from draftsmith.units import parse_count
+
+HEAD = "target,draft,target_ppl,draft_ppl,alpha\n"
+
+
+def written(folder: Path, text: str, name: str = "given.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1.8e11", 1.8e11),
+        ("180000000000.0", 1.8e11),
+        ("180B", 1.8e11),
+        ("2.4T", 2.4e12),
+        ("125m", 1.25e8),
+        (" 64 K ", 64e3),
+        ("12853473280", 12853473280.0),
+        (".5B", 5e8),
+        ("1E9", 1e9),
+    ],
+)
+def test_counts_have_units_of_a_thousand(text: str, count: float) -> None:
+    assert parse_count(text, "--tokens") == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "180G", "180BB", "B", "-5", "0", "1,000", "nan", "inf", "1e999", "180 billion", "٣"],
+)
+def test_other_units_and_amounts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--tokens must be a count above 0"):
+        parse_count(text, "--tokens")
+
+
+def test_more_columns_blank_lines_and_a_byte_order_mark_are_no_trouble(tmp_path: Path) -> None:
+    text = "\ufeffmoe, target ,draft,target_ppl,draft_ppl,alpha,table\n"
+    rows = "0.002,a,b,10,20,0.6,T1\n\n,a,c,10,15,0.7,T1\n"
+    first, second = read_observations(written(tmp_path, text + rows))
+    assert (first.target, first.draft, first.draft_ppl, first.moe) == ("a", "b", 20.0, 0.002)
+    assert second.moe is None and second.alpha == 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty: it needs the columns target, draft"),
+        ("\n\n", "is empty"),
+        (HEAD, "holds no rows below its header"),
+        ("target,draft,target_ppl,draft_pl,alpha\na,b,1,2,0.5\n", "no column 'draft_ppl'; did you"),
+        ("target,draft,target_ppl,draft_ppl,alpha,alpha\n", "has the column 'alpha' twice"),
+        (HEAD + "a,b,10,20\n", r"row 1 \(line 2\) has 4 values, the header has 5"),
+        (HEAD + "a,b,10,20,0.5\na,b,10,20,1.0\n", r"row 2 \(line 3\), column 'alpha': must be"),
+        (HEAD + "a,b,10,20,0\n", "column 'alpha': must be above 0 and below 1, got 0"),
+        (HEAD + "a,b,10,20,nan\n", "column 'alpha': expected a finite number, got 'nan'"),
+        (HEAD + "a,b,10,inf,0.5\n", "column 'draft_ppl': expected a finite number"),
+        (HEAD + "a,b,ten,20,0.5\n", "column 'target_ppl': expected a number, got 'ten'"),
+        (HEAD + "a,b,0.5,20,0.5\n", "column 'target_ppl': must be 1 or more, got 0.5"),
+        (HEAD + "a,,10,20,0.5\n", "column 'draft': there is no value"),
+    ],
+)
+def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as error:
+        read_observations(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "said"),
+    [
+        (read_trained, "params,tokens,loss\n1e8,180Q,3\n", r"row 1 .*'tokens' must be a count"),
+        (read_trained, "params,tokens,loss\n-1,1e9,3\n", "column 'params' must be a count above 0"),
+        (read_trained, "params,tokens,loss\n1e8,1e9,0\n", "column 'loss': must be above 0"),
+        (read_trained, "params,tokens,perplexity\n1e8,1e9,1\n", "'perplexity': must be above 1"),
+        (read_trained, "params,tokens\n1e8,1e9\n", "neither a column 'loss'"),
+        (read_trained, "params,tokens,loss,perplexity\n1,1,1,2\n", "both a column 'loss'"),
+        (read_counts, "gamma,accepted_length,count\n2,3,5\n", r"row 1 .*_length': 3 tokens"),
+        (read_counts, "gamma,accepted_length,count\n2,1,-5\n", "column 'count': must be 0 or more"),
+        (read_counts, "gamma,accepted_length,count\n2,1,1.5\n", "column 'count': expected a whole"),
+        (read_counts, "gamma,accepted_length,count\n0,0,5\n", "column 'gamma': must be 1 or more"),
+        (read_counts, "gamma,accepted_length,count\n2,1,0\n", "all counts are 0"),
+        (read_counts, "gamma,count\n2,1\n", "no column 'accepted_length'"),
+    ],
+)
+def test_runs_and_counts_that_cannot_be_used(
+    tmp_path: Path, reader: Callable[[Path], object], text: str, said: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as error:
+        reader(path)
+    assert str(path) in str(error.value)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .*absent\.csv: No such file"):
+        read_observations(tmp_path / "absent.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ValueError, match="cannot read"):
+        read_observations(tmp_path / "binary.csv")
+
+
+def test_perplexities_of_runs_become_losses(tmp_path: Path) -> None:
+    (one,) = read_trained(written(tmp_path, "params,tokens,perplexity\n125M,180B,7.389056\n"))
+    assert (one.params, one.tokens) == (1.25e8, 1.8e11)
+    assert one.loss == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "holds no law"),
+        ("{", "cannot read the law"),
+        ('{"A": 1, "B": 2}', "'C' must be a finite number, got None"),
+        ('{"A": 1, "B": "x", "C": 0}', "'B' must be a finite number"),
+        ('{"A": 1, "B": NaN, "C": 0}', "'B' must be a finite number"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1, 2], [2, 1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,-1,0],[0,0,1]]}', "no negative variance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,5,0],[0,1,0],[0,0,1]]}', "symmetric"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": "none"}', "3 x 3 covariance"),
+    ],
+)
+def test_laws_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path, text, "law.json")
+    with pytest.raises(ValueError, match=said) as error:
+        read_law(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_law_without_covariance_is_a_law(tmp_path: Path) -> None:
+    law = read_law(written(tmp_path, '{"A": -1, "B": 2, "C": 0}', "law.json"))
+    assert (law.A, law.B, law.C, law.cov) == (-1.0, 2.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "same"),
+    [
+        ("0.002160", 0.00215951, True),
+        ("0.002160", 0.0021594, False),
+        ("2.71e-3", 2.7096e-3, True),
+        ("8.50e7", 8.4951e7, True),
+        ("8.50e7", 8.4949e7, False),
+        ("-0.006700", -0.00670008, True),
+    ],
+)
+def test_agreement_is_to_the_printed_digits(text: str, value: float, same: bool) -> None:
+    assert agrees(text, value) == same
