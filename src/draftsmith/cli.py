@@ -20,18 +20,19 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from draftsmith import live_options, options, plan_options
+from draftsmith import live_options, options, plan_options, tune_options
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.flags import check_known, check_values, flags_of, join_minus_values, name_leading
 from draftsmith.option_groups import VerbOptions
 
 INTERRUPTED = 130
+_HELP = ("-h", "--help", "help")
 
 
 def verbs() -> dict[str, type[VerbOptions]]:
     """Every verb with its options, in the order in which they are declared."""
     found = {}
-    for module in (options, live_options, plan_options):
+    for module in (options, tune_options, live_options, plan_options):
         for name, value in vars(module).items():
             own = isinstance(value, type) and value.__module__ == module.__name__
             if own and issubclass(value, VerbOptions):
@@ -89,9 +90,13 @@ def _dispatch(words: list[str]) -> int:
     if words[:1] == ["--version"]:
         print(f"draftsmith {version('draftsmith')}")
         return 0
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in _HELP:
         print(_overview(known), file=sys.stdout if words else sys.stderr)
         return 0 if words else InputError.exit_code
+    group = {verb: cls for verb, cls in known.items() if verb.startswith(f"{words[0]} ")}
+    if group and words[1:2] and words[1] in _HELP:
+        print(_overview(group, f"{words[0]} "))
+        return 0
     verb, rest = split_verb(words)
     given = parse(verb, rest)
     given.validate()
@@ -124,9 +129,9 @@ def parse(verb: str, words: Sequence[str]) -> Any:
     )
 
 
-def _overview(known: dict[str, type[VerbOptions]]) -> str:
+def _overview(known: dict[str, type[VerbOptions]], group: str = "") -> str:
     lines = [
-        "usage: draftsmith VERB [OPTIONS]",
+        f"usage: draftsmith {group}VERB [OPTIONS]",
         "",
         "Lossless speculative decoding: faster answers from the model that you have, with the same",
         "output law.",
@@ -134,7 +139,8 @@ def _overview(known: dict[str, type[VerbOptions]]) -> str:
     ]
     for verb, cls in known.items():
         lines.append(f"  {verb:<16} {(cls.__doc__ or '').strip().splitlines()[0]}")
-    lines += ["", "'draftsmith VERB --help' lists a verb's options; --version prints the version."]
+    how = f"'draftsmith {group}VERB --help' lists a verb's options"
+    lines += ["", f"{how}; --version prints the version."]
     return "\n".join(lines)
 
 

@@ -228,7 +228,7 @@ def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) ->
     for b, row in enumerate(active):
         if row.finish is None:
             wanted = shape.depth if policy is None else min(policy.length(row.stats), shape.depth)
-            out[b] = max(min(wanted, row.room - 1), 0)
+            out[b] = row.asked = max(min(wanted, row.room - 1), 0)
     return out
 
 

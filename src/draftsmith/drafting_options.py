@@ -7,7 +7,7 @@ from typing import Literal
 
 from draftsmith.drafter_names import drafter_parts
 from draftsmith.errors import InputError
-from draftsmith.option_groups import Many, OptionGroup, require
+from draftsmith.option_groups import Many, OptionGroup, Range, require
 from draftsmith.tree_text import TreeText, parse_tree
 
 
@@ -15,8 +15,10 @@ from draftsmith.tree_text import TreeText, parse_tree
 class DraftingOptions(OptionGroup):
     """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
 
-    draft_length: int | Literal["adaptive"] | None = None
-    """Tokens drafted per step, or 'adaptive': as many as the last steps make worth while."""
+    draft_length: int | Literal["adaptive", "auto"] | Range | None = None
+    """Tokens drafted per step; adaptive: more after drafts that were accepted whole; auto: what
+    brings most by measured costs and recent acceptance, also nothing. 1..9: all of these, with
+    `bench --perplexity`."""
     draft_tree: str | None = None
     """A tree instead of a chain: children per node at each depth, such as 4,2,2,1; or 10x6:59, ten
     beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
@@ -36,6 +38,33 @@ class DraftingOptions(OptionGroup):
             return parse_tree(self.draft_tree)
         length = self.draft_length
         return TreeText(widths=(1,) * length) if isinstance(length, int) else None
+
+    def lengths(self) -> tuple[int, ...]:
+        """Those that `draft_length` lists: a number or a range; none where it is a word."""
+        first, dots, last = str(self.draft_length).partition("..")
+        if isinstance(self.draft_length, int):
+            return (self.draft_length,)
+        return tuple(range(int(first), int(last) + 1)) if dots else ()
+
+    def check_lengths(self) -> None:
+        """For a measurement of acceptance: it counts chains of fixed lengths, verified exactly."""
+        words = self.draft_length is not None and not self.lengths()
+        require(
+            not words,
+            f"--draft-length {self.draft_length}: --perplexity counts drafts of fixed lengths; "
+            "give a whole number or a range such as 1..9",
+        )
+        require(self.draft_tree is None, "--draft-tree: --perplexity counts chains; leave it out")
+        lossy = f"--acceptance {self.acceptance}: --perplexity counts what is verified exactly"
+        require(not self.lossy, f"{lossy}; leave it out")
+
+    def refuse_range(self) -> None:
+        """For verbs that draft in one way."""
+        require(
+            ".." not in str(self.draft_length),
+            f"--draft-length {self.draft_length}: a range is for `bench --perplexity`; give a "
+            "whole number, adaptive or auto",
+        )
 
     def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
         """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
@@ -75,6 +104,9 @@ class DraftingOptions(OptionGroup):
         length = self.draft_length
         if isinstance(length, int):
             require(length >= 1, f"--draft-length must be at least 1, got {length}")
+        elif ".." in str(length):
+            good = min(self.lengths(), default=0) >= 1
+            require(good, f"--draft-length must be a range upwards from 1 or more, got {length}")
         if self.draft_tree is not None:
             require(length is None, "--draft-length and --draft-tree exclude each other: give one")
             drawn = self.draft_proposal not in (None, "greedy")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,14 @@ class Repeated:
 class Leading:
     """Marks a field that words in front of all flags fill: `report RUN RUN` is `report --runs RUN
     RUN`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Marks a text in a union with numbers or words: only one that matches `pattern` is let by, so
+    that a misspelt word is still noticed."""
+
+    pattern: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +165,10 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
         wanted: list[str] = []
         choices: list[str] = []
         for option in _alternatives(kind):
-            if get_origin(option) is Literal:
+            if isinstance(option, Form):
+                if re.fullmatch(option.pattern, value):
+                    break
+            elif get_origin(option) is Literal:
                 choices = [str(choice) for choice in get_args(option)]
                 wanted += [f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]]
                 if value in choices:
@@ -177,9 +189,15 @@ _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """The members of a union but None, which is said by leaving the flag out."""
+    """The members of a union but None, which is said by leaving the flag out; the form of a text
+    that has one in place of its type."""
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return [bare(member) for member in members if member is not type(None)]
+    forms = [next((one for one in get_args(m) if isinstance(one, Form)), None) for m in members]
+    return [
+        form or bare(member)
+        for member, form in zip(members, forms, strict=True)
+        if member is not type(None)
+    ]
 
 
 def _is_minus_value(word: str) -> bool:

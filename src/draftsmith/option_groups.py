@@ -12,11 +12,17 @@ import tyro
 
 from draftsmith.config import parse_list
 from draftsmith.errors import InputError
-from draftsmith.flags import Repeated
+from draftsmith.flags import Form, Repeated
 from draftsmith.units import parse_bytes
 
 Many = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, Repeated]
 """A flag that may be given several times, one value each."""
+
+Range = Annotated[str, Form(r"[0-9]+\.\.[0-9]+")]
+"""A..B: whole numbers, both ends included."""
+
+Size = Literal["tiny", "1m", "8m", "30m", "50m"]
+"""Presets of `pretrain`; see `recipes/_sizes.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +171,7 @@ class TextOptions(OptionGroup):
 class ArchitectureOptions(OptionGroup):
     """The model; a dimension that is left out comes from --size."""
 
-    size: Literal["tiny", "1m", "8m", "30m", "50m"] = "8m"
+    size: Size = "8m"
     """Preset of layers and widths; the number counts parameters without embeddings."""
     layers: int | None = None
     """Decoder layers."""

@@ -102,6 +102,7 @@ class GenerateOptions(VerbOptions):
         require(all(self.stop), "--stop must not be empty")
         require(bool(self.drafter.strip()), "--drafter must not be empty; 'none' drafts nothing")
         require(not (self.stream and self.json), "--stream and --json exclude each other")
+        self.drafting.refuse_range()
         self.drafting.check_assignments((self.drafter,))
 
 
@@ -128,6 +129,9 @@ class BenchOptions(VerbOptions):
     """Unmeasured rounds before the first measured one."""
     hf_baseline: bool = True
     """Transformers' own `generate` is measured beside our plain decoding; this switches it off."""
+    perplexity: tuple[str, ...] = ()
+    """Files, folders or patterns, as for `pretrain --text`: measure perplexity there and the
+    acceptance of draft models, for `draftsmith plan`, in place of speed."""
     out: Path = Path("runs/bench")
     """Folder for report.html, summary.json, records.jsonl and run.json."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
@@ -153,6 +157,13 @@ class BenchOptions(VerbOptions):
         at_least(1, "--batch-size", self.batch_size)
         at_least(1, "--repeats", self.repeats)
         at_least(0, "--warmup", self.warmup)
+        if not self.perplexity:
+            self.drafting.refuse_range()
+            return
+        self.drafting.check_lengths()
+        timed = (self.repeats, self.warmup, self.hf_baseline) != (3, 1, True)
+        flags = "--repeats, --warmup and --no-hf-baseline"
+        require(not timed, f"{flags} are for measuring speed: leave them out with --perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,8 @@ class PlanLawOptions(VerbOptions):
 
     observations: Annotated[Path, Leading]
     """CSV with columns target, draft, target_ppl, draft_ppl, alpha; moe is drawn if it is there."""
+    protocol: str | None = None
+    """Where a pair was measured in several ways: which one (decoded or retokenised)."""
     fixed_effects: bool = False
     """Fit a constant per target, too: what drafts do within a target."""
     predict: Many = ()
@@ -132,6 +134,10 @@ class PlanAlphaOptions(VerbOptions):
 
     counts: Annotated[Path, Leading]
     """CSV with columns gamma, accepted_length (without the target's own token) and count."""
+    draft: str | None = None
+    """Of which draft model, where the file has several."""
+    out: Path | None = None
+    """Write a figure to this folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +150,8 @@ class PlanFitOptions(VerbOptions):
     """Repeats for the intervals."""
     seed: int = 0
     """Keys the repeats."""
+    out: Path | None = None
+    """Write a figure to this folder."""
 
     def validate(self) -> None:
         super().validate()
@@ -159,6 +167,90 @@ class PlanTableOptions(VerbOptions):
     """Which table; or all."""
     out: Path | None = None
     """Write CSV files and figures to this folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLadderOptions(VerbOptions):
+    """Say which draft sizes to train for a budget: commands, and predictions to check later."""
+
+    target: str | None = None
+    """Folder of the target, whose config.json is read; or a hub id, with --target-params."""
+    target_params: str | None = None
+    """Parameters of the target: 1.3e10 or 13B (K, M, B, T); left out: counted in config.json."""
+    target_tokens: str | None = None
+    """Tokens that it was trained on; left out: what `pretrain` wrote beside it."""
+    vocab_size: int = 32_000
+    """Without a folder: size of its vocabulary, which drafts share."""
+    tokens: str | None = None
+    """Budget: tokens to pre-train each draft on, such as 2B."""
+    flops: str | None = None
+    """Budget: operations to pre-train each draft with, such as 1e18: six per weight and token."""
+    hours: float | None = None
+    """Budget, with --tokens-per-second: time to pre-train each draft."""
+    tokens_per_second: float | None = None
+    """With --hours: the rate of training, taken to be the same for every size."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    cost_ratio: float | None = None
+    """Measured seconds of a pass of a small draft over those of a target pass: no size is taken to
+    cost less than this."""
+    text: tuple[str, ...] = ()
+    """What to pre-train on, as for `pretrain`; left out: ladder.sh asks for it."""
+    eval_text: tuple[str, ...] = ()
+    """Held-out text to measure perplexities on; left out: ladder.sh asks for it."""
+    prompts: Path | None = None
+    """Prompts to distil on; left out: ladder.sh asks for them."""
+    suite: str | None = None
+    """Prompts to measure on; left out: ladder.sh asks for them."""
+    out: Path = Path("runs/ladder")
+    """Folder for ladder.json and ladder.sh, and of what that makes."""
+
+    def training_tokens(self) -> float | None:
+        """Of each draft, by --tokens or --hours; None: by --flops."""
+        if self.tokens is not None:
+            return parse_count(self.tokens, "--tokens")
+        if self.hours is not None and self.tokens_per_second is not None:
+            return 3600 * self.hours * self.tokens_per_second
+        return None
+
+    def validate(self) -> None:
+        super().validate()
+        ways = [self.tokens is not None, self.flops is not None, self.hours is not None]
+        require(sum(ways) == 1, "give one budget: --tokens, --flops or --hours")
+        if self.hours is None:
+            unused("--tokens-per-second", self.tokens_per_second, None, "--hours")
+        require(
+            (self.hours is None) == (self.tokens_per_second is None),
+            "--hours needs --tokens-per-second: the rate at which drafts are trained",
+        )
+        require(
+            self.target is not None or self.target_params is not None,
+            "give --target FOLDER, or --target-params and --target-tokens",
+        )
+        for name in ("hours", "tokens_per_second", "cost_ratio"):
+            value = getattr(self, name)
+            good = value is None or (math.isfinite(value) and value > 0)
+            require(good, f"--{name.replace('_', '-')} must be above 0, got {value}")
+        for name in ("target_params", "target_tokens", "tokens", "flops"):
+            if getattr(self, name) is not None:
+                parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
+        at_least(1, "--vocab-size", self.vocab_size)
+        require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheckOptions(VerbOptions):
+    """Set what `plan ladder` predicted beside what was measured later."""
+
+    predictions: Annotated[Path, Leading]
+    """The ladder.json."""
+    records: tuple[Path, ...]
+    """Folders that `bench` wrote, with and without --perplexity."""
+    out: Path | None = None
+    """Write check.json and a figure to this folder."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.records), "--records must name at least one folder")
 
 
 def _numbers(text: str | None, flag: str, form: str) -> tuple[float, ...] | None:

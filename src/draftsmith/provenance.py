@@ -38,7 +38,16 @@ from draftsmith.config import as_dict
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 from draftsmith.flags import to_argv
 
-PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = (
+    "draftsmith",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "statsmodels",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +93,7 @@ def start_run(verb: str, options: object, *, seed: int | None = None) -> Run:
 def command_line(verb: str, options: object) -> str:
     """The shortest command that recreates a run with these options, quoted for a shell."""
     words = to_argv(options) if dataclasses.is_dataclass(options) else []
-    return shlex.join(["draftsmith", verb, *(portable_text(word) for word in words)])
+    return shlex.join(["draftsmith", *verb.split(), *(portable_text(word) for word in words)])
 
 
 def versions() -> dict[str, str | None]:

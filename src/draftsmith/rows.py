@@ -62,6 +62,50 @@ class StopStrings:
         return text[: min(places)] if places else text
 
 
+_TRACKED = 32
+"""Places deeper in a draft are not counted one by one."""
+_BRIEF, _AGEING, _LONG = 10.0, 0.7, 64.0
+"""For how many steps counts are remembered: at first, more per step, and at most."""
+_BAD_LUCK = 2
+"""So many drafts in a row may miss before what is remembered is doubted."""
+
+
+def one_more(past: RowStats, asked: int, offered: int, accepted: int) -> RowStats:
+    """With one step more: how deep it was to draft, how deep it did, how much was accepted.
+
+    Counts fade with every step, also with those that draft nothing: a row that has stopped
+    drafting forgets why, and tries again. Its memory grows with it: who fails at once soon has
+    another try, who has failed for long seldom. Where drafts used to be accepted and miss again and
+    again, the text has changed, and the counts lose up to half. (`plan.control` reads them.)
+    """
+    missed = offered > 0 and accepted == 0
+    misses = past.misses + 1 if missed else past.misses if offered == 0 else 0
+    fade = 1.0 - 1.0 / min(_BRIEF + _AGEING * past.steps, _LONG)
+    if missed and misses > _BAD_LUCK and past.tried_D:
+        fade *= 1.0 - 0.5 * (past.kept_D[0] / past.tried_D[0]) ** 2
+    tried_D = [fade * count for count in past.tried_D]
+    kept_D = [fade * count for count in past.kept_D]
+    reached = min(accepted + 1, offered, _TRACKED)
+    new = [0.0] * (reached - len(tried_D))
+    tried_D += new
+    kept_D += new
+    for d in range(reached):
+        tried_D[d] += 1.0
+        kept_D[d] += d < accepted
+    return RowStats(
+        steps=past.steps + 1,
+        offered=past.offered + offered,
+        accepted=past.accepted + accepted,
+        last_offered=offered,
+        last_accepted=accepted,
+        misses=misses,
+        asked=fade * past.asked + (asked > 0),
+        found=fade * past.found + (offered > 0),
+        tried_D=tuple(tried_D),
+        kept_D=tuple(kept_D),
+    )
+
+
 @dataclass(slots=True)
 class Row:
     """One request on its way."""
@@ -75,6 +119,8 @@ class Row:
     """Positions the target knows."""
     finish: str | None = None
     stats: RowStats = field(default_factory=RowStats)
+    asked: int = 0
+    """How deep the step at hand may draft."""
 
     @property
     def room(self) -> int:
@@ -111,14 +157,7 @@ class Row:
         return taken
 
     def count(self, offered: int, accepted: int) -> None:
-        past = self.stats
-        self.stats = RowStats(
-            steps=past.steps + 1,
-            offered=past.offered + offered,
-            accepted=past.accepted + accepted,
-            last_offered=offered,
-            last_accepted=accepted,
-        )
+        self.stats = one_more(self.stats, self.asked, offered, accepted)
 
 
 def start_rows(

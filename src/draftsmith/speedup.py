@@ -42,8 +42,8 @@ def acceptance_of(tau: ArrayLike, gamma: ArrayLike) -> Floats:
     varies it comes out larger.
     """
     tau, gamma = np.asarray(tau, np.float64), _not_negative(gamma, "gamma")
-    _require(gamma > 0, gamma, "gamma", "positive (without a draft every alpha gives tau = 1)")
-    _require((tau >= 1) & (tau <= gamma + 1), tau, "tau", "between 1 and gamma + 1")
+    check_domain(gamma > 0, gamma, "gamma", "positive (without a draft every alpha gives tau = 1)")
+    check_domain((tau >= 1) & (tau <= gamma + 1), tau, "tau", "between 1 and gamma + 1")
     low = np.zeros(np.broadcast_shapes(tau.shape, gamma.shape))
     high = np.ones_like(low)
     for _ in range(_HALVINGS):
@@ -62,7 +62,9 @@ def predicted_speedup(tau: ArrayLike, gamma: ArrayLike, cost_ratio: ArrayLike) -
     tau, gamma = np.asarray(tau, np.float64), _not_negative(gamma, "gamma")
     cost_ratio = _not_negative(cost_ratio, "cost_ratio")
     # 1e-9: a mean of measurements may pass its bound by rounding
-    _require((tau >= 1 - 1e-9) & (tau <= gamma + 1 + 1e-9), tau, "tau", "between 1 and gamma + 1")
+    check_domain(
+        (tau >= 1 - 1e-9) & (tau <= gamma + 1 + 1e-9), tau, "tau", "between 1 and gamma + 1"
+    )
     return np.asarray(tau / (cost_ratio * gamma + 1.0))
 
 
@@ -76,7 +78,7 @@ def memory_bound_speedup(
     """
     draft = _not_negative(draft_parameters, "draft_parameters")
     target = np.asarray(target_parameters, np.float64)
-    _require((target > 0) & np.isfinite(target), target, "target_parameters", "positive")
+    check_domain((target > 0) & np.isfinite(target), target, "target_parameters", "positive")
     return predicted_speedup(tau, gamma, draft / target)
 
 
@@ -105,13 +107,13 @@ def acceptance_error(tried: ArrayLike, accepted: ArrayLike) -> Floats:
 
 def _share(value: ArrayLike, name: str) -> Floats:
     array = np.asarray(value, np.float64)
-    _require((array >= 0) & (array <= 1), array, name, "between 0 and 1")
+    check_domain((array >= 0) & (array <= 1), array, name, "between 0 and 1")
     return array
 
 
 def _not_negative(value: ArrayLike, name: str) -> Floats:
     array = np.asarray(value, np.float64)
-    _require((array >= 0) & np.isfinite(array), array, name, "0 or more and finite")
+    check_domain((array >= 0) & np.isfinite(array), array, name, "0 or more and finite")
     return array
 
 
@@ -123,11 +125,11 @@ def _counts(tried: ArrayLike, accepted: ArrayLike) -> tuple[Floats, Floats]:
             f"{accepted_D.shape}"
         )
     fits = (accepted_D >= 0) & (accepted_D <= tried_D)
-    _require(fits, accepted_D, "accepted", "between 0 and the number tried")
+    check_domain(fits, accepted_D, "accepted", "between 0 and the number tried")
     return tried_D, np.asarray(accepted_D, np.float64)
 
 
-def _require(ok: NDArray[np.bool_], value: NDArray[np.float64], name: str, want: str) -> None:
+def check_domain(ok: NDArray[np.bool_], value: NDArray[np.float64], name: str, want: str) -> None:
     """`ok` is False for nan: every domain is stated as what must hold."""
     if not np.all(ok):
         wrong = np.broadcast_to(value, np.shape(ok))[~np.asarray(ok)]

@@ -214,6 +214,16 @@ class RowStats:
     accepted: int = 0
     last_offered: int = 0
     last_accepted: int = 0
+    misses: int = 0
+    """Drafts since one had a token accepted."""
+    asked: float = 0.0
+    """Steps that were to draft. This and the counts below: old ones count less."""
+    found: float = 0.0
+    """Those of them that had something to draft."""
+    tried_D: tuple[float, ...] = ()
+    """Drafts with a token at place d and all before it accepted."""
+    kept_D: tuple[float, ...] = ()
+    """Those of them whose token there was accepted too."""
 
 
 @runtime_checkable

@@ -66,7 +66,7 @@ _THOUSANDS = {"": 0, "k": 1, "m": 2, "b": 3, "t": 4}
 def parse_count(text: str, name: str) -> float:
     """How many parameters or tokens: `1.8e11`, `180000000000.0` or `180B` (K, M, B, T).
 
-    Raises InputError naming `name` for anything else, 0 included.
+    Raises InputError naming `name` for anything else and for less than 1.
     """
     match = _COUNT.fullmatch(text.strip())
     count = 0.0
@@ -74,9 +74,9 @@ def parse_count(text: str, name: str) -> float:
         number, unit = match.groups()
         # decimal: 2.4T is 2.4e12 to the last bit
         count = float(Decimal(number).scaleb(3 * _THOUSANDS[unit.lower()]))
-    if not 0 < count < math.inf:
+    if not 1 <= count < math.inf:
         raise InputError(
-            f"{name} must be a count above 0 such as 1.8e11, 180000000000 or 180B "
+            f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B "
             f"(K, M, B or T), got {text!r}"
         )
     return count

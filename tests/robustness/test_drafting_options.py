@@ -36,6 +36,7 @@ def opened(*names: str, **options: object) -> tuple[Arm, ...]:
     [
         ("none", {"draft_length": 3}, "none drafts nothing: leave out --draft-length"),
         ("none", {"draft_length": "adaptive"}, "none drafts nothing: leave out --draft-length"),
+        ("none", {"draft_length": "auto"}, "none drafts nothing: leave out --draft-length"),
         ("none", {"draft_tree": "2,1"}, "none drafts nothing: leave out --draft-tree"),
         ("prompt_lookup", {"draft_tree": "2,1"}, "prompt_lookup drafts chains, no trees: use"),
         ("lookahead", {"draft_tree": "2,1"}, "lookahead drafts chains, no trees"),
@@ -171,7 +172,8 @@ ASKED = {
 def test_a_tree_that_grows_is_not_drawn(asked: dict[str, Any], trained: Path) -> None:
     eagle = trained / "eagle"
     assert f"the tree of {eagle} grows from its most probable tokens" in refusal(eagle, **asked)
-    for shape in ({"draft_length": 3}, {"draft_length": "adaptive"}, {"draft_tree": "2,1"}):
+    lengths = [{"draft_length": length} for length in (3, "adaptive", "auto")]
+    for shape in (*lengths, {"draft_tree": "2,1"}):
         (arm,) = opened_folders(eagle, **asked, **shape)
         assert arm.drafter.config.proposal != "greedy"
         assert not arm.used_shape.is_dynamic

@@ -81,6 +81,21 @@ def test_bad_arguments_end_with_code_2_and_name_the_nearest(words: list[str], me
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("group", ["plan", "live"])
+@pytest.mark.parametrize("flag", ["--help", "-h", "help"])
+def test_help_of_a_group_lists_its_verbs(
+    group: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(group, flag) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"usage: draftsmith {group} VERB [OPTIONS]"
+    listed = [line for line in lines if line.startswith("  ")]
+    own = [verb for verb in cli.verbs() if verb.startswith(f"{group} ")]
+    assert len(listed) == len(own) > 3
+    for line, verb in zip(listed, own, strict=True):
+        assert line.split(maxsplit=2)[:2] == verb.split() and len(line) > 30
+
+
 @pytest.mark.parametrize("verb", list(cli.verbs()))
 def test_help_of_every_verb_imports_nothing_heavy(verb: str) -> None:
     code = (

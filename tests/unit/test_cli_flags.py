@@ -24,9 +24,16 @@ EXPECTED = {
     "bench": """
         --acceptance --attn-implementation --batch-size --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --presence-penalty
-        --repeats --repetition-penalty --revision --rule --seed --suite --target --temperature
-        --top-k --top-p --trust-remote-code --warmup
+        --limit --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --perplexity
+        --presence-penalty --repeats --repetition-penalty --revision --rule --seed --suite --target
+        --temperature --top-k --top-p --trust-remote-code --warmup
+    """,
+    "tune": """
+        --acceptance --attn-implementation --batch-sizes --debug --device --draft-length
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
+        --limit --logit-bias --longest --max-new-tokens --min-p --out --presence-penalty
+        --repetition-penalty --revision --rule --seed --suite --target --temperature --top-k --top-p
+        --trust-remote-code
     """,
     "doctor": """
         --debug --json
@@ -89,7 +96,7 @@ EXPECTED = {
         --comet --debug --json --language --out --records --source-language --stream --texts
     """,
     "plan law": """
-        --debug --fixed-effects --json --observations --out --predict
+        --debug --fixed-effects --json --observations --out --predict --protocol
     """,
     "plan optimum": """
         --coefficients --cost-ratio --debug --draft-params --draft-tokens --integer --json --law
@@ -99,13 +106,21 @@ EXPECTED = {
         --coefficients --debug --grid --json --law --loss --out
     """,
     "plan alpha": """
-        --counts --debug --json
+        --counts --debug --draft --json --out
     """,
     "plan fit": """
-        --bootstrap --debug --json --runs --seed
+        --bootstrap --debug --json --out --runs --seed
     """,
     "plan table": """
         --debug --json --number --out
+    """,
+    "plan ladder": """
+        --coefficients --cost-ratio --debug --eval-text --flops --hours --json --law --loss --out
+        --prompts --suite --target --target-params --target-tokens --text --tokens
+        --tokens-per-second --vocab-size
+    """,
+    "plan check": """
+        --debug --json --out --predictions --records
     """,
 }
 

@@ -18,6 +18,7 @@ BASE = {
     "collect": ["--target", "T", "--prompts", "p", "--out", "o"],
     "distill": ["--target", "T", "--drafter", "d", "--store", "s", "--out", "o"],
     "report": ["--runs", "r"],
+    "tune": ["--target", "T", "--drafter", "prompt_lookup", "--suite", "s"],
     "doctor": [],
     "quickstart": [],
     "live translate": ["--target", "T"],
@@ -26,6 +27,14 @@ BASE = {
     "live replay": ["--target", "T", "--stream", "s"],
     "live score": ["--records", "r"],
     "live serve": ["--target", "T"],
+    "plan law": ["--observations", "o"],
+    "plan optimum": ["--target-params", "1B", "--target-tokens", "1T", "--draft-tokens", "1T"],
+    "plan sweep": [],
+    "plan alpha": ["--counts", "c"],
+    "plan fit": ["--runs", "r"],
+    "plan table": ["--number", "5"],
+    "plan ladder": ["--target", "T", "--tokens", "1B"],
+    "plan check": ["--predictions", "l", "--records", "r"],
 }
 
 
@@ -45,9 +54,15 @@ BASE = {
         (
             "generate",
             "--draft-length adaptve",
-            "--draft-length must be a whole number or adaptive, got 'adaptve'; "
+            "--draft-length must be a whole number or one of adaptive, auto, got 'adaptve'; "
             "did you mean 'adaptive'?",
         ),
+        (
+            "bench",
+            "--draft-length 1.9",
+            "--draft-length must be a whole number or one of adaptive, auto, got '1.9'",
+        ),
+        ("bench", "--draft-length 1..", "whole number or one of adaptive, auto, got '1..'"),
         ("generate", "--attn-implementation -1", "--attn-implementation must be one of sdpa"),
         ("generate", "--json=yes", "--json takes no value, got 'yes'"),
         ("generate", "--stop", "--stop needs a value"),
@@ -87,6 +102,7 @@ def test_required_flags_are_named(verb: str, words: str, needed: str) -> None:
     ("verb", "words"),
     [
         ("generate", "--draft-length 3 --temperature=1e-1 --stop y --top_p .5".split()),
+        ("bench", "--draft-length 1..9 --perplexity a b".split()),
         ("generate", ["--draft-length", "adaptive", "--logit-bias", "-5:3", "--stop", "-- x"]),
         ("pretrain", "--betas 0.8 0.9 --text a b c --include".split()),
         ("doctor", ["--json"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,16 +70,11 @@ def test_both_estimates_are_unbiased_and_one_is_less_noisy(alpha: float) -> None
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.5, 0.65, 0.8, 0.95, 0.99])
 def test_the_binomial_interval_covers_what_it_says(alpha: float) -> None:
-    """2,000 histograms with 50 steps at each length."""
+    """500 histograms with 50 steps at each length."""
     rng = np.random.default_rng(2)
-    steps, repeats = 50, 2000
-    accepted, tried = np.zeros(repeats), np.zeros(repeats)
-    for gamma in LENGTHS:
-        run = np.minimum(rng.geometric(1 - alpha, (repeats, steps)) - 1, gamma)
-        accepted += run.sum(1)
-        tried += run.sum(1) + (run < gamma).sum(1)
-    low, high = wilson(accepted, tried)
-    assert 0.93 <= np.mean((low <= alpha) & (alpha <= high)) <= 0.97
+    intervals = [estimate(histogram(rng, np.full(50, alpha))).mle.ci95 for _ in range(500)]
+    covered = [ends is not None and ends[0] <= alpha <= ends[1] for ends in intervals]
+    assert 0.925 <= np.mean(covered) <= 0.975
 
 
 def test_the_ends_of_the_interval_are_rates_that_the_score_test_just_keeps() -> None:
@@ -96,6 +93,52 @@ def test_the_interval_stays_within_the_shares_at_the_ends() -> None:
     assert everything.iid_p_value is None
     nothing = estimate([LengthCount(gamma=g, accepted=0, count=40) for g in (2, 3)])
     assert nothing.mle.alpha == nothing.least_squares.alpha == 0.0
+
+
+def test_the_interval_holds_the_share_that_was_measured() -> None:
+    """Exactly at the ends, where rounding would leave it outside."""
+    tried = np.arange(1, 3000)
+    low, high = wilson(np.zeros(len(tried)), tried)
+    assert np.all(low == 0.0) and np.all(high < 1.0)
+    low, high = wilson(tried, tried)
+    assert np.all(high == 1.0) and np.all(low > 0.0)
+    for n in (1, 2, 7, 40):
+        low, high = wilson(np.arange(n + 1), np.full(n + 1, n))
+        assert np.all((low <= np.arange(n + 1) / n) & (np.arange(n + 1) / n <= high))
+
+
+@pytest.mark.parametrize(("accepted", "said"), [(0, "no drafted"), (2, "every drafted")])
+def test_counts_with_one_outcome_are_said(accepted: int, said: str) -> None:
+    counts = [LengthCount(gamma=2 + n, accepted=accepted + n, count=40) for n in (0, 1)]
+    found = estimate(counts if accepted else [replace(one, accepted=0) for one in counts])
+    assert found.iid_p_value is None and found.least_squares.ci95 is None
+    assert found.mle.ci95 is not None
+    assert len(found.warnings) == 1 and found.warnings[0].startswith(f"{said} token was accepted")
+
+
+def test_too_few_counts_are_said() -> None:
+    counts = [LengthCount(gamma=2, accepted=n, count=1) for n in range(3)]
+    assert "too few counts" in estimate(counts).warnings[-1]
+
+
+def test_the_least_squares_interval_is_the_printed_one() -> None:
+    """alpha +- 1.96 s / sqrt(J'J), J by differences, s^2 over lengths - 1; cut off at 0 and 1."""
+    found = estimate(histogram(np.random.default_rng(6), np.full(300, 0.6)))
+    alpha, lengths = found.least_squares.alpha, np.array(LENGTHS)
+    missed = tokens_per_step(alpha, lengths) - list(found.tokens_per_step.values())
+    step = 1e-6
+    ends = [tokens_per_step(alpha + signed, lengths) for signed in (step, -step)]
+    slope = (ends[0] - ends[1]) / (2 * step)
+    assert abs(missed @ slope) < 1e-6
+    se = np.sqrt(missed @ missed / 8 / (slope @ slope))
+    assert found.least_squares.se == pytest.approx(se, rel=1e-6)
+    assert found.least_squares.ci95 == pytest.approx((alpha - 1.96 * se, alpha + 1.96 * se))
+    # few steps, at one length nearly all and at the other none rejected; and the reverse
+    for last, end in ((2, 1), (0, 0)):
+        rows = [LengthCount(gamma=1, accepted=a, count=9 if a == 0 else 1) for a in (0, 1)]
+        cut = estimate([*rows, LengthCount(gamma=2, accepted=last, count=10)]).least_squares
+        assert cut.se is not None and cut.ci95 is not None
+        assert abs(cut.alpha - end) < 1.96 * cut.se and cut.ci95[end] == end
 
 
 def test_one_rate_everywhere_passes_the_test_and_p_values_are_uniform() -> None:
@@ -141,7 +184,8 @@ def test_a_single_length_has_no_least_squares_interval() -> None:
     found = estimate([LengthCount(gamma=1, accepted=a, count=c) for a, c in ((0, 40), (1, 60))])
     assert found.least_squares.alpha == pytest.approx(0.6)
     assert found.least_squares.ci95 is None and found.iid_p_value is None
-    assert len(found.warnings) == 2
+    length, depth = found.warnings
+    assert "one draft length only" in length and "all drafts have one token" in depth
 
 
 def test_rows_of_the_same_kind_add_up() -> None:

@@ -119,13 +119,16 @@ def test_small_targets_are_extrapolations(plan: Any) -> None:
 def test_the_sweep_has_both_rules_and_the_power_law(plan: Any, tmp_path: Path) -> None:
     pytest.importorskip("statsmodels")
     found = plan("sweep", "--grid", "paper", "--out", str(tmp_path))
-    assert set(found) == {"table8", "table9", "power_law"}
+    assert set(found) == {"table8", "table9", "power_law", "warnings"}
+    assert found["warnings"] == []
     assert {"mu", "M0", "gamma", "gamma_prime", "r2", "r2_adj", "n"} < set(found["table8"])
     assert f"{found['table9']['mu']:.2e}" == "2.71e-03"
     assert round(found["power_law"]["exponent"], 3) == 0.578
     assert len((tmp_path / "optima.csv").read_text().splitlines()) == 289
     for name in ("optima.png", "size_laws.svg", "run.json"):
         assert (tmp_path / name).stat().st_size > 0
+    versions = json.loads((tmp_path / "run.json").read_text())["versions"]
+    assert versions["scipy"] and versions["statsmodels"]
 
 
 def test_alpha_from_a_histogram(plan: Any, tmp_path: Path) -> None:
@@ -134,7 +137,9 @@ def test_alpha_from_a_histogram(plan: Any, tmp_path: Path) -> None:
         for n in range(gamma + 1):
             lines.append(f"{gamma},{n},{2 ** (20 - n - (n < gamma))}")
     (tmp_path / "counts.csv").write_text("\n".join(lines))
-    found = plan("alpha", "--counts", str(tmp_path / "counts.csv"))
+    found = plan("alpha", "--counts", str(tmp_path / "counts.csv"), "--out", str(tmp_path / "a"))
+    for name in ("acceptance.png", "acceptance.svg", "figures.md", "run.json"):
+        assert (tmp_path / "a" / name).stat().st_size > 0
     assert found["least_squares"]["alpha"] == pytest.approx(0.5, abs=1e-12)
     assert found["mle"]["alpha"] == 0.5
     assert len(found["mle"]["ci95"]) == len(found["least_squares"]["ci95"]) == 2
@@ -148,7 +153,10 @@ def test_a_fitted_loss_law_can_be_planned_with(plan: Any, tmp_path: Path) -> Non
         for D in (1e9, 1e10, 1e11, 1e12):
             lines.append(f"{N:g},{D / 1e9:g}B,{2 + 300 / N**0.35 + 900 / D**0.33}")
     (tmp_path / "runs.csv").write_text("\n".join(lines))
-    found = plan("fit", str(tmp_path / "runs.csv"), "--bootstrap", "20")
+    out = ["--out", str(tmp_path / "fit")]
+    found = plan("fit", str(tmp_path / "runs.csv"), "--bootstrap", "20", *out)
+    for name in ("losses.png", "losses.svg", "figures.md", "run.json"):
+        assert (tmp_path / "fit" / name).stat().st_size > 0
     assert found["nu"] == pytest.approx(0.35, rel=1e-3)
     best = plan("optimum", *SIZES, "--loss", found["loss"])
     assert best["n_opt"] != pytest.approx(117313808.6, rel=0.01)
@@ -187,6 +195,9 @@ def test_the_law_is_drawn_and_kept(plan: Any, corrected: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "law" / "law.json").read_text()) == law
     for name in ("plane.png", "curves.svg", "run.json"):
         assert (tmp_path / "law" / name).stat().st_size > 0
+    captions = (tmp_path / "law" / "figures.md").read_text()
+    assert captions.count("\n![") == 2 and "](curves.png)" in captions
+    assert "95 % margins" in captions and "# Acceptance rate by perplexities" in captions
     own = ["--law", str(tmp_path / "law" / "law.json"), "--out", str(tmp_path / "best")]
     plan("optimum", *SIZES, *own, "--draft-params", "125M")
     assert (tmp_path / "best" / "speedup_by_size.png").stat().st_size > 0
@@ -217,6 +228,9 @@ def test_the_law_is_drawn_and_kept(plan: Any, corrected: Path, tmp_path: Path) -
         (["fit", OBSERVED], "has no column 'params'"),
         (["fit", OBSERVED, "--bootstrap", "1"], "--bootstrap must be at least 20"),
         (["alpha", OBSERVED], "has no column 'gamma'"),
+        (["sweep", "--coefficients", "0,0,-1"], "has an acceptance rate between 0 and 1"),
+        (["optimum", *SIZES[:4], "--draft-tokens", "0.5"], "--draft-tokens must be a count of 1"),
+        (["optimum", *SIZES, "--coefficients", "-0.0067,0.0129,1.05"], "no best draft size"),
         (["optimun"], "did you mean 'optimum'"),
     ],
 )

@@ -103,7 +103,7 @@ def test_predictions_cover_new_pairs_and_the_law() -> None:
     assert one.pi95[1] - one.pi95[0] > 2 * (one.ci95[1] - one.ci95[0])
 
 
-def test_fits_of_two_targets_have_the_conventions_of_table_4() -> None:
+def test_the_fits_of_every_target_have_the_conventions_of_table_4() -> None:
     curves, said = per_target(PAIRS)
     assert len(curves) == 13 and said == ()
     for target, forms in curves.items():
@@ -126,6 +126,9 @@ def test_fits_of_two_targets_have_the_conventions_of_table_4() -> None:
         for nudge in ((1.001, 1.0), (0.999, 1.0), (1.0, 1.001), (1.0, 0.999)):
             missed = alpha - FORMS["power"](x, p1 * nudge[0], p2 * nudge[1])
             assert np.mean(missed**2) > power.mse
+        slopes = np.column_stack([x**p2, p1 * x**p2 * np.log(x)])
+        errors = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)) * power.mse * 10 / 8)
+        assert power.moe == pytest.approx(2.306004135 * errors, rel=1e-3)
 
 
 def test_a_target_with_few_drafts_is_named_and_left_out() -> None:
@@ -158,6 +161,72 @@ def test_pairs_that_do_not_determine_the_law_are_refused(change: object, said: s
     assert callable(change)
     with pytest.raises(ValueError, match=said):
         affine_law(change(rows))
+
+
+@pytest.mark.parametrize(("targets", "kept"), [(2, False), (3, False), (4, True), (9, True)])
+def test_errors_by_cluster_take_enough_clusters(targets: int, kept: bool) -> None:
+    """With as many clusters as coefficients or fewer they come out as nought."""
+    fit = affine_law(simulated(np.random.default_rng(0), 0.01, targets))
+    assert ("cluster_target" in fit.errors) == kept
+    by_target, by_draft = fit.warnings
+    assert by_target.startswith("errors clustered by target")
+    assert ("left out" in by_target) != kept and str(targets) in by_target
+    assert "rest on 5 drafts" in by_draft
+    se = fit.errors["cluster_target" if kept else "hc3"].se
+    assert min(se.values()) > 1e-6
+
+
+def test_rows_that_are_there_twice_are_said() -> None:
+    rows = simulated(np.random.default_rng(0), 0.01, targets=10)
+    once, twice = affine_law(rows), affine_law([*rows, *rows])
+    assert twice.errors["classic"].se["A"] < once.errors["classic"].se["A"]
+    assert any("50 pairs have several rows (d0 with t0, for one)" in one for one in twice.warnings)
+    assert not any("several rows" in one for one in once.warnings)
+    assert any("1 pair has" in one for one in affine_law([*rows, rows[7]]).warnings)
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ((200.0, 10.0), "gives -1.2, which is no acceptance rate"),
+        ((1.0, 100.0), "no acceptance rate"),
+        ((21.0, 10.0), "outside of those measured (12 to 20 and 9 to 18)"),
+        ((15.0, 8.0), "is an extrapolation"),
+        ((20.0, 18.0), None),
+        ((1e300, 10.0), "no acceptance rate"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_predictions_far_from_the_rows_are_doubted(
+    at: tuple[float, float], said: str | None
+) -> None:
+    rows = [*simulated(np.random.default_rng(0), 0.0, targets=10)]
+    plain, fit = affine_law(rows), affine_law(rows, at=[at])
+    more = [one for one in fit.warnings if one not in plain.warnings]
+    assert len(more) == (said is not None)
+    assert said is None or said in more[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_row_that_decides_alone_has_no_robust_error() -> None:
+    rows = simulated(np.random.default_rng(0), 0.01, targets=2)[:6]  # one row of the second target
+    fit = affine_law(rows)
+    assert "hc3" not in fit.errors
+    assert any("the row of d0 with t1 decides a coefficient alone" in one for one in fit.warnings)
+    assert all(np.isfinite(list(one.se.values())).all() for one in fit.errors.values())
+
+
+@pytest.mark.filterwarnings("error")
+def test_rates_that_do_not_vary_have_nothing_to_explain() -> None:
+    rows = [replace(one, alpha=0.7) for one in simulated(np.random.default_rng(0), 0.01)]
+    fit = affine_law(rows, fixed_effects=True)
+    assert np.isnan(fit.r2) and fit.fixed_effects is not None and np.isnan(fit.fixed_effects.r2)
+    assert any("same acceptance rate (0.7)" in one for one in fit.warnings)
+    assert all(
+        form is None or np.isnan(form.r2)
+        for forms in per_target(rows)[0].values()
+        for form in forms.values()
+    )
 
 
 def test_fixed_effects_take_more_rows_than_targets() -> None:

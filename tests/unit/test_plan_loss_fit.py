@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,39 @@ def test_runs_that_do_not_tell_size_from_data_are_said() -> None:
         for N in np.geomspace(1e6, 1e10, 12).tolist()
     ]
     assert any("grow together" in said for said in fit_loss(runs, bootstrap=20).warnings)
+
+
+def grid(loss: Callable[[float, float], float]) -> list[TrainedModel]:
+    return [
+        TrainedModel(params=N, tokens=D, loss=loss(N, D))
+        for N in (1e7, 1e8, 1e9, 1e10)
+        for D in (1e9, 1e10, 1e11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda N, D: 2 + 300 / N**0.3, "B comes out as 0: the runs do not show that losses fall"),
+        (lambda N, D: 2 + 900 / D**0.3, "A comes out as 0"),
+        (lambda N, D: 2 + (N > 1e7) * 0.1 + (D < 1e10) * 1.0, "delta lies at an end of what is"),
+        (lambda N, D: 2 + np.log10(N * D) / 9, "no better than their mean"),
+    ],
+)
+def test_a_law_that_does_not_describe_the_runs_is_doubted(
+    loss: Callable[[float, float], float], said: str
+) -> None:
+    assert any(said in one for one in fit_loss(grid(loss), bootstrap=20).warnings)
+
+
+@pytest.mark.filterwarnings("error")
+def test_counts_beyond_all_sense_are_fitted_and_doubted() -> None:
+    rng = np.random.default_rng(1)
+    runs = [
+        TrainedModel(params=10.0 ** (290 + i), tokens=10.0 ** (285 + 5 * i % 12), loss=3.0 + noise)
+        for i, noise in enumerate(rng.random(12).tolist())
+    ]
+    assert any("comes out as 0" in one for one in fit_loss(runs, bootstrap=20).warnings)
 
 
 @pytest.mark.parametrize(

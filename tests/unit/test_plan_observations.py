@@ -45,15 +45,30 @@ def test_counts_have_units_of_a_thousand(text: str, count: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "180G", "180BB", "B", "-5", "0", "1,000", "nan", "inf", "1e999", "180 billion", "٣"],
+    [
+        "",
+        "180G",
+        "180BB",
+        "B",
+        "-5",
+        "0",
+        "0.9",
+        "1e-3",
+        "1,000",
+        "nan",
+        "inf",
+        "1e999",
+        "180 billion",
+        "٣",
+    ],
 )
 def test_other_units_and_amounts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--tokens must be a count above 0"):
+    with pytest.raises(ValueError, match="--tokens must be a count of 1 or more"):
         parse_count(text, "--tokens")
 
 
 def test_more_columns_blank_lines_and_a_byte_order_mark_are_no_trouble(tmp_path: Path) -> None:
-    text = "\ufeffmoe, target ,draft,target_ppl,draft_ppl,alpha,table\n"
+    text = "\ufeff\n , \nmoe, target ,draft,target_ppl,draft_ppl,alpha,table\n"
     rows = "0.002,a,b,10,20,0.6,T1\n\n,a,c,10,15,0.7,T1\n"
     first, second = read_observations(written(tmp_path, text + rows))
     assert (first.target, first.draft, first.draft_ppl, first.moe) == ("a", "b", 20.0, 0.002)
@@ -76,6 +91,12 @@ def test_more_columns_blank_lines_and_a_byte_order_mark_are_no_trouble(tmp_path:
         (HEAD + "a,b,ten,20,0.5\n", "column 'target_ppl': expected a number, got 'ten'"),
         (HEAD + "a,b,0.5,20,0.5\n", "column 'target_ppl': must be 1 or more, got 0.5"),
         (HEAD + "a,,10,20,0.5\n", "column 'draft': there is no value"),
+        (HEAD + "a,b,1_0,20,0.5\n", "column 'target_ppl': expected a number, got '1_0'"),
+        (HEAD + "a,b,١٠,20,0.5\n", "column 'target_ppl': expected a number, got '١٠'"),
+        (HEAD + "a,b,10,1e300,0.5\n", r"column 'draft_ppl': must be 1e\+09 or less, got 1e\+300"),
+        ("\n" + HEAD + "a,b,10,20,1.0\n", r"row 1 \(line 3\), column 'alpha'"),
+        (HEAD.replace(",", ";"), "has semicolons between its columns: it takes commas"),
+        (HEAD.replace(",", "\t"), "has tabs between its columns: it takes commas"),
     ],
 )
 def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
@@ -89,7 +110,7 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
     ("reader", "text", "said"),
     [
         (read_trained, "params,tokens,loss\n1e8,180Q,3\n", r"row 1 .*'tokens' must be a count"),
-        (read_trained, "params,tokens,loss\n-1,1e9,3\n", "column 'params' must be a count above 0"),
+        (read_trained, "params,tokens,loss\n-1,1e9,3\n", "column 'params' must be a count of 1"),
         (read_trained, "params,tokens,loss\n1e8,1e9,0\n", "column 'loss': must be above 0"),
         (read_trained, "params,tokens,perplexity\n1e8,1e9,1\n", "'perplexity': must be above 1"),
         (read_trained, "params,tokens\n1e8,1e9\n", "neither a column 'loss'"),
@@ -99,6 +120,9 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
         (read_counts, "gamma,accepted_length,count\n2,1,1.5\n", "column 'count': expected a whole"),
         (read_counts, "gamma,accepted_length,count\n0,0,5\n", "column 'gamma': must be 1 or more"),
         (read_counts, "gamma,accepted_length,count\n2,1,0\n", "all counts are 0"),
+        (read_counts, "gamma,accepted_length,count\n1e12,1,5\n", "row 1 .*'gamma': must be 10000"),
+        (read_counts, "gamma,accepted_length,count\n10001,1,5\n", "'gamma': must be 10000 or less"),
+        (read_counts, "gamma,accepted_length,count\n2,1,1e300\n", "'count': must be 90071992547"),
         (read_counts, "gamma,count\n2,1\n", "no column 'accepted_length'"),
     ],
 )
@@ -137,6 +161,22 @@ def test_perplexities_of_runs_become_losses(tmp_path: Path) -> None:
         ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,-1,0],[0,0,1]]}', "no negative variance"),
         ('{"A": 1, "B": 2, "C": 0, "cov": [[1,5,0],[0,1,0],[0,0,1]]}', "symmetric"),
         ('{"A": 1, "B": 2, "C": 0, "cov": "none"}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [["1",0,0],[0,1,0],[0,0,1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[true,0,0],[0,1,0],[0,0,1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1],[0,0,1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1e999,0],[0,0,1]]}', "3 x 3 covariance"),
+        # the rates of a real fit: variances of 1e-7
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [[4e-7,1e-9,0],[-9e-9,2e-6,0],[0,0,4e-4]]}',
+            "symmetric",
+        ),
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [[4e-7,0,2e-5],[0,2e-6,0],[2e-5,0,4e-4]]}',
+            "no negative variance",
+        ),
+        ("[" * 100_000, "cannot read the law"),
+        ('{"A": ' + "9" * 5000 + ', "B": 2, "C": 0}', "cannot read the law"),
+        ('{"A": 1, "B": 2, "C": 0, "mse": true, "n": 9}', "'mse' and 'n' must be those of a fit"),
     ],
 )
 def test_laws_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
@@ -144,6 +184,13 @@ def test_laws_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         read_law(path)
     assert str(path) in str(error.value)
+
+
+def test_a_law_may_have_a_byte_order_mark_and_a_rounded_covariance(tmp_path: Path) -> None:
+    cov = "[[4e-7,1e-9,0],[1.0000001e-9,2e-6,0],[0,0,0]]"
+    text = '\ufeff{"A": -1, "B": 2, "C": 0, "cov": ' + cov + "}"
+    law = read_law(written(tmp_path, text, "law.json"))
+    assert law.cov is not None and law.cov[0] == (4e-7, 1e-9, 0.0)
 
 
 def test_a_law_without_covariance_is_a_law(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_the_derivative_is_that_of_the_throughput() -> None:
     for size in (3e7, 1e8, 1e9):
         gamma = float(OPT_13B.length(size))
         step = 1e-5
-        ends = OPT_13B.throughput(np.array([size * np.exp(-step), size * np.exp(step)]))
+        ends = OPT_13B.speedup(np.array([size * np.exp(-step), size * np.exp(step)]))
         assert OPT_13B.slope(size, gamma) == pytest.approx(
             float(np.diff(np.log(ends))[0]) / (2 * step), rel=1e-6
         )
@@ -116,11 +117,8 @@ def test_without_covariance_there_is_no_interval() -> None:
 def test_where_no_draft_pays_none_is_named() -> None:
     hopeless = AcceptanceLaw(A=-0.0067, B=0.0, C=0.02)
     never = Setting(target_params=1e9, target_tokens=1e10, draft_tokens=1e10, law=hopeless)
-    with pytest.raises(ValueError, match="no draft size"):
+    with pytest.raises(ValueError, match="for no draft size"):
         best_draft(never)
-    tiny = Setting(target_params=40.0, target_tokens=1e10, draft_tokens=1e10)
-    with pytest.raises(ValueError, match="check the coefficients"):
-        best_draft(tiny)
     # acceptance is there only for drafts that are too dear
     dear = replace(never, law=AcceptanceLaw(A=-0.1, B=0.0, C=1.42))
     alpha = dear.alpha(np.geomspace(1e3, 1e9, 200))
@@ -129,10 +127,50 @@ def test_where_no_draft_pays_none_is_named() -> None:
 
 
 def test_sizes_for_which_the_law_exceeds_one_are_left_out_and_said() -> None:
-    setting = replace(OPT_13B, law=AcceptanceLaw(A=-0.02, B=0.0, C=1.2))
+    setting = replace(OPT_13B, law=AcceptanceLaw(A=-0.02, B=0.0, C=1.17))
     found = best_draft(setting)
     assert any("acceptance of 1 or more" in one for one in found.warnings)
-    assert found.best is not None and found.best.alpha < 1
+    assert found.best is not None and found.best.alpha < 0.95
+    assert setting.alpha(setting.target_params) > 1
+
+
+@pytest.mark.parametrize("law", [(-0.0067, 0.0129, 1.05), (-0.02, 0.0, 1.2)])
+def test_a_speedup_that_grows_until_the_law_breaks_has_no_best_size(
+    law: tuple[float, ...],
+) -> None:
+    setting = replace(OPT_13B, law=AcceptanceLaw.of(law))
+    for integer in (False, True):
+        with pytest.raises(ValueError, match="acceptance of 1 or more for") as error:
+            best_draft(setting, integer=integer)
+        said = re.search(r"for ([0-9.e+]+) parameters", str(error.value))
+        assert said is not None
+        named = float(said[1])  # to three digits
+        assert setting.alpha(named * 1.01) > 1 > setting.alpha(named * 0.97)
+    with pytest.raises(ValueError, match="acceptance of 1 or more"):
+        optimal_params(setting)
+
+
+def test_sizes_without_their_unit_are_to_blame_and_not_the_coefficients() -> None:
+    unit_left_out = replace(OPT_13B, target_tokens=180.0, draft_tokens=180.0)
+    with pytest.raises(ValueError, match="no draft size") as error:
+        best_draft(unit_left_out)
+    for part in ("M = 1.28535e+10", "D' = 180 tokens", "D = 180 tokens", "units (180B)"):
+        assert part in str(error.value)
+    ppl = float(LossLaw().perplexity(12853473280, 180))
+    assert f"is {ppl:.3g}," in str(error.value) and f"{ppl:.3g} or more;" in str(error.value)
+    with pytest.raises(ValueError, match="M = 1 parameters"):
+        best_draft(replace(OPT_13B, target_params=1.0))
+    for name in ("target_params", "target_tokens", "draft_tokens"):
+        with pytest.raises(ValueError, match=f"{name} must be a count of 1 or more, got 0.5"):
+            replace(OPT_13B, **{name: 0.5})
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_covariance_that_says_nothing_gives_no_interval() -> None:
+    vast = tuple(map(tuple, np.diag([1e6, 1e6, 1e6]).tolist()))
+    found = best_draft(replace(OPT_13B, law=AcceptanceLaw(cov=vast)))
+    assert found.ci95 is None and found.se is None and found.best is not None
+    assert "says nothing about N*" in found.warnings[-1]
 
 
 def test_a_given_draft_is_measured_by_its_size_or_its_seconds() -> None:

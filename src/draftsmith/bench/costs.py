@@ -116,26 +116,30 @@ def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
 class ForwardProbe:
     """Times forwards of any width behind a fixed context; the cache is as before after each."""
 
-    def __init__(self, target: Target, context: Sequence[int], max_width: int) -> None:
+    def __init__(
+        self, target: Target, context: Sequence[int], max_width: int, *, rows: int = 1
+    ) -> None:
+        """`rows`: so many alike are fed together."""
         self._target = target
-        self._cache = target.new_cache(1, len(context) + max_width)
-        *known, self._root = context
+        self._cache = target.new_cache(rows, len(context) + max_width)
+        *known, root = context
+        self._roots = [[root]] * rows
         if known:
-            (left,) = feed_beginning(target, self._cache, [known])
+            left = feed_beginning(target, self._cache, [known] * rows)
             self._feed(left, 0, keep=1)
-            self._cache.commit(np.array([len(left)]))
+            self._cache.commit(np.array([len(row) for row in left]))
 
     def seconds(self, width: int) -> float:
-        """Of one forward of `width` tokens, its mask and cache writes included."""
+        """Of one forward of `width` tokens per row, its mask and cache writes included."""
         start = now(self._target.device)
-        self._feed([self._root], width - 1, keep=width)
+        self._feed(self._roots, width - 1, keep=width)
         end = now(self._target.device)
         self._cache.rollback()
         return end - start
 
-    def _feed(self, pending: Sequence[int], nodes: int, *, keep: int) -> None:
-        chain = np.arange(-1, nodes - 1)[None]
-        tokens, block = lay_out(self._cache, [pending], np.zeros_like(chain), chain)
+    def _feed(self, pending: Sequence[Sequence[int]], nodes: int, *, keep: int) -> None:
+        chain = np.tile(np.arange(-1, nodes - 1), (len(pending), 1))
+        tokens, block = lay_out(self._cache, pending, np.zeros_like(chain), chain)
         self._target.forward(torch.from_numpy(tokens), block, keep, Signals())
 
 
@@ -149,9 +153,16 @@ class StepProbe:
         prompts: Sequence[Sequence[int]],
         options: DecodeOptions,
         predictions: Sequence[Sequence[int]] = (),
+        *,
+        rows: int = 1,
     ) -> None:
-        """`predictions`: one per prompt, for drafters that read them."""
+        """
+        Args:
+            predictions: one per prompt, for drafters that read them.
+            rows: how many times each prompt is decoded side by side.
+        """
         self._meter = WidthMeter(target)
+        self._rows = rows
         self._recorder = make_recorder(target.device)
         self._steps = self._endless(
             arm, prompts, predictions or [()] * len(prompts), arm.adapt(options)
@@ -169,9 +180,9 @@ class StepProbe:
             steps = decode(
                 self._meter,
                 arm.drafter,
-                [prompt],
+                [prompt] * self._rows,
                 replace(options, seed=options.seed + number, ignore_end=True),
-                predictions=[prediction],
+                predictions=[prediction] * self._rows,
                 recorder=self._recorder,
             )
             for step in steps:
@@ -197,7 +208,10 @@ class StepProbe:
 
 
 class CostMeter:
-    """Measures, interleaved, what the arms' forwards and drafts cost at these prompts' lengths."""
+    """Measures, interleaved, what the arms' forwards and drafts cost at these prompts' lengths.
+
+    Arms of one name are one drafter with drafts of several shapes, and share a curve.
+    """
 
     def __init__(
         self,
@@ -209,12 +223,14 @@ class CostMeter:
         widths: Sequence[int],
         *,
         predictions: Sequence[Sequence[int]] = (),
+        rows: int = 1,
     ) -> None:
         """
         Args:
             widths: that were seen in trials; the widths of the arms' full drafts are added.
             options: of the run; the sampler is replaced by each of `samplers`.
             predictions: one per prompt, for drafters that read them.
+            rows: decoded side by side; seconds are then of the whole batch.
 
         Raises:
             InputError: the drafts are longer than the context.
@@ -234,19 +250,21 @@ class CostMeter:
         cases = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
         fitting, expected = zip(*cases, strict=True)
         self._keys = [(arm.name, sampler.temperature) for arm in arms for sampler in samplers]
-        self._steps = {
-            (arm.name, sampler.temperature): StepProbe(
+        self._steps = [
+            StepProbe(
                 target,
                 arm,
                 fitting,
                 replace(options, sampler=sampler, max_new_tokens=longest),
                 expected,
+                rows=rows,
             )
+            if arm.drafter.longest != 0
+            else None
             for arm in arms
             for sampler in samplers
-            if arm.used_shape.depth
-        }
-        self._forward = ForwardProbe(target, context, max(self._widths))
+        ]
+        self._forward = ForwardProbe(target, context, max(self._widths), rows=rows)
         self._rounds: list[_Round] = []
         self._round()  # the first of a kind pays for allocation and code paths
 
@@ -261,7 +279,14 @@ class CostMeter:
         Raises:
             ValueError: nothing was measured yet.
         """
-        rounds = self._rounds if latest is None else self._rounds[-latest:]
+        return self._table(self._rounds if latest is None else self._rounds[-latest:])
+
+    def redrawn(self, rng: np.random.Generator) -> CostTable:
+        """From as many rounds drawn anew, some of them twice: how uncertain the table is."""
+        count = len(self._rounds)
+        return self._table([self._rounds[i] for i in rng.integers(count, size=count)])
+
+    def _table(self, rounds: Sequence[_Round]) -> CostTable:
         if not rounds:
             raise ValueError("no round was measured")
         return CostTable(
@@ -273,19 +298,26 @@ class CostMeter:
                     drafter=name,
                     temperature=temperature,
                     costs=_draft_curve(
-                        taken.draft[name, temperature]
+                        cost
                         for taken in rounds
-                        if (name, temperature) in taken.draft
+                        for key, cost in zip(self._keys, taken.draft, strict=True)
+                        if key == (name, temperature) and cost is not None
                     ),
                 )
-                for name, temperature in self._keys
+                for name, temperature in dict.fromkeys(self._keys)
             ),
         )
+
+    def steps(self) -> tuple[tuple[Cost, ...], ...]:
+        """What each arm's steps cost the drafter, round by round, arms in their order (and for each
+        the samplers in theirs); empty for arms that never draft."""
+        columns = zip(*(taken.draft for taken in self._rounds), strict=True)
+        return tuple(tuple(cost for cost in column if cost is not None) for column in columns)
 
     def _round(self) -> _Round:
         return _Round(
             target=tuple(self._forward_cost(width) for width in self._widths),
-            draft={key: probe.step() for key, probe in self._steps.items()},
+            draft=tuple(None if probe is None else probe.step() for probe in self._steps),
         )
 
     def _forward_cost(self, width: int) -> Cost:
@@ -296,10 +328,10 @@ class CostMeter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Round:
-    """One forward of each width, one step of each drafter and temperature."""
+    """One forward of each width, one step of each arm and temperature."""
 
     target: tuple[Cost, ...]
-    draft: dict[tuple[str, float], Cost]
+    draft: tuple[Cost | None, ...]
 
 
 def _curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:

@@ -87,14 +87,15 @@ class Report:
         """Names short enough for a figure: the kind, and the last part of a source; and with them,
         wherever they stand, that a rule was lossy."""
         names = list(dict.fromkeys(entry.name for entry in self.figures))
-        short = {name: _short(name) for name in names}
+        short = {name: short_name(name) for name in names}
         if len(set(short.values())) < len(short):
             short = {name: name for name in names}
         lossy = {entry.name for entry in self.figures if entry.lossy_rule is not None}
         return {name: f"{short[name]} (lossy)" if name in lossy else short[name] for name in names}
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A drafter's kind, and of its source the last part."""
     kind, colon, source = name.partition(":")
     if colon:
         return f"{kind}:{Path(source).name}"

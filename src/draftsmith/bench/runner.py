@@ -32,6 +32,7 @@ from draftsmith.bench.records import (
     RunRecord,
     digest,
 )
+from draftsmith.bench.step_costs import probed_arms
 from draftsmith.decode import DecodeOptions
 from draftsmith.detokenize import pieces
 from draftsmith.sampler import Sampler
@@ -180,7 +181,7 @@ class Bench:
             say("measuring costs")
             self._meter = CostMeter(
                 plan.target,
-                plan.arms,
+                [probed for arm in plan.arms for probed in probed_arms(arm)],
                 plan.samplers,
                 [item.tokens for item in plan.items],
                 plan.decode_options(Sampler(), plan.seed),

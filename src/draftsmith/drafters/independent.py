@@ -108,6 +108,16 @@ class Independent(Drafter):
         if isinstance(getattr(model, "model", None), torch.nn.Module):
             self.model = model.model  # type: ignore[attr-defined]  # trains as our own weights
 
+    @property
+    def draft_model(self) -> Target | None:
+        """The language model itself; None before it is loaded."""
+        return self._draft
+
+    @property
+    def reads_text(self) -> bool:
+        """Bound to a target with another tokenizer: it drafts through text."""
+        return self._target is not None and self._vocabularies is None
+
     # ------------------------------------------------------------------ binding
 
     def bind(self, target: TargetView) -> None:

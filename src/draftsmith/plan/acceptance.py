@@ -28,6 +28,7 @@ _EXPECTED = 5.0
 """Least expected number of acceptances and of rejections in a cell of the test."""
 SUSPICIOUS = 0.01
 """Below this p-value acceptance is called not i.i.d."""
+_ONE_OUTCOME = {0.0: "no drafted token was accepted", 1.0: "every drafted token was accepted"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +38,7 @@ class Rate:
     alpha: float
     se: float | None
     ci95: tuple[float, float] | None
-    """None: not known from a single draft length."""
+    """None: not known from a single draft length, nor where the fit has no room to miss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,17 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     said = []
     if len(lengths) == 1:
         said.append("there is one draft length only: least squares has no interval")
-    if p_value is None:
+    one_outcome = _ONE_OUTCOME.get(float(accepted_D.sum() / tried_D.sum()))
+    if one_outcome is not None:
+        said.append(
+            f"{one_outcome}: there is nothing to test, and least squares has no interval; take "
+            "that of the maximum likelihood"
+        )
+    elif len(tried_D) == 1:
+        said.append(
+            "all drafts have one token: whether acceptance depends on depth cannot be tested"
+        )
+    elif p_value is None:
         said.append("there are too few counts to test whether acceptance is i.i.d.")
     elif p_value < SUSPICIOUS:
         said.append(
@@ -101,7 +112,7 @@ def least_squares(gamma: Floats, tokens: Floats) -> Rate:
     """alpha with the least sum of (tau(alpha, gamma) - tokens)^2 over draft lengths (appendix B).
 
     `tokens` are measured tokens per step, 1 .. gamma + 1. The interval is the printed one: alpha
-    +- 1.96 s / sqrt(J'J) with s^2 = SSR / (lengths - 1).
+    +- 1.96 s / sqrt(J'J) with s^2 = SSR / (lengths - 1), cut off at 0 and 1.
     """
 
     def parts(alpha: float) -> tuple[Floats, Floats]:
@@ -115,20 +126,23 @@ def least_squares(gamma: Floats, tokens: Floats) -> Rate:
     # at 0 no residual is above 0, at 1 none is below
     alpha = float(brentq(stationary, 0.0, 1.0, xtol=1e-15, rtol=1e-15))
     missed, slope = parts(alpha)
-    if len(gamma) < 2:
+    if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR tells nothing
         return Rate(alpha=alpha, se=None, ci95=None)
     se = float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope)))
-    return Rate(alpha=alpha, se=se, ci95=(alpha - Z95 * se, alpha + Z95 * se))
+    ends = (max(alpha - Z95 * se, 0.0), min(alpha + Z95 * se, 1.0))
+    return Rate(alpha=alpha, se=se, ci95=ends)
 
 
 def wilson(accepted: ArrayLike, tried: ArrayLike) -> tuple[Floats, Floats]:
     """95 % score interval of a share (Wilson 1927): good coverage near 0 and 1 as well."""
-    n = np.asarray(tried, np.float64)
-    share = np.asarray(accepted, np.float64) / n
+    n, accepted = np.asarray(tried, np.float64), np.asarray(accepted, np.float64)
+    share = accepted / n
     z2 = Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+    # the ends are exact there; rounding would leave the share itself outside
+    low = np.where(accepted == 0, 0.0, np.maximum(centre - half, 0.0))
+    return low, np.where(accepted == n, 1.0, np.minimum(centre + half, 1.0))
 
 
 def iid_p_value(trials: dict[int, tuple[Floats, Floats]]) -> float | None:

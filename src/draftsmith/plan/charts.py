@@ -13,12 +13,14 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.fit import FORMS, FormFit
-from draftsmith.plan.observations import Observation
+from draftsmith.plan.loss import LossLaw
+from draftsmith.plan.observations import Observation, TrainedModel
 from draftsmith.plan.paper import LatencyPoint
 from draftsmith.plan.pooled import Optima, Sweep
 from draftsmith.plan.sizing import AcceptanceLaw, Setting, Sizing
-from draftsmith.speedup import Floats
+from draftsmith.speedup import Floats, tokens_per_step
 
 _DASHED = (0, (4, 3))
 _FAINT = 0.25
@@ -94,18 +96,19 @@ def acceptance_curves(
             marker="o",
             markersize=3.5,
             color=_ink(),
-            label=_once("measured", axis is axes[0]),
+            label="measured",
         )
         x = np.linspace(draft.min(), draft.max(), 100)
-        for style, (form, fit) in zip(("-", "--", ":"), forms.items(), strict=True):
+        for place, (form, style) in enumerate(zip(FORMS, ("-", "--", ":"), strict=True)):
+            fit = forms[form]
             if fit is not None:
-                label = _once(form, axis is axes[0])
-                axis.plot(x, FORMS[form](x, *fit.params), style, linewidth=1.2, label=label)
+                values = FORMS[form](x, *fit.params)
+                axis.plot(x, values, style, color=f"C{place}", linewidth=1.2, label=form)
         axis.set_title(target)
     figure.supxlabel("draft perplexity")
     figure.supylabel("acceptance rate")
     # above: the common label of the x axes is below
-    figure.legend(loc="outside upper center", ncols=4)
+    _legend(figure, columns=4 if len(fits) > 2 else 2, place="outside upper center")
     return figure
 
 
@@ -113,12 +116,12 @@ def draft_sizes(panels: Sequence[Panel]) -> Figure:
     """Speed-up against the draft size; stars at N*, black marks at sizes that one can have."""
     figure = Figure(figsize=(max(6.4, 3.6 * len(panels)), 4.2), layout="constrained")
     axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
+    labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     for axis, panel in zip(axes, panels, strict=True):
-        for place, curve in enumerate(panel.curves):
-            M, colour = curve.setting.target_params, f"C{place % 10}"
+        for curve in panel.curves:
+            M, colour = curve.setting.target_params, f"C{labels.index(curve.label) % 10}"
             sizes = np.geomspace(_LEAST_SHARE * M, _MOST_SHARE * M, 400)
-            label = _once(curve.label, axis is axes[0])
-            axis.plot(sizes, curve.setting.speedup(sizes), color=colour, label=label)
+            axis.plot(sizes, curve.setting.speedup(sizes), color=colour, label=curve.label)
             best = curve.sizing.best
             if best is not None:
                 axis.plot(best.params, best.speedup, "*", color=colour, markersize=13)
@@ -153,7 +156,7 @@ def latencies(points: Sequence[LatencyPoint]) -> Figure:
                 markersize=4,
                 capsize=3,
                 linewidth=1,
-                label=_once(f"{family} drafts", axis is axes[0]),
+                label=f"{family} drafts",
             )
         axis.axvline(0.0, color=_ink(), linewidth=0.9, linestyle=_DASHED)
         axis.set_xlabel("|N - N*| / M")
@@ -216,6 +219,47 @@ def size_laws(found: Sweep, band: Band | None) -> Figure:
     return figure
 
 
+def losses(models: Sequence[TrainedModel], law: LossLaw) -> Figure:
+    """Measured against predicted loss: on the diagonal the law is right."""
+    measured = np.array([one.loss for one in models])
+    predicted = law.loss([one.params for one in models], [one.tokens for one in models])
+    ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(ends, ends, color=_ink(), linewidth=0.9, linestyle=_DASHED)
+    axis.plot(predicted, measured, "o", markersize=4)
+    axis.set_xlabel("predicted loss (nats)")
+    axis.set_ylabel("measured loss (nats)")
+    return figure
+
+
+def acceptance(found: AcceptanceEstimate) -> Figure:
+    """Tokens per step by draft length with both estimates, and acceptance by depth."""
+    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    by_length, by_depth = figure.subplots(1, 2)
+    lengths = np.array(list(found.tokens_per_step))
+    tokens = list(found.tokens_per_step.values())
+    by_length.plot(lengths, tokens, "o", color=_ink(), label="measured")
+    x = np.linspace(0, lengths.max(), 100)
+    rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}
+    for style, (name, rate) in zip(("-", "--"), rates.items(), strict=True):
+        by_length.plot(x, tokens_per_step(rate.alpha, x), style, label=name)
+    by_length.set_xlabel("draft length (tokens)")
+    by_length.set_ylabel("tokens per step")
+    tried = {depth: rate for depth, rate in enumerate(found.by_depth, start=1) if rate is not None}
+    by_depth.plot(list(tried), list(tried.values()), "o", color=_ink())
+    by_depth.axhline(found.mle.alpha, color="C1", linestyle="--")
+    if found.mle.ci95 is not None:
+        by_depth.axhspan(*found.mle.ci95, color="C1", alpha=_FAINT, linewidth=0)
+    by_depth.set_xlabel("depth")
+    by_depth.set_ylabel("accepted, given all before")
+    by_depth.set_ylim(-0.03, 1.03)
+    for axis in (by_length, by_depth):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    _legend(figure)
+    return figure
+
+
 def available_sizes(points: Sequence[LatencyPoint]) -> dict[str, tuple[float, ...]]:
     """Draft sizes by family."""
     found: dict[str, tuple[float, ...]] = {}
@@ -251,10 +295,10 @@ def _ink() -> str:
     return str(matplotlib.rcParams["text.color"])
 
 
-def _once(label: str, first: bool) -> str | None:
-    return label if first else None
-
-
-def _legend(figure: Figure, columns: int = 4) -> None:
-    """One below all panels; only the first panel labels what it draws."""
-    figure.legend(loc="outside lower center", ncols=columns)
+def _legend(figure: Figure, columns: int = 4, place: str = "outside lower center") -> None:
+    """One for all panels, whichever of them have what it names."""
+    found: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(list(found.values()), list(found), loc=place, ncols=columns)

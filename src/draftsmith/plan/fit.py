@@ -7,7 +7,7 @@ and scipy; this module says which, and what their errors mean.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import t as student
 
 from draftsmith.errors import InputError
-from draftsmith.plan.observations import Observation, perplexity_warnings
+from draftsmith.plan.observations import Observation, perplexity_warnings, repeat_warnings
 from draftsmith.plan.sizing import NAMES
 from draftsmith.speedup import Floats
 
@@ -66,7 +66,8 @@ class AffineFit:
     C: float
     errors: dict[str, Errors]
     """classic (Table 3); hc3: of unequal variance; cluster_target and cluster_draft: the rows of a
-    target (a draft) are not independent, which they are not."""
+    target (a draft) are not independent, which they are not. What the rows do not give is left out,
+    with a warning."""
     moe: Named
     """Half the width of the classic interval."""
     r2: float
@@ -112,6 +113,10 @@ FORMS: dict[str, Callable[[Floats, float, float], Floats]] = {
 }
 """alpha against the draft's perplexity x: p1 x + p2, p1 ln x + p2, p1 x^p2."""
 _FEWEST_FOR_A_FORM = 3
+_FEW_CLUSTERS = 10
+"""Below this errors by cluster come out too small."""
+_DECIDES = 1 - 1e-9
+"""Leverage of a row that the fit must go through."""
 
 
 def ols(values: ArrayLike, columns: ArrayLike) -> Any:
@@ -151,26 +156,29 @@ def affine_law(
     model = ols(alpha, columns)
     fit = model.fit()
     A, B, C = (float(value) for value in fit.params)
-    errors = {"classic": _errors(fit), "hc3": _errors(model.fit(cov_type="HC3", use_t=True))}
-    for role in ("target", "draft"):
-        names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
-        if len(names) > 1:
-            robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
-            errors[f"cluster_{role}"] = _errors(robust)
+    errors, said = _all_errors(model, fit, observations)
     classic = errors["classic"].ci95
+    predictions = _predictions(fit, at)
+    if np.ptp(alpha) == 0:
+        said.append(f"all rows have the same acceptance rate ({alpha[0]:g}): R2 has no meaning")
     return AffineFit(
         A=A,
         B=B,
         C=C,
         errors=errors,
         moe={name: (high - low) / 2 for name, (low, high) in classic.items()},
-        r2=float(fit.rsquared),
+        r2=_explained(fit, alpha),
         mse=float(fit.ssr / fit.nobs),
         n=len(observations),
         cov=tuple(tuple(float(value) for value in row) for row in fit.cov_params()),
         fixed_effects=_fixed_effects(observations, alpha, draft_ppl) if fixed_effects else None,
-        predictions=_predictions(fit, at),
-        warnings=perplexity_warnings(observations),
+        predictions=predictions,
+        warnings=(
+            *perplexity_warnings(observations),
+            *repeat_warnings(observations),
+            *said,
+            *_far_off(predictions, columns),
+        ),
     )
 
 
@@ -214,7 +222,7 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
         return None
     margins = student.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(cov))
     missed = float(np.sum((alpha - curve(x, *params)) ** 2))
-    total = float(np.sum((alpha - alpha.mean()) ** 2))
+    total = float(np.sum((alpha - alpha.mean()) ** 2)) if np.ptp(alpha) else 0.0
     (p1, p2), (m1, m2) = params.tolist(), margins.tolist()
     return FormFit(
         params=(p1, p2),
@@ -246,6 +254,43 @@ def _check_rank(columns: Floats) -> None:
         )
 
 
+def _all_errors(
+    model: Any, fit: Any, observations: Sequence[Observation]
+) -> tuple[dict[str, Errors], list[str]]:
+    """Errors of each kind that the rows give, and what is to be said of the others."""
+    errors, said = {"classic": _errors(fit)}, []
+    leverage = np.sum(np.linalg.qr(model.exog)[0] ** 2, axis=1)
+    if leverage.max() < _DECIDES:
+        errors["hc3"] = _errors(model.fit(cov_type="HC3", use_t=True))
+    else:
+        alone = observations[int(np.argmax(leverage))]
+        said.append(
+            f"the row of {alone.draft} with {alone.target} decides a coefficient alone: HC3 errors "
+            "are left out"
+        )
+    for role in ("target", "draft"):
+        names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
+        if len(names) <= len(NAMES):
+            said.append(
+                f"errors clustered by {role} are left out: they take more than {len(NAMES)} "
+                f"{role}s, got {len(names)}"
+            )
+            continue
+        robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
+        errors[f"cluster_{role}"] = _errors(robust)
+        if len(names) < _FEW_CLUSTERS:
+            said.append(
+                f"errors clustered by {role} rest on {len(names)} {role}s: with fewer than "
+                f"{_FEW_CLUSTERS} they come out too small"
+            )
+    return errors, said
+
+
+def _explained(fit: Any, values: Floats) -> float:
+    """R2; nan where there is nothing to explain."""
+    return float(fit.rsquared) if np.ptp(values) else float("nan")
+
+
 def _errors(fit: Any, names: Sequence[str] = NAMES) -> Errors:
     """Of the first coefficients, which have these names."""
     intervals = fit.conf_int(0.05)[: len(names)].tolist()
@@ -269,22 +314,39 @@ def _fixed_effects(
     return FixedEffects(
         A=float(fit.params[0]),
         errors=_errors(fit, ("A",)),
-        r2=float(fit.rsquared),
+        r2=_explained(fit, alpha),
         mse=float(fit.ssr / fit.nobs),
     )
+
+
+def _far_off(predictions: Sequence[Prediction], columns: Floats) -> Iterator[str]:
+    """What is wrong with predictions, if anything."""
+    (low_x, low_y, _), (high_x, high_y, _) = columns.min(axis=0), columns.max(axis=0)
+    for one in predictions:
+        pair = f"perplexities {one.draft_ppl:g} (draft) and {one.target_ppl:g} (target)"
+        if not 0 < one.alpha < 1:
+            yield (
+                f"for {pair} the law gives {one.alpha:.3g}, which is no acceptance rate: it does "
+                "not hold there"
+            )
+        elif not (low_x <= one.draft_ppl <= high_x and low_y <= one.target_ppl <= high_y):
+            yield (
+                f"{pair} lie outside of those measured ({low_x:g} to {high_x:g} and {low_y:g} to "
+                f"{high_y:g}): the prediction is an extrapolation"
+            )
 
 
 def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[Prediction, ...]:
     if not at:
         return ()
     draft_ppl, target_ppl = (np.array(values, np.float64) for values in zip(*at, strict=True))
-    found = fit.get_prediction(_design(draft_ppl, target_ppl))
-    means, intervals = found.predicted_mean.tolist(), found.conf_int(obs=False).tolist()
+    with np.errstate(over="ignore", invalid="ignore"):  # far off there is no interval
+        found = fit.get_prediction(_design(draft_ppl, target_ppl))
+        intervals, new = (found.conf_int(obs=obs).tolist() for obs in (False, True))
+    means = found.predicted_mean.tolist()
     return tuple(
         Prediction(
             draft_ppl=draft, target_ppl=target, alpha=alpha, ci95=tuple(mean), pi95=tuple(one)
         )
-        for (draft, target), alpha, mean, one in zip(
-            at, means, intervals, found.conf_int(obs=True).tolist(), strict=True
-        )
+        for (draft, target), alpha, mean, one in zip(at, means, intervals, new, strict=True)
     )

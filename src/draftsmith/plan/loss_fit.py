@@ -25,6 +25,10 @@ _LEAST_TERM = 1e-9
 _BOUNDS = ((-50.0, -50.0, 0.0, -50.0, 0.0), (50.0, 100.0, 3.0, 100.0, 3.0))
 """Of theta, far from anything that a training shows."""
 _FEWEST_SIZES = 3
+_GONE = 1e-4
+"""Of the loss: a term below this share in every run is not seen."""
+_AT_BOUND = 1e-3
+"""Of an exponent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +75,7 @@ def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int 
         rmse_log=float(np.sqrt(np.mean(missed**2))),
         r2_log=float(1 - np.sum(missed**2) / np.sum((data[:, 2] - data[:, 2].mean()) ** 2)),
         n=len(models),
-        warnings=tuple(_doubts(data, values)),
+        warnings=tuple(_doubts(data, best)),
     )
 
 
@@ -97,14 +101,18 @@ def _check(models: Sequence[TrainedModel]) -> None:
 
 
 def _starts(data: Floats) -> list[Floats]:
-    N, D, L = np.exp(data).T
+    least_N, least_D, _ = data.min(axis=0)
+    # over the smallest run: powers of the largest counts are below all numbers
+    log_N, log_D, L = data[:, 0] - least_N, data[:, 1] - least_D, np.exp(data[:, 2])
     found = []
     for nu, delta in product(_EXPONENTS, _EXPONENTS):
-        columns = np.column_stack([np.ones(len(L)), N**-nu, D**-delta]) / L[:, None]
+        powers = [np.ones(len(L)), np.exp(-nu * log_N), np.exp(-delta * log_D)]
+        columns = np.column_stack(powers) / L[:, None]
         scale = np.linalg.norm(columns, axis=0)
         terms, missed = nnls(columns / scale, np.ones(len(L)))
         E, A, B = np.log(np.maximum(terms, _LEAST_TERM) / scale)
-        found.append((missed, np.array([E, A, nu, B, delta])))
+        start = np.array([E, A + nu * least_N, nu, B + delta * least_D, delta])
+        found.append((missed, np.clip(start, *_BOUNDS)))
     found.sort(key=lambda one: one[0])
     return [start for _, start in found[:_STARTS]]
 
@@ -151,13 +159,37 @@ def _constants(theta: Floats) -> Floats:
     return np.array([np.exp(E), np.exp(A), nu, np.exp(B), delta])
 
 
-def _doubts(data: Floats, values: Floats) -> list[str]:
+def _doubts(data: Floats, theta: Floats) -> list[str]:
     said = []
+    log_losses = data[:, 2]
+    missed = np.sum(_residuals(theta, data) ** 2)
+    if missed >= np.sum((log_losses - log_losses.mean()) ** 2):
+        said.append(
+            "the law describes these runs no better than their mean does (R2 of 0 or less): losses "
+            "do not fall with params and tokens; do not plan with it"
+        )
+    terms = _terms(theta, data)
+    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1)[:, None]).max(axis=0)
+    for column, constant, exponent, share, power in (
+        ("params", "A", "nu", shares[1], theta[2]),
+        ("tokens", "B", "delta", shares[2], theta[4]),
+    ):
+        highest = _BOUNDS[1][NAMES.index(exponent)]
+        if share < _GONE:
+            said.append(
+                f"{constant} comes out as 0: the runs do not show that losses fall with {column}, "
+                f"and {exponent} means nothing"
+            )
+        elif not _AT_BOUND < power < highest - _AT_BOUND:
+            said.append(
+                f"{exponent} lies at an end of what is searched (0 to {highest:g}): the runs do "
+                f"not show how losses fall with {column}"
+            )
     if abs(np.corrcoef(data[:, 0], data[:, 1])[0, 1]) > 0.99:
         said.append(
             "params and tokens grow together in these runs: their parts of the loss are hardly "
             "told apart; train some sizes longer and some shorter"
         )
-    if values[0] < 1e-3:
+    if np.exp(theta[0]) < 1e-3:
         said.append("E comes out as 0: the runs do not show where the loss would level off")
     return said

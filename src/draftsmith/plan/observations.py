@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from draftsmith.units import parse_count
 
 DATA = Path(__file__).parent / "data"
 """The paper's measurements and printed values."""
+_MOST = 2**53
+"""Of a whole number: beyond it float64 has gaps."""
+_MOST_GAMMA = 10_000
+_MOST_PERPLEXITY = 1e9
+_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +77,8 @@ class Row:
         """A finite number."""
         text = self.text(column)
         try:
+            if "_" in text or not text.isascii():  # which float takes
+                raise ValueError
             value = float(text)
         except ValueError:
             raise self.wrong(column, f"expected a number, got {text!r}") from None
@@ -84,8 +92,10 @@ class Row:
             raise self.wrong(column, f"must be {want}, got {value:g}")
         return value
 
-    def whole_of(self, column: str, *, least: int) -> int:
+    def whole_of(self, column: str, *, least: int, most: int = _MOST) -> int:
         value = self.number_where(column, lambda number: number >= least, f"{least} or more")
+        if value > most:
+            raise self.wrong(column, f"must be {most} or less, got {value:g}")
         if value != int(value):
             raise self.wrong(column, f"expected a whole number, got {self.text(column)!r}")
         return int(value)
@@ -120,21 +130,21 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
 
 
 def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[Row]:
-    header = [name.strip() for name in next(lines, [])]
-    if not any(header):
+    filled = (values for values in lines if any(value.strip() for value in values))
+    header = [name.strip() for name in next(filled, [])]
+    if not header:
         raise InputError(f"{path} is empty: it needs the columns {', '.join(columns)}")
     missing = [name for name in columns if name not in header]
     if missing:
+        for separator, name in _SEPARATORS.items():
+            if len(header) == 1 and separator in header[0]:
+                raise InputError(f"{path} has {name} between its columns: it takes commas")
         hint = nearest(missing[0], header).replace("known", "found")
         raise InputError(f"{path} has no column {missing[0]!r}{hint}")
     twice = [name for name in columns if header.count(name) > 1]
     if twice:
         raise InputError(f"{path} has the column {twice[0]!r} twice")
-    number = 0
-    for values in lines:
-        if not any(value.strip() for value in values):
-            continue
-        number += 1
+    for number, values in enumerate(filled, start=1):
         line = lines.line_num
         if len(values) != len(header):
             raise InputError(
@@ -145,8 +155,13 @@ def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[Row]:
         yield Row(path=path, number=number, line=line, values=named)
 
 
-def read_observations(path: Path) -> tuple[Observation, ...]:
-    """Columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one."""
+def read_observations(path: Path, protocol: str | None = None) -> tuple[Observation, ...]:
+    """Columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one.
+
+    A pair that was measured in several ways (column `protocol`) has a row for each: `protocol` says
+    which one is taken.
+    """
+    rows = read_rows(path, ("target", "draft", "target_ppl", "draft_ppl", "alpha"))
     return tuple(
         Observation(
             target=row.text("target"),
@@ -156,7 +171,7 @@ def read_observations(path: Path) -> tuple[Observation, ...]:
             alpha=row.number_where("alpha", lambda rate: 0 < rate < 1, "above 0 and below 1"),
             moe=_margin(row),
         )
-        for row in read_rows(path, ("target", "draft", "target_ppl", "draft_ppl", "alpha"))
+        for row in _one_per_pair(path, rows, protocol)
     )
 
 
@@ -181,11 +196,15 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     )
 
 
-def read_counts(path: Path) -> tuple[LengthCount, ...]:
-    """Columns gamma, accepted_length (without the target's own token) and count: a histogram."""
+def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]:
+    """Columns gamma, accepted_length (without the target's own token) and count: a histogram.
+
+    Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which.
+    """
     found = []
-    for row in read_rows(path, ("gamma", "accepted_length", "count")):
-        gamma, accepted = row.whole_of("gamma", least=1), row.whole_of("accepted_length", least=0)
+    for row in _of_one_pair(path, read_rows(path, ("gamma", "accepted_length", "count")), draft):
+        gamma = row.whole_of("gamma", least=1, most=_MOST_GAMMA)
+        accepted = row.whole_of("accepted_length", least=0)
         if accepted > gamma:
             raise row.wrong(
                 "accepted_length",
@@ -223,8 +242,65 @@ def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
     )
 
 
+def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
+    """A sentence if pairs have several rows."""
+    counts = Counter((one.draft, one.target) for one in observations)
+    twice = [pair for pair, count in counts.items() if count > 1]
+    if not twice:
+        return ()
+    draft, target = twice[0]
+    return (
+        f"{len(twice)} pair{'s have' if len(twice) > 1 else ' has'} several rows ({draft} with "
+        f"{target}, for one): each counts as a measurement of its own, and copies make the errors "
+        "too small",
+    )
+
+
+def _one_per_pair(path: Path, rows: Sequence[Row], protocol: str | None) -> list[Row]:
+    ways: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        ways.setdefault((row.text("target"), row.text("draft")), set()).add(_said(row, "protocol"))
+    known = set().union(*ways.values()) - {""}
+    if protocol is not None and protocol not in known:
+        raise InputError(f"{path} has no row of --protocol {protocol}{nearest(protocol, known)}")
+    kept = []
+    for row in rows:
+        target, draft = row.text("target"), row.text("draft")
+        mine = ways[target, draft]
+        if len(mine) > 1 and protocol not in mine:
+            raise InputError(
+                f"{path} has {draft} with {target} under several protocols "
+                f"({', '.join(sorted(mine))}): choose one by --protocol"
+            )
+        if len(mine) == 1 or _said(row, "protocol") == protocol:
+            kept.append(row)
+    return kept
+
+
+def _of_one_pair(path: Path, rows: Sequence[Row], draft: str | None) -> list[Row]:
+    known = dict.fromkeys(_said(row, "draft") for row in rows)
+    if draft is not None:
+        rows = [row for row in rows if _said(row, "draft") == draft]
+        if not rows:
+            raise InputError(f"{path}: there is no --draft {draft}{nearest(draft, known)}")
+    pairs = dict.fromkeys((_said(row, "target"), _said(row, "draft")) for row in rows)
+    if len(pairs) > 1:
+        how = "give a file for each target" if draft is not None else "choose one by --draft"
+        listed = ", ".join(f"{draft} with {target}" for target, draft in pairs)
+        raise InputError(f"{path} holds counts of {len(pairs)} pairs ({listed}): {how}")
+    return list(rows)
+
+
+def _said(row: Row, column: str) -> str:
+    """Of a column that need not be there."""
+    return row.values.get(column, "").strip()
+
+
 def _perplexity(row: Row, column: str) -> float:
-    return row.number_where(column, lambda value: value >= 1, "1 or more")
+    value = row.number_where(column, lambda value: value >= 1, "1 or more")
+    if value > _MOST_PERPLEXITY:
+        raise row.wrong(column, f"must be {_MOST_PERPLEXITY:g} or less, got {value:g}")
+    return value
 
 
 def _margin(row: Row) -> float | None:

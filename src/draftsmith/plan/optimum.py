@@ -23,8 +23,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from draftsmith.errors import InputError
-from draftsmith.speedup import Floats, predicted_speedup, tokens_per_step
+from draftsmith.speedup import Floats, check_domain, predicted_speedup, tokens_per_step
 
 # v in powers of sqrt(2 L), from v - ln(1 + v) = L
 _SERIES = (1.0, 1 / 3, 1 / 36, -1 / 270, 1 / 4320, 1 / 17010, -139 / 5443200)
@@ -132,24 +131,18 @@ def branch_root(excess: ArrayLike) -> Floats:
 def positive(value: ArrayLike, name: str) -> Floats:
     """As an array. Raises InputError unless all of it is above 0 and finite."""
     array = np.asarray(value, np.float64)
-    _check((array > 0) & np.isfinite(array), array, name, "above 0 and finite")
+    check_domain((array > 0) & np.isfinite(array), array, name, "above 0 and finite")
     return array
 
 
 def _rate(alpha: ArrayLike) -> Floats:
     array = np.asarray(alpha, np.float64)
-    _check((array > 0) & (array < 1), array, "alpha", "above 0 and below 1")
+    check_domain((array > 0) & (array < 1), array, "alpha", "above 0 and below 1")
     return array
 
 
 def _root(missed: Floats, draft_cost: ArrayLike, target_cost: ArrayLike) -> Floats:
     draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
-    _check(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
+    check_domain(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
     # the difference first: M/N - 1 would lose its digits near N = M
     return branch_root((target - draft) / draft * missed)
-
-
-def _check(good: np.ndarray, value: Floats, name: str, want: str) -> None:
-    if not np.all(good):
-        wrong = np.broadcast_to(value, np.shape(good))[~np.asarray(good)]
-        raise InputError(f"{name} must be {want}, got {float(wrong.flat[0]):g}")

@@ -7,14 +7,18 @@ how far the rule is from the curve, not how sure it is.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from draftsmith.errors import InputError
 from draftsmith.plan.fit import Named, NamedRange, ols
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.sizing import Z95, AcceptanceLaw, Setting, optimal_params
+from draftsmith.plan.sizing import Z95, AcceptanceLaw, Setting, best_place, solve
 from draftsmith.speedup import Floats
 
 GridName = Literal["paper", "printed", "exact"]
@@ -57,6 +61,8 @@ class Optima:
     target_tokens: Floats
     draft_params: Floats
     """N*."""
+    at_end: NDArray[np.bool_]
+    """The best size is the first or last one tried: N* lies there or beyond."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +115,7 @@ class Sweep:
     power_law: PowerFit
     optima: Optima
     """Those behind Table 9 and the power law."""
+    warnings: tuple[str, ...] = ()
 
 
 def sweep(
@@ -117,7 +124,11 @@ def sweep(
     law: AcceptanceLaw | None = None,
     loss: LossLaw | None = None,
 ) -> Sweep:
-    """Find the optima and fit the rules to them."""
+    """Find the optima and fit the rules to them.
+
+    Raises:
+        InputError: for one of the targets no draft pays, or the laws give no best size.
+    """
     shape = GRIDS[grid]
     law, loss = law or AcceptanceLaw(), loss or LossLaw()
     optima = find_optima(shape, shape.draft_points_size, law=law, loss=loss)
@@ -129,6 +140,7 @@ def sweep(
         table9=size_rule(optima),
         power_law=power_law(optima),
         optima=optima,
+        warnings=tuple(dict.fromkeys(_doubts(shape, optima, coarse))),
     )
 
 
@@ -139,7 +151,7 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
     M, D, Dt = (axis.ravel() for axis in np.meshgrid(targets, tokens, tokens, indexing="ij"))
     low, high = np.log10(grid.draft_params).tolist()
     sizes = None if points is None else np.logspace(low, high, points)
-    best = []
+    best, at_end = [], []
     for target_params, draft_tokens, target_tokens in zip(M, D, Dt, strict=True):
         setting = Setting(
             target_params=target_params,
@@ -149,10 +161,28 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
             loss=loss,
         )
         if sizes is None:
-            best.append(optimal_params(setting))
+            size, interior = solve(setting)
         else:
-            best.append(float(sizes[np.argmax(setting.speedup(sizes))]))
-    return Optima(target_params=M, draft_tokens=D, target_tokens=Dt, draft_params=np.array(best))
+            place = best_place(setting, sizes, setting.speedup(sizes))
+            if place is None:
+                alpha = setting.alpha(sizes)
+                found = np.any((alpha > 0) & (alpha < 1))
+                what = "pays" if found else "has an acceptance rate between 0 and 1"
+                raise InputError(
+                    f"no draft of {sizes[0]:g} to {sizes[-1]:g} parameters {what} for a target of "
+                    f"{target_params:.3g} with these laws ({draft_tokens:.3g} draft tokens, "
+                    f"{target_tokens:.3g} target tokens)"
+                )
+            size, interior = float(sizes[place]), 0 < place < len(sizes) - 1
+        best.append(size)
+        at_end.append(not interior)
+    return Optima(
+        target_params=M,
+        draft_tokens=D,
+        target_tokens=Dt,
+        draft_params=np.array(best),
+        at_end=np.array(at_end),
+    )
 
 
 def ratio_rule(optima: Optima) -> PooledFit:
@@ -180,13 +210,15 @@ def power_law(optima: Optima) -> PowerFit:
     exponent, level = (float(value) for value in fit.params)
     margin = Z95 * float(fit.bse[0])
     missed = np.sum((optima.draft_params - np.exp(level + exponent * M)) ** 2)
+    total = np.sum((optima.draft_params - optima.draft_params.mean()) ** 2)
+    varies = bool(np.ptp(size))
     return PowerFit(
         factor=float(np.exp(level)),
         exponent=exponent,
         moe=margin,
         ci95=(exponent - margin, exponent + margin),
-        r2_log=float(fit.rsquared),
-        r2=float(1 - missed / np.sum((optima.draft_params - optima.draft_params.mean()) ** 2)),
+        r2_log=float(fit.rsquared) if varies else math.nan,
+        r2=float(1 - missed / total) if varies else math.nan,
         n=len(M),
     )
 
@@ -203,7 +235,20 @@ def _pooled(values: Floats, columns: Floats, scales: Named) -> PooledFit:
         se=se,
         moe=moe,
         ci95={name: (value - moe[name], value + moe[name]) for name, value in estimates.items()},
-        r2=float(fit.rsquared),
-        r2_adj=float(fit.rsquared_adj),
+        r2=float(fit.rsquared) if np.ptp(values) else math.nan,
+        r2_adj=float(fit.rsquared_adj) if np.ptp(values) else math.nan,
         n=len(values),
     )
+
+
+def _doubts(grid: Grid, *found: Optima) -> Iterator[str]:
+    low, high = grid.draft_params
+    for optima in found:
+        count, n = int(optima.at_end.sum()), len(optima.at_end)
+        if count and grid.draft_points_size is None:
+            yield f"{count} of {n} optima lie at the edge of the sizes that the law covers"
+        elif count:
+            yield (
+                f"{count} of {n} optima lie at an end of the draft sizes tried ({low:g} to "
+                f"{high:g}): the rules are fitted to these ends; `--grid exact` solves for N*"
+            )

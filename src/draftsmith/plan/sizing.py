@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from draftsmith.errors import InputError
 from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.optimum import optimal_length, optimal_speedup, positive, speedup
-from draftsmith.speedup import Floats
+from draftsmith.speedup import Floats, check_domain
 
 NAMES = ("A", "B", "C")
 Z95 = 1.96
@@ -27,6 +27,8 @@ _POINTS = 2001
 """Of the grid that finds the highest peak, in ln N, before it is solved for."""
 _STEP = 1e-4
 """Relative change of a coefficient in a derivative."""
+_MOST_FACTOR = 1e6
+"""An interval of N* that reaches further says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class AcceptanceLaw:
     C: float = 0.642084
     cov: tuple[tuple[float, ...], ...] | None = None
     """Covariance of A, B, C as they were fitted, 3 x 3; None: not known."""
+    residual: float | None = None
+    """Standard deviation of a pair's rate around the law; None: not known."""
 
     @classmethod
     def of(cls, values: tuple[float, ...]) -> AcceptanceLaw:
@@ -73,13 +77,18 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("target_params", "target_tokens", "draft_tokens"):
-            positive(getattr(self, name), name)
+            value = positive(getattr(self, name), name)
+            check_domain(value >= 1, value, name, "a count of 1 or more")
+
+    @property
+    def target_ppl(self) -> float:
+        """y, eq. 8."""
+        return float(self.loss.perplexity(self.target_params, self.target_tokens))
 
     def alpha(self, draft_params: ArrayLike) -> Floats:
         """Acceptance rate of a draft of this size, eq. 5 of eq. 7 and 8; not always in (0, 1)."""
         draft_ppl = self.loss.perplexity(draft_params, self.draft_tokens)
-        target_ppl = self.loss.perplexity(self.target_params, self.target_tokens)
-        return self.law.alpha(draft_ppl, target_ppl)
+        return self.law.alpha(draft_ppl, self.target_ppl)
 
     def length(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
         """The best draft length, in tokens; 0 where the law gives no acceptance rate."""
@@ -88,14 +97,11 @@ class Setting:
         return np.where(usable, length, 0.0)
 
     def speedup(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
-        """2 M times eq. 9, draft lengths below 0 left out: 1 where drafting does not pay."""
+        """2 M times eq. 9, draft lengths below 0 left out: 1 where drafting does not pay (eq. 9 is
+        then 1 / (2 M), plain decoding)."""
         alpha, usable = self._usable(draft_params)
         found = optimal_speedup(alpha, draft_params, self.target_params, integer=integer)
         return np.where(usable, found, 1.0)
-
-    def throughput(self, draft_params: ArrayLike) -> Floats:
-        """Eq. 9, draft lengths below 0 left out; 1 / (2 M) is plain decoding."""
-        return self.speedup(draft_params) / (2.0 * self.target_params)
 
     def speedup_at(self, draft_params: ArrayLike, gamma: ArrayLike) -> Floats:
         """2 M times eq. 3: with drafts of this very length."""
@@ -160,17 +166,11 @@ def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
     The error of N* is that of the coefficients (A, B, C): the loss law is taken as exact.
 
     Raises:
-        InputError: the law gives an acceptance rate for no draft size.
+        InputError: the law gives an acceptance rate for no draft size, or the speed-up grows up to
+            a size where the rate reaches 1.
     """
-    alpha = setting.alpha(np.exp(_grid(setting)))
-    if not np.any((alpha > 0) & (alpha < 1)):
-        law = setting.law
-        raise InputError(
-            "the acceptance law gives a rate between 0 and 1 for no draft size: check the "
-            f"coefficients {law.A:g}, {law.B:g}, {law.C:g}"
-        )
     said = []
-    if np.any(alpha >= 1):
+    if np.any(setting.alpha(np.exp(_grid(setting))) >= 1):
         said.append(
             "the law gives an acceptance of 1 or more for some draft sizes: they are left out"
         )
@@ -189,6 +189,9 @@ def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
     if law.cov is None:
         return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(said))
     spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
+    if not Z95 * spread < np.log(_MOST_FACTOR):
+        said.append("the covariance of A, B and C is so large that it says nothing about N*")
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(said))
     factor = float(np.exp(Z95 * spread))
     if factor > 2:
         said.append(f"N* is known to a factor of {factor:.1f} only")
@@ -241,14 +244,58 @@ def optimal_params(setting: Setting) -> float:
     """N* alone.
 
     Raises:
-        InputError: no draft pays.
+        InputError: as `solve`.
+    """
+    return solve(setting)[0]
+
+
+def solve(setting: Setting) -> tuple[float, bool]:
+    """N* alone, and whether the derivative vanishes there.
+
+    Raises:
+        InputError: no draft pays, or as `best_draft`.
     """
     found = _solve(setting, integer=False)
     if found is None:
         raise InputError(
             f"no draft pays for a target of {setting.target_params:g} parameters with these laws"
         )
-    return float(np.exp(found.log_size))
+    return float(np.exp(found.log_size)), found.interior
+
+
+def best_place(setting: Setting, sizes: Floats, speedups: Floats) -> int | None:
+    """Where the largest speed-up is; None: none is above 1.
+
+    Raises:
+        InputError: the size beside it has an acceptance of 1 or more. The speed-up then grows until
+            the law breaks down, and the largest is a matter of how close the sizes tried come.
+    """
+    best = int(np.argmax(speedups))
+    if not speedups[best] > 1.0:
+        return None
+    near = sizes[max(best - 1, 0) : best + 2]
+    broken = near[setting.alpha(near) >= 1]
+    if len(broken):
+        law = setting.law
+        raise InputError(
+            f"there is no best draft size: the law gives an acceptance of 1 or more for "
+            f"{broken[0]:.3g} parameters, and the speed-up grows all the way there; check the "
+            f"coefficients {law.A:g}, {law.B:g}, {law.C:g}"
+        )
+    return best
+
+
+def _no_rate(setting: Setting) -> str:
+    """Tells whether sizes without their unit or the coefficients are to blame."""
+    law, M = setting.law, setting.target_params
+    least = float(setting.loss.perplexity(M, setting.draft_tokens))
+    return (
+        "the acceptance law gives a rate between 0 and 1 for no draft size: the perplexity of the "
+        f"target (M = {M:g} parameters, D' = {setting.target_tokens:g} tokens) is "
+        f"{setting.target_ppl:.3g}, that of drafts (D = {setting.draft_tokens:g} tokens) "
+        f"{least:.3g} or more; check the sizes and their units (180B), and the coefficients "
+        f"{law.A:g}, {law.B:g}, {law.C:g}"
+    )
 
 
 # --------------------------------------------------------------------------- solving
@@ -268,23 +315,24 @@ def _grid(setting: Setting) -> Floats:
 def _solve(setting: Setting, *, integer: bool) -> _Peak | None:
     """The highest peak; None where every size gives a speed-up of 1."""
     grid = _grid(setting)
-    found = setting.speedup(np.exp(grid), integer=integer)
-    best = int(np.argmax(found))
-    if not found[best] > 1.0:
+    sizes = np.exp(grid)
+    alpha = setting.alpha(sizes)
+    if not np.any((alpha > 0) & (alpha < 1)):
+        raise InputError(_no_rate(setting))
+    best = best_place(setting, sizes, setting.speedup(sizes, integer=integer))
+    if best is None:
         return None
     if not integer:
-        return _peak(grid, setting.speedup, partial(_slope, setting, None))
+        return _peak(grid, best, partial(_slope, setting, None))
     # with a whole length the speed-up is smooth in N; the grid's is the best length, or as good as
     # the best to one part in a hundred thousand
-    whole = float(setting.length(np.exp(grid[best]), integer=True))
-    return _peak(grid, partial(setting.speedup_at, gamma=whole), partial(_slope, setting, whole))
+    whole = float(setting.length(sizes[best], integer=True))
+    best = best_place(setting, sizes, setting.speedup_at(sizes, whole))
+    return None if best is None else _peak(grid, best, partial(_slope, setting, whole))
 
 
-def _peak(
-    grid: Floats, value: Callable[[Floats], Floats], slope: Callable[[float], float]
-) -> _Peak:
+def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
     """The highest place of the grid, solved for between its neighbours."""
-    best = int(np.argmax(value(np.exp(grid))))
     left, right = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     place, interior = float(grid[best]), slope(left) > 0 > slope(right)
     if interior:
@@ -307,7 +355,10 @@ def _gradient(setting: Setting) -> Floats | None:
         ends = []
         for signed in (step, -step):
             law = replace(setting.law, **{name: value + signed})
-            peak = _solve(replace(setting, law=law), integer=False)
+            try:
+                peak = _solve(replace(setting, law=law), integer=False)
+            except InputError:
+                return None
             if peak is None or not peak.interior:
                 return None
             ends.append(peak.log_size)

@@ -175,7 +175,8 @@ def _latencies() -> PaperTable:
         ),
         rows=tuple(rows),
         notes=(
-            "distance: |N - N*| / M; tpot: ttot / 250 tokens; seconds, with 95 % margins.",
+            f"distance: |N - N*| / M; tpot: ttot / {NEW_TOKENS} tokens; seconds, with 95 % "
+            "margins.",
             "The paper says that latency rises with the distance. It does not for: "
             + "; ".join(_not_rising(points))
             + ". No Qwen draft near N* was measured.",

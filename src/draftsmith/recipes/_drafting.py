@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import BASELINE
+from draftsmith.bench.step_costs import LONGEST
 from draftsmith.bench.suites import Prompt
 from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
@@ -98,19 +99,19 @@ def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafte
                 f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
                 "leave it out."
             )
-    if proposal is None or _proposal(drafter) is None:
+    if proposal is None or proposal_of(drafter) is None:
         return drafter
     return load_drafter(name, [*assignments, f"proposal={proposal}"])
 
 
-def _proposal(drafter: Drafter) -> str | None:
+def proposal_of(drafter: Drafter) -> str | None:
     """How it chooses children; None: it knows one way only."""
     return getattr(drafter.config, "proposal", None)
 
 
 def _undrawn(name: str, arm: Arm) -> str | None:
     """Why a proposal that is asked for would do nothing; None: it works."""
-    proposal = _proposal(arm.drafter)
+    proposal = proposal_of(arm.drafter)
     if proposal is None:
         return f"--draft-proposal is for draft models, and {name} is none: leave it out"
     if proposal == "greedy" or not arm.used_shape.is_dynamic:
@@ -157,7 +158,9 @@ def _shape(options: DraftingOptions) -> TreeShape | None:
 def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Arm:
     shape = _shape(options)
     policy: LengthPolicy | None = None
-    if options.draft_length == "adaptive":
+    if options.draft_length == "auto":  # the policy comes when costs are known: `_auto_length`
+        shape = TreeShape.chain(min(LONGEST, drafter.longest or LONGEST))
+    elif options.draft_length == "adaptive":
         policy = AdaptiveLength()
         if drafter.longest is not None and drafter.longest < policy.longest:
             first = min(policy.first, drafter.longest)

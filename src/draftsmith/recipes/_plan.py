@@ -17,6 +17,8 @@ from draftsmith.plan.sizing import AcceptanceLaw
 from draftsmith.plan_options import LawsOptions
 from draftsmith.provenance import write_text_atomic
 
+MEASURED_TARGETS = (1e10, 1.2e11)
+"""Parameters of the targets that the default coefficients come from, rounded outwards."""
 Cells = Sequence[str | float | None]
 _WIDTH = 160
 
@@ -28,6 +30,19 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     if options.law is not None:
         acceptance = read_law(options.law)
     return acceptance, LossLaw() if constants is None else LossLaw.of(constants)
+
+
+def extrapolated(law: AcceptanceLaw, target_params: float) -> list[str]:
+    """A warning where the default coefficients are used far from where they were measured."""
+    low, high = MEASURED_TARGETS
+    measured = AcceptanceLaw()
+    same = (law.A, law.B, law.C) == (measured.A, measured.B, measured.C)
+    if not same or low <= target_params <= high:
+        return []
+    return [
+        "the default coefficients come from targets of 13 to 110 billion parameters: for "
+        f"{target_params:.3g} they are extrapolated; fit your own with `plan law`"
+    ]
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Cells]) -> None:

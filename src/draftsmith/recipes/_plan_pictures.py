@@ -1,4 +1,4 @@
-"""The figures of a plan, with their captions, as files."""
+"""The figures of a plan as files, and figures.md, which shows them with their captions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from matplotlib.figure import Figure
 
 from draftsmith.bench.pictures import Plot, draw
 from draftsmith.plan import charts, paper
+from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.charts import Band, Curve, Panel
 from draftsmith.plan.fit import AffineFit, FormFit, affine_law, per_target
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.observations import Observation
+from draftsmith.plan.observations import Observation, TrainedModel
 from draftsmith.plan.pooled import Sweep, sweep
 from draftsmith.plan.sizing import AcceptanceLaw, Setting, Sizing, best_draft
+from draftsmith.provenance import write_text_atomic
 
 Drawing = tuple[Plot, Callable[[], Figure | None]]
 _BAND_POINTS = 13
 _BAND_TOKENS = 1e13
 
 
-def save(drawings: Iterable[Drawing], folder: Path) -> list[str]:
-    """Write each as SVG and PNG; the names of those for which there was something to draw."""
-    found = []
+def save(drawings: Iterable[Drawing], folder: Path) -> None:
+    """Write each for which there is something to draw as SVG and PNG."""
+    pages = []
     for plot, figure in drawings:
         picture = draw(plot, figure)
         if picture is not None:
             picture.save(folder)
-            found.append(picture.name)
-    return found
+            shown = f"![{picture.title}]({picture.name}.png)"
+            pages.append(f"# {picture.title}\n\n{shown}\n\n{picture.caption}\n")
+    if pages:
+        write_text_atomic(folder / "figures.md", "\n".join(pages))
 
 
 def plane(observations: Sequence[Observation], fit: AffineFit) -> Drawing:
@@ -66,6 +70,26 @@ def optimum(setting: Setting, sizing: Sizing, available: tuple[float, ...]) -> D
     title = f"{setting.draft_tokens:.3g} draft tokens"
     panel = Panel(title=title, curves=(curve,), available=available)
     return plot, partial(charts.draft_sizes, (panel,))
+
+
+def losses(models: Sequence[TrainedModel], law: LossLaw) -> Drawing:
+    plot = Plot(
+        name="losses",
+        title="Measured and predicted loss",
+        caption="A point per run; on the dashed diagonal the fitted law is right.",
+    )
+    return plot, partial(charts.losses, models, law)
+
+
+def acceptance(found: AcceptanceEstimate) -> Drawing:
+    plot = Plot(
+        name="acceptance",
+        title="Acceptance by draft length and by depth",
+        caption="Left: tokens per step, measured and as one rate gives them. Right: how often a "
+        "drafted token was accepted, given that all before it were; the line is the maximum "
+        "likelihood estimate with its 95 % interval.",
+    )
+    return plot, partial(charts.acceptance, found)
 
 
 def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[Drawing]:

@@ -16,26 +16,18 @@ from transformers import (
 
 from draftsmith.errors import BackendError, InputError
 from draftsmith.option_groups import ArchitectureOptions
-
-# layers, heads, hidden, intermediate
-PRESETS = {
-    "tiny": (2, 2, 64, 176),
-    "1m": (2, 3, 192, 512),
-    "8m": (10, 4, 256, 704),
-    "30m": (10, 8, 512, 1408),
-    "50m": (4, 8, 1024, 2816),
-}
+from draftsmith.recipes._sizes import PRESETS
 
 
 def student_config(
     options: ArchitectureOptions, *, vocab_size: int, end_id: int, pad_id: int, context: int
 ) -> PretrainedConfig:
     """The configuration of the new model. Raises InputError when dimensions do not fit together."""
-    layers, heads, hidden, intermediate = PRESETS[options.size]
-    layers = options.layers or layers
-    heads = options.heads or heads
-    hidden = options.hidden or hidden
-    intermediate = options.intermediate or intermediate
+    preset = PRESETS[options.size]
+    layers = options.layers or preset.layers
+    heads = options.heads or preset.heads
+    hidden = options.hidden or preset.hidden
+    intermediate = options.intermediate or preset.intermediate
     kv_heads = options.kv_heads or heads
     if hidden % heads or (hidden // heads) % 2:
         raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")

@@ -31,9 +31,14 @@ class TextFile:
 
 
 def find_files(
-    patterns: Sequence[str], include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+    patterns: Sequence[str],
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    *,
+    flag: str = "--text",
 ) -> list[TextFile]:
-    """All files that the patterns mean, by name, each once. Raises InputError naming a missing one.
+    """All files that the patterns mean, by name, each once. Raises InputError naming a missing one
+    (`flag`: where it was given).
 
     Folders are searched below; `include` and `exclude` match names relative to the folder (`*`
     also matches slashes) or their last part. Hidden files and folders are left out.
@@ -46,14 +51,14 @@ def find_files(
         if path.is_dir():
             files = list(_walk(path, include, exclude))
             if not files:
-                raise InputError(f"--text {pattern}: no file in this folder matches")
+                raise InputError(f"{flag} {pattern}: no file in this folder matches")
         elif path.exists():
             files = [TextFile(path=path, name=path.name)]
         else:
             matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
             files = [TextFile(path=match, name=match.name) for match in matches if match.is_file()]
             if not files:
-                raise InputError(f"--text {pattern}: there is no such file or folder")
+                raise InputError(f"{flag} {pattern}: there is no such file or folder")
         for file in files:
             found.setdefault(file.path.resolve(), file)
     return sorted(found.values(), key=lambda file: (file.name, str(file.path)))

@@ -28,6 +28,7 @@ from draftsmith.bench.report import (
     terminal_table,
 )
 from draftsmith.bench.runner import Bench, BenchPlan, Item
+from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.suites import Prompt, load_suite
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.none import NoDrafter
@@ -35,6 +36,7 @@ from draftsmith.errors import InputError
 from draftsmith.generation import generate
 from draftsmith.options import BenchOptions
 from draftsmith.provenance import Run, portable_text, start_run
+from draftsmith.recipes._auto_length import with_controllers
 from draftsmith.recipes._drafting import (
     check_predictions,
     encode,
@@ -52,6 +54,10 @@ BUSY = 0.75
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
     record = start_run("bench", options, seed=options.sampling.seed)
+    if options.perplexity:
+        from draftsmith.recipes._observations import observe  # which takes parts of this module
+
+        return observe(options, record)
     refuse_used_folder(options.out)
     prompts = load_suite(options.suite, limit=options.limit)
     names = options.drafters()
@@ -60,11 +66,23 @@ def run(options: BenchOptions) -> dict[str, Any]:
     target = open_target(options.model)
     arms = open_drafters(names, options.drafting, target)
     check_predictions(prompts, arms)
+    items = make_items(prompts, target, options.max_new_tokens)
+    samplers = tuple(make_sampler(t, options.sampling) for t in options.temperatures())
+    warn_if_busy()
+    workload = Workload(
+        prompts=[item.tokens for item in items],
+        max_new_tokens=options.max_new_tokens,
+        predictions=[item.prediction for item in items],
+        rows=min(options.batch_size, len(items)),
+    )
+    # one controller for all temperatures: drawing costs a little more than not drawing
+    dearest = max(samplers, key=lambda sampler: sampler.temperature)
+    arms = with_controllers(arms, options.drafting, target, dearest, workload)
     plan = BenchPlan(
         target=target,
         arms=(Arm(name=BASELINE, drafter=NoDrafter()), *(a for a in arms if a.name != BASELINE)),
-        items=make_items(prompts, target, options.max_new_tokens),
-        samplers=tuple(make_sampler(t, options.sampling) for t in options.temperatures()),
+        items=items,
+        samplers=samplers,
         max_new_tokens=options.max_new_tokens,
         rule=options.drafting.used_rule,
         lossy=options.drafting.lossy,
@@ -75,7 +93,6 @@ def run(options: BenchOptions) -> dict[str, Any]:
         with_transformers=options.hf_baseline,
     )
     bench = Bench(plan)
-    warn_if_busy()
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record)
     write_report(report, options.out)
@@ -92,7 +109,7 @@ def refuse_used_folder(out: Path) -> None:
     Raises:
         InputError: it holds records already, or is no folder.
     """
-    if (out / "records.jsonl").exists():
+    if any((out / name).exists() for name in ("records.jsonl", "observations.csv")):
         raise InputError(
             f"--out {out} already holds a measurement; choose another folder or delete it."
         )

@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.suites import Prompt, load_prompts, plain_prompts
 from draftsmith.decode import DecodeOptions
 from draftsmith.errors import InputError
 from draftsmith.generation import DraftCounts, Generation, generate
 from draftsmith.options import GenerateOptions
+from draftsmith.recipes._auto_length import with_controllers
 from draftsmith.recipes._drafting import (
     check_predictions,
     encode,
@@ -64,9 +66,17 @@ def run(options: GenerateOptions) -> GenerateReport:
     check_predictions(prompts, [arm])
     ids = [encode(prompt, target) for prompt in prompts]
     predictions = [prediction(prompt, target) for prompt in prompts]
+    sampler = make_sampler(options.temperature, options.sampling)
+    workload = Workload(
+        prompts=ids,
+        max_new_tokens=options.max_new_tokens,
+        predictions=predictions,
+        rows=min(options.batch_size, len(ids)),
+    )
+    (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
     decode_options = arm.adapt(
         DecodeOptions(
-            sampler=make_sampler(options.temperature, options.sampling),
+            sampler=sampler,
             max_new_tokens=options.max_new_tokens,
             rule=options.drafting.used_rule,
             allow_lossy=options.drafting.lossy,

@@ -8,13 +8,14 @@ from typing import Any
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.observations import read_counts
 from draftsmith.plan_options import PlanAlphaOptions
-from draftsmith.provenance import jsonable
-from draftsmith.recipes._plan import interval, say, show, show_values
+from draftsmith.provenance import jsonable, start_run
+from draftsmith.recipes._plan import interval, say, say_written, show, show_values
 
 
 def run(options: PlanAlphaOptions) -> dict[str, Any]:
-    """Estimate and print."""
-    found = estimate(read_counts(options.counts))
+    """Estimate, print, draw."""
+    record = start_run("plan alpha", options)
+    found = estimate(read_counts(options.counts, options.draft))
     rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}
     show(
         "Acceptance rate",
@@ -31,4 +32,10 @@ def run(options: PlanAlphaOptions) -> dict[str, Any]:
     show("Accepted, given that all before were", ("depth", "rate"), depths)
     say(found.warnings)
     payload: dict[str, Any] = jsonable(asdict(found))
+    if options.out is not None:
+        from draftsmith.recipes import _plan_pictures as pictures
+
+        pictures.save([pictures.acceptance(found)], options.out)
+        record.write(options.out, results=payload)
+    say_written(options.out)
     return payload

@@ -8,12 +8,13 @@ from typing import Any
 from draftsmith.plan.loss_fit import fit_loss
 from draftsmith.plan.observations import naming, read_trained
 from draftsmith.plan_options import PlanFitOptions
-from draftsmith.provenance import jsonable
-from draftsmith.recipes._plan import interval, say, show, show_values
+from draftsmith.provenance import jsonable, start_run
+from draftsmith.recipes._plan import interval, say, say_written, show, show_values
 
 
 def run(options: PlanFitOptions) -> dict[str, Any]:
-    """Fit and print."""
+    """Fit, print, draw."""
+    record = start_run("plan fit", options, seed=options.seed)
     models = read_trained(options.runs)
     with naming(options.runs):
         fit = fit_loss(models, bootstrap=options.bootstrap, seed=options.seed)
@@ -42,4 +43,10 @@ def run(options: PlanFitOptions) -> dict[str, Any]:
             "warnings": fit.warnings,
         }
     )
+    if options.out is not None:
+        from draftsmith.recipes import _plan_pictures as pictures
+
+        pictures.save([pictures.losses(models, fit.law)], options.out)
+        record.write(options.out, results=payload)
+    say_written(options.out)
     return payload

@@ -15,7 +15,7 @@ from draftsmith.recipes._plan import interval, say, say_written, show, show_valu
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
     record = start_run("plan law", options)
-    observations = read_observations(options.observations)
+    observations = read_observations(options.observations, options.protocol)
     with naming(options.observations):
         fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
     curves, said = per_target(observations)

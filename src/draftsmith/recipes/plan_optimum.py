@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from draftsmith.plan.sizing import AcceptanceLaw, Draft, Setting, Sizing, best_draft, draft_of
+from draftsmith.plan.sizing import Draft, Setting, Sizing, best_draft, draft_of
 from draftsmith.plan_options import PlanOptimumOptions
 from draftsmith.provenance import jsonable, start_run
-from draftsmith.recipes._plan import interval, laws_of, say, say_written, show_values
-
-MEASURED_TARGETS = (1e10, 1.2e11)
-"""Parameters of the targets that the default coefficients come from, rounded outwards."""
+from draftsmith.recipes._plan import (
+    extrapolated,
+    interval,
+    laws_of,
+    say,
+    say_written,
+    show_values,
+)
 
 
 def run(options: PlanOptimumOptions) -> dict[str, Any]:
@@ -75,15 +79,7 @@ def _payload(
 
 
 def _doubts(setting: Setting, draft: Draft | None) -> list[str]:
-    said = []
-    low, high = MEASURED_TARGETS
-    measured = AcceptanceLaw()
-    same = (setting.law.A, setting.law.B, setting.law.C) == (measured.A, measured.B, measured.C)
-    if same and not low <= setting.target_params <= high:
-        said.append(
-            "the default coefficients come from targets of 13 to 110 billion parameters: for "
-            f"{setting.target_params:.3g} they are extrapolated; fit your own with `plan law`"
-        )
+    said = extrapolated(setting.law, setting.target_params)
     if draft is not None and draft.gamma == 0:
         said.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
     return said

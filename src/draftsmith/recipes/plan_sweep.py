@@ -32,6 +32,7 @@ def run(options: PlanSweepOptions) -> dict[str, Any]:
             "table8": found.table8.payload(),
             "table9": found.table9.payload(),
             "power_law": asdict(found.power_law),
+            "warnings": found.warnings,
         }
     )
     if options.out is not None:
@@ -45,6 +46,7 @@ def run(options: PlanSweepOptions) -> dict[str, Any]:
         write_csv(options.out / "optima.csv", list(columns), rows)
         record.write(options.out, results=payload)
     _show(found)
+    say(found.warnings)
     say_written(options.out)
     return payload
 

@@ -1,0 +1,325 @@
+"""What the length controller loses: `--draft-length auto` against every fixed length, by a measured
+cost table and real acceptance.
+
+    python benchmarks/planner/controller.py [--quick] [--prompts 12] [--tokens 96]
+
+models/mini-code continues code, prose and passages that it is to repeat, at several temperatures,
+with every drafter: with drafts of 1, 2, ... 16 tokens, and with the controller. All is really
+decoded. A run costs the sum over its steps of what the table gives for their widths: a clock would
+add 30 % of noise. The table is measured first, interleaved; the controller goes by it too.
+`useless` is a draft model with random weights.
+
+Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
+idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
+no clock, and may run beside other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.costs import CostTable
+from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling, open_meter
+from draftsmith.bench.step_costs import step_costs as costs_by_length
+from draftsmith.config import from_dict
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
+from draftsmith.recipes._stdlib_prompts import held_out_prompts
+from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import TreeShape
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from models import MINI_CODE, mini_code, random_llama
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BAR = 0.03
+HEATS = (0.0, 0.8)
+"""Temperatures at which costs are measured: without draws and with them."""
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSet:
+    """Prompts, and how their continuations are drawn."""
+
+    name: str
+    prompts: tuple[Tokens, ...]
+    temperature: float
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, T = {self.temperature:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """At one temperature."""
+
+    table: CostTable
+    by_length: dict[str, StepCosts]
+    """Per drafter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """What one way to draft cost on each prompt, in forwards of plain decoding."""
+
+    seconds_P: np.ndarray
+    tokens_P: np.ndarray
+    drafted: float
+    """Mean length of the drafts, steps without one included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The controller against fixed lengths on one set."""
+
+    drafter: str
+    prompts: str
+    best_length: int
+    """Of the fixed ones that draft."""
+    fixed_speedup: float
+    auto_speedup: float
+    loss: float
+    """Of the controller against the best fixed length."""
+    loss_low: float
+    loss_high: float
+    """95 %, prompts drawn anew."""
+    loss_to_plain: float
+    """Against no drafting at all; what is negative is a gain."""
+    mean_draft: float
+    """Tokens per step that the controller drafted."""
+    by_length: dict[int, float]
+    """Speed-up of every fixed length."""
+
+
+# --------------------------------------------------------------------------- what is decoded
+
+
+def prompt_sets(target: HFTarget, count: int) -> tuple[PromptSet, ...]:
+    tokenizer = target.tokenizer
+    code = [prompt.token_ids(tokenizer) for prompt in held_out_prompts(2 * count)]
+    pages = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    passages = [text for text in pages.split("\n\n") if len(text) > 250 and text[0].isalpha()]
+    prose = [tuple(tokenizer.encode(text[:220], add_special_tokens=False)) for text in passages]
+    # the end of a text, and its beginning once more: it is likely to go on as before
+    again = [(*ids[-160:], *ids[-160:-100]) for ids in code if len(ids) > 120]
+    found = []
+    for name, prompts, temperatures in (
+        ("code", code, (0.0, 0.8, 1.0)),
+        ("prose", prose, (0.0, 0.8)),
+        ("repeated code", again, (0.0, 0.8)),
+    ):
+        for temperature in temperatures:
+            chosen = tuple(prompts[:count])
+            found.append(PromptSet(name=name, prompts=chosen, temperature=temperature))
+    return tuple(found)
+
+
+def arms(target: HFTarget) -> tuple[Arm, ...]:
+    size = {"layers": 1, "hidden": 64, "intermediate": 128, "heads": 2, "context": 2048}
+    noise = random_llama(**size, vocab=target.vocab_size, dtype=target.dtype)
+    noise.tokenizer = target.tokenizer
+    drafters = {
+        "prompt_lookup": PromptLookup(),
+        "lookahead": Lookahead(),
+        "independent": Independent(Independent.Config(source=str(MINI_CODE / "draft"))),
+        "useless": Independent(Independent.Config(), model=noise),
+    }
+    for drafter in drafters.values():
+        drafter.bind(target)
+    return tuple(
+        Arm(name=name, drafter=one, shape=TreeShape.chain(min(LONGEST, one.longest or LONGEST)))
+        for name, one in drafters.items()
+    )
+
+
+def measure(
+    target: HFTarget, drafters: Sequence[Arm], sampler: Sampler, workload: Workload, rounds: int
+) -> Measured:
+    lengths = [(0, *doubling(arm.used_shape.depth)) for arm in drafters]
+    chains = [chain_arms(arm, some) for arm, some in zip(drafters, lengths, strict=True)]
+    meter = open_meter(target, [one for some in chains for one in some], sampler, workload)
+    meter.measure(rounds)
+    table, steps, first, costs = meter.table(), meter.steps(), 0, {}
+    for arm, some in zip(drafters, lengths, strict=True):
+        own = steps[first : first + len(some)]
+        costs[arm.name] = costs_by_length(table, arm.drafter, some, own)
+        first += len(some)
+    return Measured(table=table, by_length=costs)
+
+
+def price(
+    target: HFTarget,
+    arm: Arm,
+    prompts: PromptSet,
+    table: CostTable,
+    heat: float,
+    tokens: int,
+) -> Priced:
+    """Decode all prompts; `heat`: the temperature of the table."""
+    options = DecodeOptions(
+        sampler=Sampler(temperature=prompts.temperature), max_new_tokens=tokens, ignore_end=True
+    )
+    plain = table.target_seconds(1)
+    spent, emitted, drafted, steps = [], [], 0, 0
+    for number, prompt in enumerate(prompts.prompts):
+        run = time_decode(target, arm, [prompt], options, [number])
+        assert run.counts is not None
+        costs = table.predict(arm.name, heat, run.decode_tokens[0], run.widths)
+        spent.append((costs.draft + costs.target) / plain)
+        emitted.append(run.decode_tokens[0])
+        drafted += run.counts[0].offered
+        steps += run.counts[0].steps
+    return Priced(
+        seconds_P=np.array(spent), tokens_P=np.array(emitted), drafted=drafted / max(1, steps)
+    )
+
+
+# --------------------------------------------------------------------------- who lost what
+
+
+def judge(drafter: str, label: str, auto: Priced, fixed: Mapping[int, Priced]) -> Verdict:
+    """By seconds per token: drawn texts differ from length to length."""
+    pace = {length: _pace(one) for length, one in fixed.items()}
+    best = min(pace, key=lambda length: pace[length])
+    loss = _pace(auto) / pace[best] - 1.0
+    rng = np.random.default_rng(0)
+    count = len(auto.seconds_P)
+    picks = rng.integers(count, size=(2000, count))
+    drawn = _pace(auto, picks) / _pace(fixed[best], picks) - 1.0
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Verdict(
+        drafter=drafter,
+        prompts=label,
+        best_length=best,
+        fixed_speedup=1.0 / float(pace[best]),
+        auto_speedup=1.0 / float(_pace(auto)),
+        loss=float(loss),
+        loss_low=float(low),
+        loss_high=float(high),
+        loss_to_plain=float(_pace(auto)) - 1.0,
+        mean_draft=auto.drafted,
+        by_length={length: 1.0 / float(value) for length, value in pace.items()},
+    )
+
+
+def _pace(one: Priced, picks: np.ndarray | None = None) -> Any:
+    if picks is None:
+        return one.seconds_P.sum() / one.tokens_P.sum()
+    return one.seconds_P[picks].sum(1) / one.tokens_P[picks].sum(1)
+
+
+def together(some: Sequence[Priced]) -> Priced:
+    """Of sets decoded one after the other."""
+    return Priced(
+        seconds_P=np.concatenate([one.seconds_P for one in some]),
+        tokens_P=np.concatenate([one.tokens_P for one in some]),
+        drafted=float(np.mean([one.drafted for one in some])),
+    )
+
+
+def table_of(verdicts: Sequence[Verdict]) -> str:
+    """Markdown."""
+    lines = [
+        "| drafter | prompts | best fixed length | its speed-up | auto | loss | loss to plain |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for one in verdicts:
+        loss = f"{100 * one.loss:+.1f} % ({100 * one.loss_low:+.1f} to {100 * one.loss_high:+.1f})"
+        lines.append(
+            f"| {one.drafter} | {one.prompts} | {one.best_length} | {one.fixed_speedup:.2f} | "
+            f"{one.auto_speedup:.2f} | {loss} | {100 * one.loss_to_plain:+.1f} % |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
+    parser.add_argument("--prompts", type=int, default=12, help="in each set")
+    parser.add_argument("--tokens", type=int, default=96, help="for each prompt")
+    parser.add_argument("--costs", type=Path, help="controller_costs.json of an earlier run")
+    parser.add_argument("--rounds", type=int, default=40, help="of the cost table")
+    parser.add_argument("--only", default="", help="drafters, separated by commas")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    count, tokens, rounds = given.prompts, given.tokens, given.rounds
+    if given.quick:
+        count, tokens, rounds = 2, 32, 3
+    target = mini_code()
+    if target is None:
+        parser.error("models/mini-code is absent")
+    sets, everybody = prompt_sets(target, count), arms(target)
+    workload = Workload(
+        prompts=[prompt for some in sets for prompt in some.prompts], max_new_tokens=tokens
+    )
+    began = time.monotonic()
+    if given.costs is None:
+        measured = {
+            f"{heat:g}": measure(target, everybody, Sampler(temperature=heat), workload, rounds)
+            for heat in HEATS
+        }
+        write_json_atomic(given.out / "controller_costs.json", measured)
+    else:
+        read = json.loads(given.costs.read_text(encoding="utf-8"))
+        measured = {heat: from_dict(Measured, one, where=heat) for heat, one in read.items()}
+    verdicts: list[Verdict] = []
+    for arm in everybody:
+        if given.only and arm.name not in given.only.split(","):
+            continue
+        lengths = doubling(arm.used_shape.depth) if given.quick else range(1, LONGEST + 1)
+        lengths = [length for length in lengths if length <= arm.used_shape.depth]
+        if arm.name == "useless":  # what counts is what it costs over no drafting
+            lengths = [1]
+        autos: list[Priced] = []
+        fixed: dict[int, list[Priced]] = {length: [] for length in lengths}
+        for prompts in sets:
+            heat = min(HEATS[-1], prompts.temperature)
+            costs = measured[f"{heat:g}"]
+            policy = CostAware(costs=costs.by_length[arm.name])
+            ways = [replace(arm, policy=policy), *chain_arms(arm, lengths)]
+            auto, *others = (price(target, way, prompts, costs.table, heat, tokens) for way in ways)
+            autos.append(auto)
+            for length, one in zip(lengths, others, strict=True):
+                fixed[length].append(one)
+            own = dict(zip(lengths, others, strict=True))
+            verdicts.append(judge(arm.name, prompts.label, auto, own))
+            print(table_of(verdicts[-1:]).splitlines()[-1], flush=True)
+        mixed = {length: together(some) for length, some in fixed.items()}
+        verdicts.append(judge(arm.name, "all of these", together(autos), mixed))
+        print(table_of(verdicts[-1:]).splitlines()[-1], flush=True)
+    content = {
+        "quick": given.quick,
+        "prompts": count,
+        "tokens": tokens,
+        "bar": BAR,
+        "seconds": round(time.monotonic() - began, 1),
+        "step_seconds": {heat: one.by_length for heat, one in measured.items()},
+        "verdicts": [asdict(one) for one in verdicts],
+        "machine": machine_summary(),
+        "versions": versions(),
+    }
+    write_json_atomic(given.out / "controller.json", content)
+    write_text_atomic(given.out / "controller.md", table_of(verdicts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What is measured of a target with a draft model, for `draftsmith plan`: how many tokens of drafts
+of a fixed length are accepted, and how often the two agree on the target's texts.
+
+Counting: chains are drafted and verified as in any decoding. Only whole drafts count. One that was
+shorter than asked says nothing about its length: where the room for text ends, where an accepted
+end token stands inside it, where another tokenizer spells it with fewer tokens.
+
+    draft of 4    accepted 2    1 1 0        tried 3, accepted 2
+                  accepted 4    1 1 1 1      tried 4, accepted 4
+
+Agreement on re-tokenised text is how the scaling-laws paper measured pairs with different
+tokenizers: the target's text, cut by the draft's tokenizer, and at each token the probability that
+the draft would have said it. Nothing is verified: no decoder has this rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftsmith.bench.perplexity import read_along
+from draftsmith.bench.ratio import Ratio, ratio
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafters._base import Drafter
+from draftsmith.generation import Generation, generate
+from draftsmith.plan.observations import LengthCount
+from draftsmith.sampler import History, Sampler
+from draftsmith.targets._base import Target
+from draftsmith.types import DecodeStep, TreeShape
+
+
+@dataclass(slots=True)
+class LengthTrial:
+    """All steps with drafts of one length."""
+
+    gamma: int
+    steps: list[int] = field(default_factory=list)
+    """Whole drafts of which 0, 1, .., gamma tokens were accepted."""
+    left_out: int = 0
+    """Steps whose draft was not whole."""
+    by_prompt: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Tokens accepted and tried in whole drafts, by the number of the prompt."""
+
+    def __post_init__(self) -> None:
+        self.steps = [0] * (self.gamma + 1)
+
+    def add(self, step: DecodeStep, numbers: range) -> None:
+        """Take in a step; `numbers`: the prompts of its rows."""
+        for row, number in enumerate(numbers):
+            if not step.active[row]:
+                continue
+            if step.offered_depth[row] != self.gamma:
+                self.left_out += 1
+                continue
+            accepted = step.accepted[row]
+            self.steps[accepted] += 1
+            took, tried = self.by_prompt.get(number, (0, 0))
+            tried += min(accepted + 1, self.gamma)
+            self.by_prompt[number] = (took + accepted, tried)
+
+    @property
+    def counts(self) -> tuple[LengthCount, ...]:
+        return tuple(
+            LengthCount(gamma=self.gamma, accepted=accepted, count=count)
+            for accepted, count in enumerate(self.steps)
+        )
+
+
+def count_accepted(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    lengths: Sequence[int],
+    *,
+    batch_size: int = 1,
+    on_length: Callable[[int], None] | None = None,
+) -> tuple[tuple[LengthTrial, ...], list[Generation]]:
+    """Decode all prompts with chains of every length; and the texts of the last one."""
+    trials, made = [], []
+    for gamma in lengths:
+        if on_length is not None:
+            on_length(gamma)
+        trial = LengthTrial(gamma=gamma)
+        chain = replace(options, shape=TreeShape.chain(gamma))
+        made = generate(target, drafter, prompts, chain, batch_size=batch_size, on_step=trial.add)
+        trials.append(trial)
+    return tuple(trials), made
+
+
+def acceptance(trials: Sequence[LengthTrial]) -> Ratio | None:
+    """Accepted / tried, all lengths together; None: no draft was whole.
+
+    Prompts are what the margin takes as drawn: with the same prompts at every length (and at
+    temperature 0 the same texts) single tokens are far from independent.
+    """
+    totals: dict[int, tuple[int, int]] = {}
+    for trial in trials:
+        for number, (took, tried) in trial.by_prompt.items():
+            before = totals.get(number, (0, 0))
+            totals[number] = (before[0] + took, before[1] + tried)
+    return ratio(list(totals.values())) if totals else None
+
+
+@torch.inference_mode()
+def agreement(
+    draft: Target,
+    target_tokenizer: Any,
+    texts: Sequence[Generation],
+    sampler: Sampler,
+) -> Ratio | None:
+    """The mean probability, over the draft's tokens in the target's texts, that it would have said
+    them: at temperature 0 the share of its first choices. None: there are no such tokens."""
+    parts = []
+    for text in texts:
+        ids, places = _reread(draft, target_tokenizer, text)
+        if not places:
+            continue
+        agreed = 0.0
+        cache = draft.new_cache(1, len(ids))
+        for first, logits_TV in read_along(draft, cache, ids[:-1]):
+            # row t is behind ids[first + t]: it is about the token at first + t + 1
+            rows = [place for place in places if 0 <= place - 1 - first < len(logits_TV)]
+            if rows:
+                behind = torch.tensor([place - 1 - first for place in rows])
+                history = [
+                    History(tokens=ids[:place], num_prompt=places[0])
+                    for place in rows
+                    if sampler.needs_history
+                ]
+                law = sampler.law(logits_TV[behind.to(logits_TV.device)], history)
+                said = torch.tensor([ids[place] for place in rows])
+                agreed += float(law.prob(said).double().sum())
+        parts.append((agreed, float(len(places))))
+    return ratio(parts) if parts else None
+
+
+def parameters_of(model: Target) -> int | None:
+    """How many weights it has, tied ones once; None: it is no network."""
+    network = getattr(model, "model", None)
+    if not isinstance(network, nn.Module):
+        return None
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _reread(draft: Target, target_tokenizer: Any, text: Generation) -> tuple[list[int], list[int]]:
+    """The whole text as the draft's tokens, and which of them lie in what was generated.
+
+    text         prompt prompt | generated generated
+    draft ids    a   b     c   d   e    f    g            d straddles the edge: e, f, g count
+    """
+    known = list(text.prompt_tokens)
+    edge = len(target_tokenizer.decode(known, skip_special_tokens=True))
+    whole = target_tokenizer.decode([*known, *text.token_ids], skip_special_tokens=True)
+    cut = draft.tokenizer(whole, return_offsets_mapping=True, verbose=False)
+    ids: list[int] = cut["input_ids"][: draft.max_length]
+    spans = cut["offset_mapping"]
+    places = [i for i in range(1, len(ids)) if spans[i][0] >= edge and spans[i][1] > spans[i][0]]
+    return ids, places

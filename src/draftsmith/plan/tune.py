@@ -1,0 +1,204 @@
+"""Which drafts pay on a machine: shapes that were really decoded, priced by a measured cost table.
+
+    speed-up       tokens * t(plain) / sum over steps of t(step)
+    its interval   prompts and rounds of the cost table drawn anew, 95 %
+
+Shapes are decoded, not extrapolated from acceptance by depth: behind a rejection, where the steps
+of long drafts begin, texts are harder than in the middle of an easy passage.
+
+In a batch a step lasts as long as its widest row wants. Of B rows, taken as independent of each
+other, the widest is at most w with probability F(w) ** B, where F is the share of the steps of one
+row that are no wider:
+
+    widths of a row   1 1 9 9   (nothing to draft in half of its steps)    mean of one row     5
+    widest of two     1 9 9 9                                              mean of two rows    7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+from draftsmith.plan.control import StepCosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Seconds of a step of the whole batch."""
+
+    plain: float
+    by_width: Mapping[int, float]
+    """The drafter's and the target's, by the tokens that a row feeds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A drafter with drafts of one shape, decoded for real. Lists go over prompts."""
+
+    drafter: str
+    curve: str
+    """Name of its costs in the table."""
+    shape: str
+    """In words."""
+    flags: tuple[str, ...]
+    """What asks for it on a command line, the drafter apart."""
+    length: int | None
+    """Of a chain that is always that long; None: a tree, or a length that changes."""
+    depth: int | None
+    """Of the chain or tree; None: it changes."""
+    tokens_P: tuple[int, ...]
+    """Emitted behind the prompt's step."""
+    widths_P: tuple[Mapping[int, int], ...]
+    """Tokens fed in a step -> number of such steps."""
+    by_depth: tuple[tuple[int, int], ...]
+    """(times offered behind accepted tokens, times accepted), by depth."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        steps = sum(sum(widths.values()) for widths in self.widths_P)
+        return sum(self.tokens_P) / steps if steps else 1.0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """All that occurred, upwards."""
+        return tuple(sorted({width for widths in self.widths_P for width in widths}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """What a trial promises."""
+
+    trial: Trial
+    speedup: float
+    low: float
+    high: float
+    tokens_per_second: float
+    """Per row, by the cost table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Acceptance at one depth, given that all before it was accepted, with its 95 % interval."""
+
+    tried: int
+    kept: int
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPromise:
+    """The best chain of a drafter in batches of so many rows."""
+
+    rows: int
+    drafter: str
+    length: int
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What was found."""
+
+    candidates: tuple[Candidate, ...]
+    """The fastest first."""
+    costs: dict[str, StepCosts]
+    """By drafter, for one row."""
+    batches: tuple[BatchPromise, ...]
+    plain_tokens_per_second: float
+    """By the cost table."""
+
+    @property
+    def winner(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def by_batch(self) -> dict[int, float]:
+        """The best of each batch size."""
+        found: dict[int, float] = {}
+        for one in self.batches:
+            found[one.rows] = max(one.speedup, found.get(one.rows, 0.0))
+        return found
+
+
+def speedup(
+    trial: Trial, prices: Prices, *, rows: int = 1, picks: Sequence[int] | None = None
+) -> float:
+    """Over plain decoding of as many rows; `picks`: the prompts that count, some perhaps twice."""
+    chosen = range(len(trial.tokens_P)) if picks is None else picks
+    tokens = sum(trial.tokens_P[p] for p in chosen)
+    steps_W = np.array(
+        [sum(trial.widths_P[p].get(width, 0) for p in chosen) for width in trial.widths],
+        dtype=np.float64,
+    )
+    steps = steps_W.sum()
+    if not steps:
+        return 1.0
+    seconds_W = np.array([prices.by_width[width] for width in trial.widths])
+    widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
+    return float(tokens * prices.plain / (steps * (widest_W @ seconds_W)))
+
+
+def judge(trial: Trial, prices: Prices, draws: Sequence[Prices], seed: int = 0) -> Candidate:
+    """The promise of a trial; `draws`: prices from rounds of the cost table drawn anew."""
+    rng = np.random.default_rng(seed)
+    count = len(trial.tokens_P)
+    found = [speedup(trial, draw, picks=rng.integers(count, size=count).tolist()) for draw in draws]
+    value = speedup(trial, prices)
+    low, high = np.quantile(found, [0.025, 0.975]) if found else (value, value)
+    return Candidate(
+        trial=trial,
+        speedup=value,
+        low=float(low),
+        high=float(high),
+        tokens_per_second=value / prices.plain,
+    )
+
+
+def advice(winner: Candidate) -> str:
+    """What to do, in a sentence."""
+    trial = winner.trial
+    promise = f"{winner.speedup:.2f}x ({winner.low:.2f} to {winner.high:.2f})"
+    if winner.speedup <= 1.0:
+        return f"do not speculate: the best would be {promise}, {trial.shape} with {trial.drafter}"
+    what = f"draft {trial.shape} with {trial.drafter}: {promise}"
+    if winner.low <= 1.0:
+        return f"it is not certain that drafting pays; at best {what}"
+    return what
+
+
+def batch_advice(speedups: Mapping[int, float]) -> str:
+    """Up to which number of rows drafting pays; `speedups`: the best of each batch size. Empty
+    where single rows are all that was asked for: `advice` says it."""
+    sizes = sorted(speedups)
+    if sizes == [1]:
+        return ""
+    paying = [size for size in sizes if speedups[size] > 1.0]
+    if not paying:
+        return f"drafting pays at no batch size tried ({', '.join(map(str, sizes))})"
+    beyond = [size for size in sizes if size > paying[-1]]
+    if beyond:
+        return f"from {beyond[0]} rows on drafting no longer pays"
+    return f"drafting pays up to {sizes[-1]} rows, the most tried"
+
+
+def rates(by_depth: Sequence[tuple[int, int]]) -> tuple[Rate, ...]:
+    """Acceptance by depth, with Wilson intervals; depths that were never tried are left out."""
+    out = []
+    for tried, kept in by_depth:
+        if tried:
+            spread = binomtest(kept, tried).proportion_ci(method="wilson")
+            out.append(
+                Rate(
+                    tried=tried,
+                    kept=kept,
+                    rate=kept / tried,
+                    low=float(spread.low),
+                    high=float(spread.high),
+                )
+            )
+    return tuple(out)

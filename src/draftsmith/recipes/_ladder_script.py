@@ -1,0 +1,145 @@
+"""The commands of a ladder: pre-train, collect, distil, measure, check; as they are typed.
+
+OUT/SIZE-pretrained, SIZE-distilled   drafts            OUT/observations   perplexities, acceptance
+OUT/store                             trajectories      OUT/SIZE-bench     speed, at its own length
+OUT/check                             predicted and measured
+
+What the plan was not told stands there as a variable of the shell, which the script asks for.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from draftsmith.drafting_options import DraftingOptions
+from draftsmith.flags import to_argv
+from draftsmith.option_groups import (
+    ArchitectureOptions,
+    ModelOptions,
+    ScheduleOptions,
+    Size,
+    TextOptions,
+    VerbOptions,
+)
+from draftsmith.options import BenchOptions, CollectOptions, DistillOptions, PretrainOptions
+from draftsmith.plan.ladder import Ladder, Rung
+from draftsmith.plan_options import PlanCheckOptions, PlanLadderOptions
+
+VARIABLES = {
+    "$TARGET": "folder or hub id of the target",
+    "$TEXT": "what to pre-train on: a file, a folder or a pattern",
+    "$EVAL_TEXT": "held-out text to measure perplexities on",
+    "$PROMPTS": "file of prompts to distil on",
+    "$SUITE": "file of prompts to measure on",
+}
+KINDS = ("pretrained", "distilled")
+_LENGTHS = "1..9"
+_LONGEST_BLOCK = ScheduleOptions().block_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One line of the script."""
+
+    verb: str
+    options: VerbOptions
+    made: Path | None = None
+    """A file that it writes last: where that is there, the line has nothing to do."""
+
+    @property
+    def text(self) -> str:
+        words = ["draftsmith", *self.verb.split(), *to_argv(self.options)]
+        return " ".join(f'"{word}"' if word in VARIABLES else shlex.quote(word) for word in words)
+
+
+def draft_folder(out: Path, size: str, kind: str) -> Path:
+    """Where a draft of this size and kind lies."""
+    return out / f"{size}-{kind}"
+
+
+def commands(options: PlanLadderOptions, found: Ladder, context: int | None) -> list[Command]:
+    """All of them, in their order; `context`: of the target, where it is known."""
+    out, target = options.out, options.target or "$TARGET"
+    suite = options.suite or "$SUITE"
+    model = ModelOptions(target=target)
+    store = out / "store"
+    collect = CollectOptions(model=model, prompts=options.prompts or Path("$PROMPTS"), out=store)
+    made = [Command(verb="collect", options=collect, made=store / "run.json")]
+    for rung in found.rungs:
+        made += _train(options, rung, target, store, context)
+    drafts = [[str(draft_folder(out, rung.size, kind)) for kind in KINDS] for rung in found.rungs]
+    observe = BenchOptions(
+        model=model,
+        drafter=",".join(name for both in drafts for name in both),
+        suite=suite,
+        perplexity=options.eval_text or ("$EVAL_TEXT",),
+        drafting=DraftingOptions(draft_length=_LENGTHS),
+        temperature="0",
+        out=out / "observations",
+    )
+    benches = [
+        BenchOptions(
+            model=model,
+            drafter=",".join(both),
+            suite=suite,
+            drafting=DraftingOptions(draft_length=rung.gamma),
+            temperature="0",
+            out=out / f"{rung.size}-bench",
+        )
+        for rung, both in zip(found.rungs, drafts, strict=True)
+    ]
+    measured = [observe, *benches]
+    made += [Command(verb="bench", options=one, made=one.out / "run.json") for one in measured]
+    check = PlanCheckOptions(
+        predictions=out / "ladder.json",
+        records=tuple(one.out for one in measured),
+        out=out / "check",
+    )
+    return [*made, Command(verb="plan check", options=check)]
+
+
+def script(made: Sequence[Command], title: str) -> str:
+    """For a POSIX shell. It may be interrupted and run again."""
+    lines = ["#!/bin/sh", f"# {title}", "set -eu"]
+    texts = [one.text for one in made]
+    for variable, meaning in VARIABLES.items():
+        if any(f'"{variable}"' in text for text in texts):
+            name = variable.removeprefix("$")
+            lines.append(f': "${{{name}:?{meaning}}}"')
+    for one, text in zip(made, texts, strict=True):
+        done = "" if one.made is None else f"[ -e {shlex.quote(str(one.made))} ] ||\n"
+        lines += ["", f"{done}{text}"]
+    return "\n".join(lines) + "\n"
+
+
+def _train(
+    options: PlanLadderOptions, rung: Rung, target: str, store: Path, context: int | None
+) -> list[Command]:
+    size: Any = rung.size
+    assert size in get_args(Size)
+    pretrained, distilled = (draft_folder(options.out, rung.size, kind) for kind in KINDS)
+    pretrain = PretrainOptions(
+        data=TextOptions(text=options.text or ("$TEXT",), eval_text=options.eval_text),
+        model=ArchitectureOptions(size=size, tokenizer=target),
+        training=ScheduleOptions(
+            duration=f"{round(rung.tokens)}tokens", block_length=_block_length(context)
+        ),
+        out=pretrained,
+    )
+    distill = DistillOptions(target=target, drafter=str(pretrained), store=(store,), out=distilled)
+    return [
+        Command(verb="pretrain", options=pretrain, made=pretrained / "run.json"),
+        Command(verb="distill", options=distill, made=distilled / "run.json"),
+    ]
+
+
+def _block_length(context: int | None) -> int:
+    """A power of two, so that it divides a batch."""
+    length = _LONGEST_BLOCK
+    while context is not None and length > max(context, 2):
+        length //= 2
+    return length

@@ -1,0 +1,185 @@
+"""How many parameters a model has, from its config.json alone; and the presets of `pretrain`.
+
+Weights are counted as transformers' modules have them, tied ones once. What is read of a
+configuration has the names of Llama's; families differ from it in what `Family` says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.errors import BackendError, InputError
+from draftsmith.option_groups import Size
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A shape of a model."""
+
+    layers: int
+    heads: int
+    hidden: int
+    intermediate: int
+
+
+PRESETS: dict[Size, Preset] = {
+    "tiny": Preset(2, 2, 64, 176),
+    "1m": Preset(2, 3, 192, 512),
+    "8m": Preset(10, 4, 256, 704),
+    "30m": Preset(10, 8, 512, 1408),
+    "50m": Preset(4, 8, 1024, 2816),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Where a decoder has other weights than Llama's."""
+
+    matrices: int = 3
+    """Of a feed-forward layer: gate, up and down; without a gate two."""
+    intermediate: str = "intermediate_size"
+    """What the configuration calls the width of the feed-forward layers."""
+    norms: int = 2
+    """Per layer."""
+    norm_vectors: int = 1
+    """Per norm: 2 with a bias."""
+    head_norms: bool = False
+    """Queries and keys have a norm over the width of a head."""
+    biased: tuple[str, ...] = ()
+    """Linear layers that always have a bias: qkv, out, mlp."""
+    positions: int | None = None
+    """Learnt ones: so many more than the context is long."""
+    tied: bool = False
+    """Input and output embedding are one, unless the configuration says otherwise."""
+    head_dim: int | None = None
+    """None: hidden size / heads."""
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "phi3": Family(),
+    "qwen2": Family(biased=("qkv",)),
+    "qwen3": Family(head_norms=True, head_dim=128),
+    "gemma": Family(tied=True, head_dim=256),
+    "gemma2": Family(norms=4, tied=True, head_dim=256),
+    "opt": Family(
+        matrices=2,
+        intermediate="ffn_dim",
+        norm_vectors=2,
+        biased=("qkv", "out", "mlp"),
+        positions=2,
+        tied=True,
+    ),
+}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What stands in the config.json of a model folder.
+
+    Raises:
+        BackendError: there is none, or it is no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BackendError(f"cannot read the configuration {path}: {reason}") from None
+    if not isinstance(values, dict):
+        raise BackendError(f"{path} holds no configuration of a model")
+    return values
+
+
+def count_parameters(config: Config, where: str) -> int:
+    """All weights of the language model.
+
+    Raises:
+        InputError: a family that is not known here, or a dimension that is missing (`where` names
+            the file).
+    """
+    family = _family(config, where)
+    hidden, vocab = _number(config, "hidden_size", where), _number(config, "vocab_size", where)
+    layers = _number(config, "num_hidden_layers", where)
+    heads = _number(config, "num_attention_heads", where)
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or family.head_dim or hidden // heads
+    inner = _number(config, family.intermediate, where)
+
+    narrow = config.get("word_embed_proj_dim") or hidden
+    total = vocab * narrow * (1 if config.get("tie_word_embeddings", family.tied) else 2)
+    if narrow != hidden:  # OPT-350M embeds into fewer dimensions
+        total += 2 * narrow * hidden
+    if family.positions is not None:
+        context = _number(config, "max_position_embeddings", where)
+        total += (context + family.positions) * hidden
+    norm = family.norm_vectors * hidden
+    if config.get("do_layer_norm_before", True):  # the one behind the last layer
+        total += norm
+    return total + layers * (
+        family.norms * norm
+        + _attention(config, family, hidden, heads * head_dim, kv_heads * head_dim)
+        + (2 * head_dim if family.head_norms else 0)
+        + _feed_forward(config, family, hidden, inner)
+    )
+
+
+def resized(config: Config, size: Size) -> dict[str, Any]:
+    """The configuration that `pretrain --tokenizer TARGET --size SIZE` makes of a target's, as far
+    as it counts."""
+    preset = PRESETS[size]
+    dimensions = {
+        "hidden_size": preset.hidden,
+        "intermediate_size": preset.intermediate,
+        "ffn_dim": preset.intermediate,
+        "word_embed_proj_dim": preset.hidden,
+        "num_hidden_layers": preset.layers,
+        "num_attention_heads": preset.heads,
+        "num_key_value_heads": preset.heads,
+        "head_dim": preset.hidden // preset.heads,
+    }
+    return {**config, **dimensions}
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _family(config: Config, where: str) -> Family:
+    kind = config.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise InputError(
+            f"{where}: how many parameters a model of type {kind!r} has is not known here (known: "
+            f"{', '.join(FAMILIES)}); give --target-params"
+        )
+    return family
+
+
+def _attention(config: Config, family: Family, hidden: int, queries: int, keys: int) -> int:
+    biased = config.get("attention_bias", False)
+    total = hidden * (2 * queries + 2 * keys)
+    if biased or "qkv" in family.biased:
+        total += queries + 2 * keys
+    if biased or "out" in family.biased:
+        total += hidden
+    return total
+
+
+def _feed_forward(config: Config, family: Family, hidden: int, inner: int) -> int:
+    total = family.matrices * hidden * inner
+    if config.get("mlp_bias", False) or "mlp" in family.biased:
+        total += (family.matrices - 1) * inner + hidden
+    return total
+
+
+def _number(config: Config, name: str, where: str) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{where}: {name!r} must be a number of 1 or more, got {value!r}")
+    return value

@@ -1,0 +1,184 @@
+"""What `draftsmith tune` tries: drafters with drafts of many shapes, decoded and priced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.costs import CostMeter, CostTable
+from draftsmith.bench.step_costs import chain_arms, doubling
+from draftsmith.decode import DecodeOptions
+from draftsmith.drafting_options import DraftingOptions
+from draftsmith.generation import DraftCounts
+from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.tune import Prices, Trial
+from draftsmith.recipes._drafting import open_drafters, proposal_of
+from draftsmith.targets._base import Target
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import TreeShape
+
+TREES = ("2,1", "2,1,1,1", "3,2,1", "4,2,1,1", "4,2,2,1")
+"""4, 8, 15, 28 and 44 nodes."""
+DRAWS = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A drafter with drafts of one shape."""
+
+    arm: Arm
+    drafter: str
+    """As the user spelt it; the arm's name is that of its cost curve."""
+    shape: str
+    flags: tuple[str, ...]
+    length: int | None = None
+    """Of a chain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrant:
+    """A drafter, and the trees that it can draft."""
+
+    name: str
+    chain: Arm
+    """As long as it may be."""
+    trees: tuple[Entry, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return doubling(self.chain.used_shape.depth)
+
+    @property
+    def timed(self) -> tuple[Arm, ...]:
+        """Chains of no token and of these lengths."""
+        return chain_arms(self.chain, (0, *self.lengths))
+
+    def entries(self, lengths: Iterable[int]) -> tuple[Entry, ...]:
+        """Chains of these lengths."""
+        return tuple(
+            Entry(
+                arm=arm,
+                drafter=self.name,
+                shape=_tokens(arm.used_shape.depth),
+                flags=("--draft-length", str(arm.used_shape.depth)),
+                length=arm.used_shape.depth,
+            )
+            for arm in chain_arms(self.chain, tuple(lengths))
+        )
+
+    def controlled(self, costs: StepCosts) -> Entry:
+        """With the length chosen step by step."""
+        return Entry(
+            arm=replace(self.chain, policy=CostAware(costs=costs)),
+            drafter=self.name,
+            shape="as many tokens as pay",
+            flags=("--draft-length", "auto"),
+        )
+
+
+def open_entrant(
+    name: str, options: DraftingOptions, target: HFTarget, longest: int, *, greedy: bool
+) -> Entrant:
+    """Load a drafter; trees are drawn in the way that is best verified, unless the user chose one.
+
+    Raises:
+        InputError: see `open_drafters`.
+    """
+    (auto,) = open_drafters([name], replace(options, draft_length="auto"), target)
+    depth = min(longest, auto.drafter.longest or longest)
+    chain = replace(auto, shape=TreeShape.chain(depth))
+    trees: list[Entry] = []
+    if auto.drafter.takes_trees:
+        proposal = options.draft_proposal
+        if proposal is None and proposal_of(auto.drafter) is not None:
+            proposal = "greedy" if greedy else "without_replacement"
+        own = () if proposal == options.draft_proposal else ("--draft-proposal", str(proposal))
+        asked = replace(options, draft_tree=TREES[0], draft_proposal=proposal)
+        (tree,) = open_drafters([name], asked, target)
+        for text in TREES:
+            shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
+            if shape.depth <= (auto.drafter.longest or shape.depth):
+                flags = ("--draft-tree", text, *own)
+                trees.append(_tree(tree, name, f"a tree {text}", shape, flags))
+        usual = auto.drafter.default_shape
+        if not usual.is_chain:
+            what = f"its own tree of {usual.num_nodes} nodes"
+            trees.append(_tree(tree, name, what, usual, () if usual.is_dynamic else own))
+    return Entrant(name=name, chain=chain, trees=tuple(trees))
+
+
+def _tree(arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]) -> Entry:
+    # a curve of its own: what drafting costs is no matter of the width alone
+    mine = replace(arm, name=f"{arm.name}, {what}", shape=shape)
+    return Entry(arm=mine, drafter=name, shape=what, flags=flags)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Untried lengths halfway to the tried neighbours."""
+    near = [other for other in (_below(length, lengths), _above(length, lengths)) if other]
+    middles = {(length + other) // 2 for other in near}
+    return tuple(sorted(middles - set(lengths)))
+
+
+def _below(length: int, lengths: Sequence[int]) -> int | None:
+    return max((other for other in lengths if other < length), default=None)
+
+
+def _above(length: int, lengths: Sequence[int]) -> int | None:
+    return min((other for other in lengths if other > length), default=None)
+
+
+def decode_entry(
+    target: Target,
+    entry: Entry,
+    prompts: Sequence[Sequence[int]],
+    predictions: Sequence[Sequence[int]],
+    options: DecodeOptions,
+) -> Trial:
+    """Decode every prompt once."""
+    tokens: list[int] = []
+    widths: list[Counter[int]] = []
+    counts = DraftCounts()
+    for number, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True)):
+        run = time_decode(target, entry.arm, [prompt], options, [number], [prediction])
+        assert run.counts is not None
+        tokens.append(run.decode_tokens[0])
+        widths.append(Counter(run.widths))
+        counts = counts + run.counts[0]
+    return Trial(
+        drafter=entry.drafter,
+        curve=entry.arm.name,
+        shape=entry.shape,
+        flags=entry.flags,
+        length=entry.length,
+        depth=entry.arm.used_shape.depth if entry.arm.policy is None else None,
+        tokens_P=tuple(tokens),
+        widths_P=tuple(widths),
+        by_depth=tuple(counts.by_position),
+    )
+
+
+def prices(table: CostTable, trial: Trial, temperature: float) -> Prices:
+    """What this trial's steps cost by the table."""
+    return Prices(
+        plain=table.target_seconds(1),
+        by_width={
+            width: table.target_seconds(width)
+            + table.draft_seconds(trial.curve, temperature, width)
+            for width in trial.widths
+        },
+    )
+
+
+def redrawn(meter: CostMeter, seed: int) -> tuple[CostTable, ...]:
+    """Tables from rounds drawn anew."""
+    rng = np.random.default_rng(seed)
+    return tuple(meter.redrawn(rng) for _ in range(DRAWS))

@@ -1,0 +1,228 @@
+"""`draftsmith plan ladder`: from a budget to drafts to train, with commands and predictions.
+
+OUT/ladder.json   sizes, predictions with intervals, commands: what `plan check` reads
+OUT/ladder.sh     the commands, to run as they stand
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftsmith.errors import InputError
+from draftsmith.plan import paper
+from draftsmith.plan.fit import affine_law
+from draftsmith.plan.ladder import Budget, FlopBudget, Ground, Ladder, TokenBudget, ladder
+from draftsmith.plan.law_file import residual_of
+from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan_options import PlanLadderOptions
+from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
+from draftsmith.recipes._ladder_script import KINDS, Command, commands, draft_folder, script
+from draftsmith.recipes._plan import (
+    extrapolated,
+    interval,
+    laws_of,
+    say,
+    say_written,
+    show,
+    show_values,
+)
+from draftsmith.recipes._sizes import FAMILIES, PRESETS, count_parameters, read_config, resized
+from draftsmith.units import parse_count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetFacts:
+    """What is known of the target without its weights."""
+
+    params: float
+    tokens: float
+    context: int | None
+    sizes: dict[str, float]
+    """Parameters of drafts in its family, by preset."""
+    warnings: tuple[str, ...]
+
+
+def run(options: PlanLadderOptions) -> dict[str, Any]:
+    """Solve, print, write."""
+    record = start_run("plan ladder", options)
+    facts = target_facts(options)
+    law, loss = laws_of(options.laws)
+    spread = with_spread(law)
+    ground = Ground(
+        target_params=facts.params,
+        target_tokens=facts.tokens,
+        budget=budget_of(options),
+        law=spread,
+        loss=loss,
+        cost_floor=options.cost_ratio or 0.0,
+    )
+    found = ladder(ground, facts.sizes)
+    lines = [] if found.recommended is None else commands(options, found, facts.context)
+    said = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
+    if spread.cov is None or spread.residual is None:
+        said.append(
+            "there are no intervals: the errors of the coefficients are not known; give them with "
+            "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
+        )
+    payload = _payload(options, ground, found, lines, said)
+    write_json_atomic(options.out / "ladder.json", payload)
+    if lines:
+        path = options.out / "ladder.sh"
+        title = "made by `draftsmith plan ladder`; it may be interrupted and run again"
+        write_text_atomic(path, script(lines, title))
+        path.chmod(0o755)
+    record.write(options.out)
+    _show(found)
+    say(said)
+    say_written(options.out)
+    return payload
+
+
+def target_facts(options: PlanLadderOptions) -> TargetFacts:
+    """From options, config.json and, for the training tokens, the run.json beside it.
+
+    Raises:
+        InputError: something that nobody tells.
+    """
+    said: list[str] = []
+    folder = None if options.target is None else Path(options.target)
+    if folder is None or not folder.is_dir():
+        if options.target_params is None:
+            raise InputError(
+                f"--target {options.target} is no folder here: give --target-params and "
+                "--target-tokens, too"
+            )
+        config = _unknown_target(options.vocab_size)
+        params, context = parse_count(options.target_params, "--target-params"), None
+        said.append(
+            f"sizes of drafts are those of Llama with a vocabulary of {options.vocab_size} "
+            "(--vocab-size): a target's folder would tell"
+        )
+    else:
+        config, where = read_config(folder), str(folder / "config.json")
+        context = config.get("max_position_embeddings")
+        if options.target_params is None:
+            params = float(count_parameters(config, where))
+        else:
+            params = parse_count(options.target_params, "--target-params")
+        if config.get("model_type") not in FAMILIES:
+            kind, config = config.get("model_type"), {**config, "model_type": "llama"}
+            said.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
+    sizes: dict[str, float] = {
+        size: float(count_parameters(resized(config, size), f"preset {size}")) for size in PRESETS
+    }
+    return TargetFacts(
+        params=params,
+        tokens=_training_tokens(options, folder),
+        context=context,
+        sizes=sizes,
+        warnings=tuple(said),
+    )
+
+
+def budget_of(options: PlanLadderOptions) -> Budget:
+    tokens = options.training_tokens()
+    if tokens is not None:
+        return TokenBudget(amount=tokens)
+    assert options.flops is not None, "validate lets no plan without a budget by"
+    return FlopBudget(amount=parse_count(options.flops, "--flops"))
+
+
+def with_spread(law: AcceptanceLaw) -> AcceptanceLaw:
+    """The paper's coefficients with the errors of its fit, where that can be repeated."""
+    if law != AcceptanceLaw() or importlib.util.find_spec("statsmodels") is None:
+        return law
+    fit = affine_law(paper.pairs())
+    return replace(law, cov=fit.cov, residual=residual_of(fit.mse, fit.n))
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _unknown_target(vocab_size: int) -> dict[str, Any]:
+    return {"model_type": "llama", "vocab_size": vocab_size, "tie_word_embeddings": True}
+
+
+def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
+    if options.target_tokens is not None:
+        return parse_count(options.target_tokens, "--target-tokens")
+    try:
+        assert folder is not None
+        record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        tokens = record["results"]["tokens"]
+        return parse_count(str(tokens), "results.tokens")
+    except (AssertionError, OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            "give --target-tokens: how many tokens the target was trained on is not said beside it"
+        ) from None
+
+
+def _payload(
+    options: PlanLadderOptions,
+    ground: Ground,
+    found: Ladder,
+    lines: list[Command],
+    said: list[str],
+) -> dict[str, Any]:
+    rungs: list[Mapping[str, Any]] = [
+        {
+            **asdict(rung),
+            "recommended": place == found.recommended,
+            "drafts": {kind: str(draft_folder(options.out, rung.size, kind)) for kind in KINDS},
+        }
+        for place, rung in enumerate(found.rungs)
+    ]
+    payload: dict[str, Any] = jsonable(
+        {
+            "target": options.target,
+            "target_params": ground.target_params,
+            "target_tokens": ground.target_tokens,
+            "target_ppl": ground.target_ppl,
+            "budget": {
+                "tokens": options.training_tokens(),
+                "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
+            },
+            "law": asdict(ground.law),
+            "loss": asdict(ground.loss),
+            "cost_floor": ground.cost_floor,
+            "n_opt": found.best_params,
+            "ci95": found.ci95,
+            "rungs": rungs,
+            "commands": [one.text for one in lines],
+            "warnings": said,
+        }
+    )
+    return payload
+
+
+def _show(found: Ladder) -> None:
+    best = found.best_params
+    show_values(
+        "",
+        {
+            "best draft size N*": best,
+            "95 %": interval(found.ci95),
+            "to train": ", ".join(rung.size for rung in found.rungs) if best else "nothing",
+        },
+    )
+    show(
+        "Drafts, and what to expect of them before they are distilled",
+        ("size", "parameters", "tokens", "acceptance", "draft length", "tokens/step", "speed-up"),
+        [
+            (
+                rung.size + (" *" if place == found.recommended else ""),
+                rung.params,
+                rung.tokens,
+                rung.alpha.text(),
+                rung.gamma,
+                rung.tau.text(),
+                rung.speedup.text(),
+            )
+            for place, rung in enumerate(found.rungs)
+        ],
+    )

@@ -1,0 +1,129 @@
+"""The controller of the draft length never changes what is said: it goes by the past of a row, and
+may stop drafting and begin again in the middle of a text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.sampler import Sampler
+from draftsmith.targets._base import Target
+from draftsmith.types import TreeShape
+
+from .cases import CASES, LOSSLESS_RULES, Case
+from .checking import check, models, support
+from .test_greedy import LENGTHS, NUM_NEW, TEXT_CASES, predictions_for, prompts_of, run
+from .test_greedy import models as transformers
+from .toys import SETTINGS, dense, sparse
+
+SWITCHING = CostAware(
+    costs=StepCosts(target_D=(1.0, 1.4, 1.7), draft_D=(0.0, 0.0, 0.0), in_vain=1.0)
+)
+"""Two tokens at first; none behind a rejection; two again behind an acceptance."""
+
+
+def test_the_policy_of_these_tests_switches_drafting_off_and_on() -> None:
+    target = dense(0)
+    drafter = Independent(Independent.Config(), model=dense(1))
+    drafter.bind(target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=1.0),
+        max_new_tokens=200,
+        shape=TreeShape.chain(2),
+        policy=SWITCHING,
+    )
+    steps = list(decode(target, drafter, [(3,)], options))
+    depths = [step.offered_depth[0] for step in steps[:-2]]
+    assert depths[0] == 2
+    assert {0, 2} <= set(depths)
+    first_idle = depths.index(0)
+    assert max(depths[first_idle:]) > 0
+
+
+@pytest.mark.parametrize("rule", LOSSLESS_RULES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_emitted_law_with_a_controller(case: Case, rule: str) -> None:
+    target, draft_model = models(case)
+    options = DecodeOptions(sampler=SETTINGS["cool"], max_new_tokens=3, rule=rule, policy=SWITCHING)
+    check(case, target, draft_model, options)
+
+
+CHAINS = [case for case in CASES if case.label in ("prompt_lookup", "independent-chain")]
+ratio = st.floats(0.2, 3.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(CHAINS), st.tuples(ratio, ratio, ratio, ratio, ratio))
+def test_emitted_law_whatever_steps_cost(case: Case, costs: tuple[float, ...]) -> None:
+    """Four tokens, with any costs: each makes another rule of when to draft how deep."""
+    keep = min(support(case), 2)
+    policy = CostAware(
+        costs=StepCosts(target_D=(1.0, *costs[:2]), draft_D=(0.0, *costs[2:4]), in_vain=costs[4])
+    )
+    options = DecodeOptions(
+        sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection", policy=policy
+    )
+    check(case, sparse(keep, 0), sparse(keep, 1), options)
+
+
+@pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+def test_greedy_text_with_a_controller_is_plain_text(case: Case) -> None:
+    """A ragged batch, in which each row has a length of its own at every step."""
+    m = transformers()
+    prompts = prompts_of(LENGTHS)
+    expected = [m.reference.text(prompt, NUM_NEW) for prompt in prompts]
+    lengths = range(6)
+    policy = CostAware(
+        costs=StepCosts(
+            target_D=tuple(1.0 + 0.05 * n for n in lengths),
+            draft_D=tuple(0.15 * n for n in lengths),
+            in_vain=1.0,
+        )
+    )
+    options = DecodeOptions(max_new_tokens=NUM_NEW, shape=TreeShape.chain(5), policy=policy)
+    predictions = predictions_for(case, expected)
+    texts, _, _ = run(m.target, case.build(m.related), prompts, options, predictions)
+    assert texts == expected
+
+
+def lengths_of(target: Target, prompts: list[list[int]], ids: list[int]) -> list[list[int]]:
+    """Depths that each row was offered, step by step."""
+    drafter = PromptLookup()
+    drafter.bind(target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=1.0),
+        max_new_tokens=40,
+        shape=TreeShape.chain(2),
+        policy=SWITCHING,
+    )
+    out: list[list[int]] = [[] for _ in prompts]
+    for step in decode(target, drafter, prompts, options, request_ids=ids):
+        for b, depth in enumerate(step.offered_depth):
+            if step.active[b]:
+                out[b].append(depth)
+    return out
+
+
+def test_a_rows_lengths_do_not_depend_on_its_neighbours() -> None:
+    target = dense(0)
+    prompts = [[1, 2, 5, 1, 2], [3, 3, 3], [7, 4, 7, 4]]
+    together = lengths_of(target, prompts, [0, 1, 2])
+    alone = [lengths_of(target, [prompt], [b])[0] for b, prompt in enumerate(prompts)]
+    assert together == alone
+    assert len({tuple(one) for one in together}) > 1
+
+
+def test_a_controller_and_static_shapes() -> None:
+    case = CHAINS[1]
+    target, draft_model = models(case)
+    options = DecodeOptions(
+        sampler=SETTINGS["min_p"], max_new_tokens=3, rule="rejection", policy=SWITCHING
+    )
+    check(case, target, draft_model, dataclasses.replace(options, static_shapes=True))

@@ -1,0 +1,148 @@
+"""`--draft-length auto` from the command line: the same texts, costs measured once and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.robustness.test_command_line import Command, command, models, refused
+
+from draftsmith.bench import step_costs
+from draftsmith.bench.cost_cache import REFRESH
+from draftsmith.drafting_options import DraftingOptions
+from draftsmith.errors import InputError
+from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.recipes import _auto_length
+from draftsmith.recipes._drafting import open_drafters
+from draftsmith.sampler import Sampler
+from draftsmith.targets.toy import TabularTarget
+from draftsmith.types import TreeShape
+
+__all__ = ["command", "models"]
+
+TARGET = TabularTarget(8)
+WORK = step_costs.Workload(prompts=[(1, 2, 3)], max_new_tokens=16)
+CHEAP = StepCosts(target_D=(1.0,) * 17, draft_D=(0.0,) * 17, in_vain=1.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(REFRESH, raising=False)
+    monkeypatch.setattr(step_costs, "ROUNDS", 2)
+    return tmp_path / "cache"
+
+
+def words(models: Path, *more: str) -> list[str]:
+    start = ["generate", "--target", str(models / "target"), "--prompt", "the cat sat on the cat"]
+    return [*start, "--max-new-tokens", "24", "--dtype", "float64", "--json", *more]
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "lookahead", "independent:{}"])
+def test_the_text_is_that_of_plain_decoding(drafter: str, models: Path, command: Command) -> None:
+    drafter = drafter.format(models / "draft")
+    plain = command(*words(models))
+    auto = command(*words(models, "--drafter", drafter, "--draft-length", "auto"))
+    assert auto[0] == 0, auto[2]
+    (expected,), (found,) = json.loads(plain[1])["results"], json.loads(auto[1])["results"]
+    assert found["token_ids"] == expected["token_ids"]
+
+
+def test_costs_are_measured_once_and_said_in_one_line(
+    models: Path, command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = words(models, "--drafter", "prompt_lookup", "--draft-length", "auto")
+
+    def said() -> str:
+        code, _, err = command(*line)
+        assert code == 0, err
+        (sentence,) = [text for text in err.splitlines() if "times a plain one" in text]
+        return sentence
+
+    assert said().startswith("prompt_lookup: with 1, 4, 16 drafted tokens a step lasts ")
+    (kept,) = (cache / "draftsmith" / "costs").iterdir()
+    before = kept.read_bytes()
+    assert "measured on 20" in said()
+    assert kept.read_bytes() == before
+    monkeypatch.setenv(REFRESH, "1")
+    assert "kept in" in said()
+    monkeypatch.delenv(REFRESH)
+    kept.write_text("{")
+    code, _, err = command(*line)
+    assert code == 0
+    assert "cannot be read: measuring again" in err
+    assert json.loads(kept.read_text())["costs"]
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    models: Path, command: Command, cache: Path
+) -> None:
+    cache.write_text("a file where a folder should be")
+    code, out, err = command(*words(models, "--drafter", "prompt_lookup", "--draft-length", "auto"))
+    assert code == 0, err
+    assert json.loads(out)["results"]
+    assert "costs are not kept" in err
+
+
+def test_bench_measures_it_beside_others(models: Path, command: Command, tmp_path: Path) -> None:
+    suite = tmp_path / "suite.txt"
+    suite.write_text("the cat sat on the cat\nthe dog\n")
+    start = ["bench", "--target", models / "target", "--suite", suite, "--no-hf-baseline"]
+    code, out, err = command(
+        *start,
+        *["--drafter", "none,prompt_lookup,lookahead", "--draft-length", "auto", "--json"],
+        *["--temperature", "0,1", "--repeats", "1", "--max-new-tokens", "12"],
+        *["--dtype", "float64", "--out", tmp_path / "out"],
+    )
+    assert code == 0, err
+    summary = json.loads(out)
+    assert [entry["name"] for entry in summary["drafters"]].count("lookahead") == 2
+    assert summary["losslessness"]
+    assert err.count("times a plain one") == 2  # `none` has no costs of its own
+    records = [json.loads(s) for s in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    assert all(record["identical"] is not False for record in records)
+
+
+def test_what_drafts_nothing_has_no_length(models: Path, command: Command) -> None:
+    refused(
+        command(*words(models, "--draft-length", "auto")),
+        2,
+        "none drafts nothing: leave out --draft-length",
+    )
+
+
+def test_a_context_too_short_to_draft_in_is_refused(
+    models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TARGET, "max_length", 30)
+    (arm,) = open_drafters(["prompt_lookup"], DraftingOptions(draft_length="auto"), TARGET)
+    with pytest.raises(InputError, match="too few to measure drafts of 16 tokens in"):
+        _auto_length.costs_of(arm, TARGET, Sampler(), WORK)
+
+
+def test_only_arms_that_follow_the_option_get_a_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_auto_length, "costs_of", lambda *_: CHEAP)
+    auto = DraftingOptions(draft_length="auto")
+    names = ["none", "prompt_lookup", "lookahead"]
+    arms = _auto_length.with_controllers(
+        open_drafters(names, auto, TARGET), auto, TARGET, Sampler(), WORK
+    )
+    none, lookup, ahead = arms
+    assert (none.shape, none.policy) == (None, None)
+    assert lookup.shape == TreeShape.chain(16)
+    assert ahead.shape == TreeShape.chain(4)
+    assert lookup.policy == ahead.policy == CostAware(costs=CHEAP)
+    fixed = DraftingOptions(draft_length=3)
+    arms = open_drafters(["prompt_lookup"], fixed, TARGET)
+    assert _auto_length.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms
+
+
+def test_a_lossy_rule_may_have_a_controller(models: Path, command: Command) -> None:
+    drafter = f"independent:{models / 'draft'}"
+    lossy = ["--acceptance", "typical", "--draft-length", "auto", "--temperature", "1"]
+    code, out, err = command(*words(models, "--drafter", drafter, *lossy))
+    assert code == 0, err
+    assert json.loads(out)["lossy"]

@@ -1,0 +1,286 @@
+"""The controller of the draft length: the best length by its own estimates, and little regret."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.rows import one_more
+from draftsmith.types import LengthPolicy, RowStats
+
+DEPTH = 16
+
+
+def linear(target: float, draft: float, longest: int = DEPTH) -> StepCosts:
+    """In units of a plain step: each drafted token costs so much of the target, and of drafting."""
+    lengths = range(longest + 1)
+    return StepCosts(
+        target_D=tuple(1.0 + target * n for n in lengths),
+        draft_D=tuple(draft * n for n in lengths),
+        in_vain=1.0,
+    )
+
+
+def past(outcomes: Sequence[tuple[int, int]]) -> RowStats:
+    """After steps of these (offered, accepted); all were to draft, if they did."""
+    stats = RowStats()
+    for offered, accepted in outcomes:
+        stats = one_more(stats, offered, offered, accepted)
+    return stats
+
+
+outcomes = st.lists(
+    st.integers(0, DEPTH).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=30
+)
+seconds = st.floats(1e-4, 10.0)
+
+
+# ---------------------------------------------------------------------------- counts of a row
+
+
+def test_counts_by_depth_are_trials_behind_accepted_tokens() -> None:
+    stats = past([(4, 2)])
+    assert stats.tried_D == (1.0, 1.0, 1.0)  # place 3 was never reached
+    assert stats.kept_D == (1.0, 1.0, 0.0)
+    assert past([(2, 2)]).tried_D == past([(2, 2)]).kept_D == (1.0, 1.0)
+    assert past([(3, 0)]).tried_D == (1.0,)
+    assert past([(0, 0)]).tried_D == ()
+
+
+@given(outcomes)
+def test_counts_fade_and_successes_never_outnumber_trials(steps: list[tuple[int, int]]) -> None:
+    stats = past(steps)
+    assert len(stats.tried_D) == len(stats.kept_D)
+    assert all(0 <= k <= t <= len(steps) for t, k in zip(stats.tried_D, stats.kept_D, strict=True))
+    idle = one_more(stats, 0, 0, 0)
+    assert all(new < old for new, old in zip(idle.tried_D, stats.tried_D, strict=True))
+    assert (stats.offered, stats.accepted) == tuple(map(sum, zip(*steps, strict=True))) or not steps
+
+
+def test_a_young_row_forgets_faster_than_an_old_one() -> None:
+    def kept_after(first: int) -> float:
+        old = past([(0, 0)] * first + [(1, 0)])
+        return past([(0, 0)] * first + [(1, 0)] + [(0, 0)] * 10).tried_D[0] / old.tried_D[0]
+
+    young, grown, old = kept_after(0), kept_after(40), kept_after(400)
+    assert young < grown < old < 1.0
+
+
+# ---------------------------------------------------------------------------- one decision
+
+
+@settings(max_examples=200)
+@given(outcomes, st.lists(st.tuples(seconds, seconds), min_size=2, max_size=DEPTH + 1), seconds)
+def test_the_length_is_the_best_by_enumeration(
+    steps: list[tuple[int, int]], costs: list[tuple[float, float]], in_vain: float
+) -> None:
+    target, draft = zip(*costs, strict=True)
+    policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
+    stats = past([(DEPTH, DEPTH), *steps])  # every depth is known: there is no other limit
+    rates = policy.rates(stats)
+    assert len(rates) == policy.max_length == len(costs) - 1
+    assert all(0.0 <= rate <= 1.0 for rate in rates)
+    paces = [
+        (1.0 + sum(math.prod(rates[:d]) for d in range(1, n + 1))) / (target[n] + draft[n])
+        for n in range(len(costs))
+    ]
+    found = (stats.found + 2) / (stats.asked + 2)
+    assert found == 1.0  # where there always is a draft, costs of looking in vain do not matter
+    chosen = policy.length(stats)
+    assert 0 <= chosen <= policy.max_length
+    assert paces[chosen] == pytest.approx(max(paces), rel=1e-9)
+
+
+def test_rates_end_at_what_was_seen_and_begin_at_the_prior() -> None:
+    policy = CostAware(costs=linear(0.02, 0.1, 3))
+    hopeful = policy.rates(RowStats())
+    assert 0.5 < hopeful[0] < hopeful[1] < hopeful[2] < 1.0
+    many = RowStats(tried_D=(4e4, 2e4, 1e4), kept_D=(2e4, 1e4, 1e3))
+    assert policy.rates(many) == pytest.approx([0.5, 0.5, 0.1], abs=1e-3)
+    # what is not seen follows what is: behind a bad beginning less is expected
+    good = policy.rates(RowStats(tried_D=(50.0,), kept_D=(49.0,)))
+    bad = policy.rates(RowStats(tried_D=(50.0,), kept_D=(5.0,)))
+    assert bad[1] < hopeful[1] < good[1]
+
+
+def test_nothing_is_drafted_where_it_cannot_pay() -> None:
+    certain = RowStats(tried_D=(100.0,) * 4, kept_D=(100.0,) * 4)
+    assert CostAware(costs=linear(0.5, 0.6)).length(certain) == 0
+    assert CostAware(costs=linear(0.1, 0.1)).length(certain) > 0
+    never = RowStats(tried_D=(20.0,), kept_D=(0.0,))
+    assert CostAware(costs=linear(0.02, 0.1)).length(never) == 0
+
+
+def test_what_costs_nothing_is_drafted_as_deep_as_may_be() -> None:
+    sure = past([(DEPTH, DEPTH)] * 20)
+    assert CostAware(costs=linear(0.0, 0.0, 7)).length(sure) == 7
+
+
+def in_vain(seconds: float) -> CostAware:
+    costs = linear(0.04, 0.0)
+    return CostAware(
+        costs=StepCosts(target_D=costs.target_D, draft_D=costs.draft_D, in_vain=seconds)
+    )
+
+
+def test_looking_in_vain_counts_where_it_costs() -> None:
+    """A draft is there in every fifth step, and is good then."""
+    seldom = RowStats()
+    for number in range(60):
+        depth = 6 if number % 5 == 0 else 0
+        seldom = one_more(seldom, 6, depth, depth)
+    assert in_vain(1.0).length(seldom) > 4
+    assert in_vain(2.5).length(seldom) == 0
+
+
+def test_a_draft_grows_step_by_step() -> None:
+    """What was never tried is not believed at once, however cheap it is."""
+    policy, stats = CostAware(costs=linear(0.001, 0.0)), RowStats()
+    lengths = []
+    for _ in range(4):
+        lengths.append(policy.length(stats))
+        stats = one_more(stats, lengths[-1], lengths[-1], lengths[-1])
+    assert lengths == [4, 12, 16, 16]
+
+
+# ---------------------------------------------------------------------------- over time
+
+Accepted = Callable[[int], int]
+"""Place in the text -> how many drafted tokens would be accepted there."""
+
+
+def decode(policy: LengthPolicy | int, accepted: Accepted, costs: StepCosts, count: int) -> float:
+    """Seconds for `count` tokens, a row as the decoding loop would have it."""
+    stats, place, spent = RowStats(), 0, 0.0
+    while place < count:
+        wanted = policy if isinstance(policy, int) else policy.length(stats)
+        offered = min(wanted, count - place - 1)
+        kept = min(offered, accepted(place))
+        stats = one_more(stats, wanted, offered, kept)
+        place += kept + 1
+        spent += costs.seconds(offered)
+    return spent
+
+
+def runs(rates: Callable[[int], float], count: int, seed: int) -> Accepted:
+    """Every drafted token at place t is accepted with probability rates(t), decided beforehand."""
+    rng = np.random.default_rng(seed)
+    good = rng.random((count, DEPTH)) < np.array(
+        [[rates(place + d) for d in range(DEPTH)] for place in range(count)]
+    )
+    lengths = good.cumprod(1).sum(1).tolist()
+    return lambda place: lengths[place]
+
+
+def loss(
+    rates: Callable[[int], float], costs: StepCosts, *, count: int = 256, rows: int = 24
+) -> float:
+    """Of the controller, against the best fixed length (or none) for all rows."""
+    texts = [runs(rates, count, seed) for seed in range(rows)]
+    policy = CostAware(costs=costs)
+    mine = sum(decode(policy, text, costs, count) for text in texts)
+    fixed = [sum(decode(n, text, costs, count) for text in texts) for n in range(DEPTH + 1)]
+    return mine / min(fixed) - 1.0
+
+
+LOOKUP, MODEL, DEAR = linear(0.04, 0.0), linear(0.01, 0.1), linear(0.04, 0.27)
+
+
+@pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_the_best_fixed_length_is_hardly_better(rate: float, costs: StepCosts) -> None:
+    assert loss(lambda place: rate, costs) < 0.06
+
+
+@pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
+def test_a_useless_drafter_costs_little(costs: StepCosts) -> None:
+    """Nor in texts as short as an answer; from the first try on."""
+    assert loss(lambda place: 0.0, costs, count=256) < 0.03
+    assert loss(lambda place: 0.0, costs, count=1024, rows=6) < 0.02
+
+
+@pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
+def test_easy_and_hard_passages_are_told_apart(costs: StepCosts) -> None:
+    """No fixed length is as good on a text whose halves want different ones."""
+    assert loss(lambda place: 0.95 if place < 128 else 0.05, costs) < 0.0
+
+
+def test_rows_of_their_own_kind_are_told_apart() -> None:
+    count, costs = 192, MODEL
+    texts = [
+        runs(lambda place, rate=rate: rate, count, seed)
+        for seed, rate in enumerate((0.0, 0.5, 0.95) * 6)
+    ]
+    mine = sum(decode(CostAware(costs=costs), text, costs, count) for text in texts)
+    for length in range(DEPTH + 1):
+        assert mine < sum(decode(length, text, costs, count) for text in texts)
+
+
+def steps_until(
+    policy: LengthPolicy, stats: RowStats, accept: bool, done: Callable[[int], bool]
+) -> int:
+    """Steps, all accepted or none, until the row drafts as deep as is waited for."""
+    for number in itertools.count():
+        length = policy.length(stats)
+        if done(length):
+            return number
+        stats = one_more(stats, length, length, length if accept else 0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("before", [10, 50, 500])
+def test_it_gives_up_soon_and_tries_again_in_time(before: int) -> None:
+    policy = CostAware(costs=MODEL)
+    good = past([(6, 6)] * before)
+    assert policy.length(good) > 4
+    assert steps_until(policy, good, accept=False, done=lambda n: n <= 3) <= 40
+    assert steps_until(policy, good, accept=False, done=lambda n: n == 0) <= 160
+    bad = past([(1, 0)] * before)
+    assert policy.length(bad) == 0
+    assert 0 < steps_until(policy, bad, accept=False, done=lambda n: n > 0) <= 160
+
+
+def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:
+    policy, stats = CostAware(costs=MODEL), past([(1, 0)] * 20 + [(0, 0)] * 20)
+    spent = 0
+    while policy.length(stats) < 4:
+        length = policy.length(stats)
+        stats = one_more(stats, length, length, length)
+        spent += 1
+        assert spent < 60
+
+
+# ---------------------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ((1.0,), (0.0,), "drafts of 0, 1"),
+        ((), (), "drafts of 0, 1"),
+        ((1.0, 2.0), (0.0,), "of target and drafter alike: got 2 and 1"),
+        ((0.0, 2.0), (0.0, 0.0), "must be positive"),
+        ((1.0, -2.0), (0.0, 0.0), "target_D must be finite"),
+        ((1.0, math.inf), (0.0, 0.0), "target_D must be finite"),
+        ((1.0, 2.0), (0.0, math.nan), "draft_D must be finite"),
+        ((1.0, 2.0), (0.0, -0.1), "draft_D must be finite and not negative"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(
+    target: tuple[float, ...], draft: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepCosts(target_D=target, draft_D=draft, in_vain=1.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_step_in_vain_takes_its_time(seconds: float) -> None:
+    with pytest.raises(ValueError, match="in_vain must be"):
+        StepCosts(target_D=(1.0, 2.0), draft_D=(0.0, 0.0), in_vain=seconds)

@@ -1,0 +1,396 @@
+"""`bench --perplexity`: acceptance counted over whole drafts, and the files that `plan` reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.command_cases import Command, a_command
+from tests.tiny_models import TEXT, save_pair, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from draftsmith import cli
+from draftsmith.bench.pairs import LengthTrial, acceptance, agreement, count_accepted, parameters_of
+from draftsmith.decode import DecodeOptions, decode
+from draftsmith.drafters.independent import Independent
+from draftsmith.errors import InputError
+from draftsmith.flags import flags_of
+from draftsmith.generation import Generation
+from draftsmith.plan.acceptance import estimate
+from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import TabularTarget
+from draftsmith.types import TreeShape
+
+PROMPTS = "the cat sat on\ndef add(left,\nreturn left\nthe dog saw the\n"
+
+
+def bound(draft: TabularTarget, target: TabularTarget) -> Independent:
+    drafter = Independent(Independent.Config(), model=draft)
+    drafter.bind(target)
+    return drafter
+
+
+def drawn(tokens: int, **more: Any) -> DecodeOptions:
+    return DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=tokens, **more)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Another tokenizer than the tiny models': a token per byte, in another order."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=258,
+        special_tokens=["<stop>", "<other>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([""], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<stop>")
+
+
+# --------------------------------------------------------------------------- counting
+
+
+def test_without_memory_the_rate_is_the_overlap_of_both_laws() -> None:
+    """Laws that do not look back: every drafted token is accepted with sum of min(p, q)."""
+    target, draft = TabularTarget(6, order=0), TabularTarget(6, order=0, seed=3)
+    laws = [one.table_CV[0].softmax(-1) for one in (target, draft)]
+    overlap = float(torch.minimum(*laws).sum())
+    prompts = [[1]] * 24
+    trials, _ = count_accepted(
+        target, bound(draft, target), prompts, drawn(120), (1, 2, 5), batch_size=8
+    )
+    rate = acceptance(trials)
+    assert rate is not None and rate.moe is not None
+    assert abs(rate.value - overlap) < 2 * rate.moe
+    assert rate.moe < 0.05
+    found = estimate([count for trial in trials for count in trial.counts])
+    assert found.mle.alpha == pytest.approx(rate.value)
+    assert found.iid_p_value is not None and found.iid_p_value > 0.001
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_equal_to_its_target_is_accepted_whole(temperature: float) -> None:
+    target = TabularTarget(6)
+    options = DecodeOptions(sampler=Sampler(temperature=temperature), max_new_tokens=40)
+    trials, made = count_accepted(
+        target, bound(TabularTarget(6), target), [[1, 2], [3]], options, (3,)
+    )
+    rate = acceptance(trials)
+    assert rate is not None and (rate.value, rate.moe) == (1.0, 0.0)
+    assert trials[0].steps == [0, 0, 0, 20]
+    assert [len(one.token_ids) for one in made] == [40, 40]
+
+
+@pytest.mark.parametrize("end_ids", [frozenset(), frozenset({2})])
+def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
+    """Left out are those whose draft the room or an end token cut, and no others."""
+    target = TabularTarget(6, end_ids=end_ids)
+    drafter, prompts, gamma = bound(TabularTarget(6, seed=1), target), [[1], [3, 4], [5]], 4
+    options = drawn(31, shape=TreeShape.chain(gamma))
+    trials, made = count_accepted(target, drafter, prompts, options, (gamma,), batch_size=3)
+    (trial,) = trials
+    assert sum(trial.steps) + trial.left_out == sum(one.counts.steps for one in made)
+    whole: list[int] = []
+    for number, prompt in enumerate(prompts):
+        left = 31
+        for step in decode(target, drafter, [prompt], options, request_ids=[number]):
+            cut_by_end = step.finish[0] == "stop" and len(step.emitted[0]) == step.accepted[0]
+            if left > gamma and not (cut_by_end and step.accepted[0] < gamma):
+                whole.append(step.accepted[0])
+            left -= len(step.emitted[0])
+    assert trial.steps == [whole.count(n) for n in range(gamma + 1)]
+    assert trial.left_out > 0
+
+
+def test_rows_that_are_done_are_not_counted() -> None:
+    target = TabularTarget(6)
+    drafter = bound(TabularTarget(6, seed=1), target)
+    prompts = [[1], [2], [3], [4]]
+    alone, together = (
+        count_accepted(target, drafter, prompts, drawn(23), (2, 3), batch_size=size)[0]
+        for size in (1, 4)
+    )
+    assert alone == together
+
+
+def test_no_whole_draft_gives_no_rate() -> None:
+    target = TabularTarget(6)
+    trials, _ = count_accepted(target, bound(TabularTarget(6), target), [[1]], drawn(4), (9,))
+    assert acceptance(trials) is None
+    assert trials[0].left_out > 0 and sum(trials[0].steps) == 0
+
+
+def test_prompts_with_rates_of_their_own_widen_the_margin() -> None:
+    """The same tokens in the same drafts, spread over prompts evenly or not at all evenly."""
+
+    def of(by_prompt: Sequence[tuple[int, int]]) -> float:
+        trial = LengthTrial(gamma=1)
+        trial.by_prompt = dict(enumerate(by_prompt))
+        rate = acceptance([trial])
+        assert rate is not None and rate.value == 0.5 and rate.moe is not None
+        return rate.moe
+
+    assert of([(5, 10)] * 8) == 0
+    assert of([(6, 10), (4, 10)] * 4) < of([(10, 10), (0, 10)] * 4)
+
+
+# --------------------------------------------------------------------------- re-tokenised text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_agreement_asks_the_draft_about_each_token_of_the_text(temperature: float) -> None:
+    draft = HFTarget(tiny_model(seed=2).double(), byte_tokenizer())
+    tokenizer = tiny_tokenizer()
+    texts, each = [], []
+    bare = tiny_model(seed=2).double().eval()
+    for prompt, text in (("the cat", " sat on the mat"), ("def add", "(left, right)")):
+        ids = [tuple(tokenizer(part)["input_ids"]) for part in (prompt, text)]
+        texts.append(a_text(*ids))
+        read = byte_tokenizer()(prompt + text)["input_ids"]
+        for place in range(len(prompt), len(prompt + text)):
+            with torch.no_grad():
+                logits = bare(torch.tensor([read[:place]])).logits[0, -1]
+            law = torch.softmax(logits / (temperature or 1.0), -1)
+            first_choice = float(int(logits.argmax()) == read[place])
+            each.append(float(law[read[place]]) if temperature else first_choice)
+    found = agreement(draft, tokenizer, texts, Sampler(temperature=temperature))
+    assert found is not None
+    assert found.value == pytest.approx(sum(each) / len(each), rel=1e-9)
+
+
+def test_a_token_that_straddles_the_end_of_the_prompt_is_not_asked_about() -> None:
+    draft = HFTarget(tiny_model(seed=2).double(), tiny_tokenizer())
+    whole = tiny_tokenizer()("def add(left")["input_ids"]
+    longest = max(whole, key=lambda token: len(tiny_tokenizer().decode([token])))
+    piece = tiny_tokenizer().decode([longest])
+    assert len(piece) > 2, "the tokenizer knows a word"
+    known, said = (tuple(byte_tokenizer()(part)["input_ids"]) for part in (piece[:1], piece[1:]))
+    assert agreement(draft, byte_tokenizer(), [a_text(known, said)], Sampler()) is None
+
+
+def a_text(prompt: Sequence[int], made: Sequence[int]) -> Generation:
+    from draftsmith.generation import DraftCounts
+
+    return Generation(
+        prompt_tokens=tuple(prompt),
+        token_ids=tuple(made),
+        text=None,
+        finish_reason="length",
+        counts=DraftCounts(),
+        accepted_mask=(),
+    )
+
+
+# --------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("pairs")
+    save_pair(place, context=128)
+    far = AutoModelForCausalLM.from_pretrained(place / "draft")
+    for parameter in far.parameters():
+        if parameter.ndim > 1:
+            generator = torch.Generator().manual_seed(5)
+            parameter.data += 0.12 * torch.randn(parameter.shape, generator=generator)
+    far.save_pretrained(place / "other")
+    tiny_tokenizer().save_pretrained(place / "other")
+    tiny_model(seed=9, context=128).save_pretrained(place / "bytes")
+    byte_tokenizer().save_pretrained(place / "bytes")
+    (place / "prompts.txt").write_text(PROMPTS)
+    (place / "text.txt").write_text(TEXT)
+    (place / "more.jsonl").write_text(json.dumps({"text": "the cat saw the dog"}) + "\n")
+    return place
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+def words(folder: Path, out: Path, drafters: str, *more: str) -> list[str]:
+    named = ",".join(str(folder / name) for name in drafters.split(","))
+    text = [str(folder / "text.txt"), str(folder / "more.jsonl")]
+    fixed = ["--suite", str(folder / "prompts.txt"), "--max-new-tokens", "24"]
+    numbers = ["--dtype", "float64", "--out", str(out)]
+    return ["--drafter", named, "--perplexity", *text, *fixed, *numbers, *more]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drafts of 1 to 3 tokens by the target itself, two others, and one with another tokenizer."""
+    out = tmp_path_factory.mktemp("measured") / "out"
+    given = words(folder, out, "target,draft,other,bytes", "--draft-length", "1..3")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "--target", str(folder / "target"), *given])
+    assert end.value.code == 0
+    return out
+
+
+def test_every_pair_and_protocol_has_a_line(measured: Path) -> None:
+    rows = table(measured / "observations.csv")
+    assert [(Path(row["draft"]).name, row["protocol"]) for row in rows] == [
+        ("target", "decoded"),
+        ("draft", "decoded"),
+        ("other", "decoded"),
+        ("bytes", "decoded"),
+        ("bytes", "retokenised"),
+    ]
+    same, near, far = rows[:3]
+    assert float(same["alpha"]) == 1.0 == float(same["alpha_least_squares"])
+    assert same["draft_ppl"] == same["target_ppl"]
+    assert 0 < float(far["alpha"]) < float(near["alpha"]) < 1
+    assert all(float(row["moe"]) >= 0 for row in rows)
+    weights = sum(one.numel() for one in tiny_model().parameters())
+    assert {row["target_params"] for row in rows} == {str(weights)} == {far["draft_params"]}
+    assert rows[-1]["tokens_per_step_3"] == "" != rows[-2]["tokens_per_step_3"]
+    assert {row["temperature"] for row in rows} == {"0.0"}
+
+
+def test_counts_add_up_to_the_steps(measured: Path) -> None:
+    results = json.loads((measured / "run.json").read_text())["results"]
+    counts = table(measured / "counts.csv")
+    for name, steps in results["steps"].items():
+        mine = [row for row in counts if row["draft"] == name]
+        assert sum(int(row["count"]) for row in mine) == steps > 0
+        assert [(int(row["gamma"]), int(row["accepted_length"])) for row in mine] == [
+            (gamma, accepted) for gamma in (1, 2, 3) for accepted in range(gamma + 1)
+        ]
+    assert set(results["steps_left_out"]) == set(results["steps"])
+    assert any(results["steps_left_out"].values())
+
+
+def test_plan_reads_both_files(
+    measured: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main(["plan", *words, "--json"])
+        out, err = capsys.readouterr()
+        assert end.value.code == code, err
+        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+
+    counts, rows = measured / "counts.csv", table(measured / "observations.csv")
+    near = rows[1]
+    alone = plan("alpha", str(counts), "--draft", near["draft"])
+    assert alone["mle"]["alpha"] == pytest.approx(float(near["alpha"]))
+    assert alone["tokens_per_step"]["3"] == pytest.approx(float(near["tokens_per_step_3"]))
+    said = plan("alpha", str(counts), code=2)
+    assert "4 pairs" in said and "--draft" in said and near["draft"] in said
+    assert "there is no" in plan("alpha", str(counts), "--draft", "nobody", code=2)
+    said = plan("law", str(measured / "observations.csv"), "--protocol", "decoded", code=2)
+    assert "row 1 " in said and "column 'alpha'" in said, "equal models are no observation"
+    pytest.importorskip("statsmodels")
+    usable = tmp_path / "observations.csv"
+    found = [row | {"alpha": row["alpha"] if float(row["alpha"]) else "0.01"} for row in rows[1:]]
+    found[-1]["alpha"] = "0.02"  # a random model of bytes never agrees with the other
+    second = [row | {"target": "another", "target_ppl": "3.5"} for row in found]
+    with usable.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows([*found, *second])
+    said = plan("law", str(usable), code=2)
+    assert "decoded" in said and "retokenised" in said and "--protocol" in said
+    laws = {
+        name: plan("law", str(usable), "--protocol", name) for name in {"decoded", "retokenised"}
+    }
+    assert [law["n"] for law in laws.values()] == [6, 6]
+    assert laws["decoded"]["A"] != laws["retokenised"]["A"]
+
+
+def test_a_batch_counts_what_single_prompts_count(
+    command: Command, folder: Path, tmp_path: Path
+) -> None:
+    for size in ("1", "4"):
+        given = words(folder, tmp_path / size, "draft", "--draft-length", "2", "--batch-size", size)
+        command("bench", *given, "--temperature", "1,0")
+    first, second = ((tmp_path / size / "counts.csv").read_text() for size in ("1", "4"))
+    assert first == second
+    assert table(tmp_path / "1" / "observations.csv")[0]["temperature"] == "1.0"
+
+
+def test_other_tokenizers_and_short_contexts_are_said(measured: Path) -> None:
+    said = json.loads((measured / "run.json").read_text())["results"]["warnings"]
+    assert any("bytes has another tokenizer" in line and "not the rate" in line for line in said)
+    assert any("has a context of 128 tokens" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "more", "sentence"),
+    [
+        ("prompt_lookup", "", "prompt_lookup: --perplexity is for draft models"),
+        ("none", "", "none: --perplexity is for draft models"),
+        ("DRAFT", "--draft-length 3..2", "upwards from 1 or more, got 3..2"),
+        ("DRAFT", "--draft-length 0..2", "upwards from 1 or more, got 0..2"),
+        ("DRAFT", "--draft-length adaptive", "a whole number or a range such as 1..9"),
+        (
+            "DRAFT",
+            "--draft-length 1..200",
+            "does not fit into the context of target, which has 128",
+        ),
+        ("DRAFT", "--draft-tree 2,2", "--perplexity counts chains"),
+        ("DRAFT", "--acceptance typical", "verified exactly"),
+        ("DRAFT", "--repeats 5", "are for measuring speed"),
+        ("DRAFT", "--max-new-tokens 2 --draft-length 4", "no draft of any length was whole"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused(
+    command: Command, folder: Path, tmp_path: Path, drafter: str, more: str, sentence: str
+) -> None:
+    name = str(folder / "draft") if drafter == "DRAFT" else drafter
+    fixed = ["--suite", str(folder / "prompts.txt"), "--out", str(tmp_path / "out")]
+    text = ["--perplexity", str(folder / "text.txt")]
+    said = command("bench", "--drafter", name, *fixed, *text, *more.split(), code=2)
+    assert sentence in said
+    assert not (tmp_path / "out" / "observations.csv").exists()
+
+
+def test_texts_and_folders_that_cannot_be_used_are_named(
+    command: Command, folder: Path, tmp_path: Path
+) -> None:
+    fixed = ["--drafter", str(folder / "draft"), "--suite", str(folder / "prompts.txt")]
+    out = tmp_path / "out"
+    ends = [*fixed, "--out", str(out), "--draft-length", "1", "--max-new-tokens", "8"]
+    said = command("bench", *ends, "--perplexity", str(tmp_path / "none.txt"), code=2)
+    assert "--perplexity" in said and "none.txt: there is no such file" in said
+    (tmp_path / "bad.bin").write_bytes(b"\xff\xfe")
+    said = command("bench", *ends, "--perplexity", str(tmp_path / "bad.bin"), code=2)
+    assert "none of these files is UTF-8 text" in said
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": "no"}\n')
+    said = command("bench", *ends, "--perplexity", str(tmp_path / "bad.jsonl"), code=2)
+    assert "bad.jsonl, line 2: has no field `text`" in said
+    command("bench", *ends, "--perplexity", str(folder / "text.txt"))
+    said = command("bench", *ends, "--perplexity", str(folder / "text.txt"), code=2)
+    assert "already holds a measurement" in said
+
+
+DRAFTING = [verb for verb, options in cli.verbs().items() if "--draft-length" in flags_of(options)]
+
+
+@pytest.mark.parametrize("verb", DRAFTING)
+def test_a_range_of_lengths_is_for_observing(verb: str) -> None:
+    words = ["--target", "T", "--draft-length", "1..9"]
+    wanted = flags_of(cli.verbs()[verb])
+    words += ["--suite", "s"] if "--suite" in wanted else ["--prompt", "x"]
+    words += ["--drafter", "independent:D"]
+    with pytest.raises(InputError, match="--draft-length"):
+        cli.parse(verb, words).validate()
+
+
+def test_a_table_has_no_weights_to_count() -> None:
+    assert parameters_of(TabularTarget(4)) is None

@@ -1,0 +1,119 @@
+"""The drawings of a plan: legends that can be read, and one colour for one thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from draftsmith.plan import charts, paper
+from draftsmith.plan.acceptance import estimate
+from draftsmith.plan.charts import Curve, Panel
+from draftsmith.plan.fit import FORMS, per_target
+from draftsmith.plan.loss import LossLaw
+from draftsmith.plan.observations import LengthCount, TrainedModel
+from draftsmith.plan.sizing import best_draft
+from draftsmith.recipes import _plan_pictures as pictures
+
+PAIRS = paper.pairs()
+TARGETS = list(dict.fromkeys(one.target for one in PAIRS))
+
+
+def labels(figure: Figure) -> list[str]:
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def colours(figure: Figure) -> dict[str, set[str]]:
+    """By label, over all panels and the legend."""
+    found: dict[str, set[str]] = {}
+    for axis in figure.axes:
+        for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            if label != "measured":
+                found.setdefault(label, set()).add(to_hex(line.get_color()))
+    (legend,) = figure.legends
+    for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+        if text.get_text() in found and handle is not None:
+            found[text.get_text()].add(to_hex(handle.get_color()))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 13])
+def test_the_legend_of_the_curves_lies_within_the_figure(count: int) -> None:
+    own = [one for one in PAIRS if one.target in TARGETS[:count]]
+    figure = charts.acceptance_curves(own, per_target(own)[0])
+    assert figure is not None and len(labels(figure)) == 4
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
+    assert whole.y0 <= inside.y0 and inside.y1 <= whole.y1
+
+
+@pytest.mark.parametrize("gone", list(FORMS))
+def test_a_form_that_is_missing_in_a_panel_keeps_its_colour_and_its_name(gone: str) -> None:
+    fits = {target: dict(forms) for target, forms in per_target(PAIRS)[0].items()}
+    fits[TARGETS[0]][gone] = None
+    figure = charts.acceptance_curves(PAIRS, fits)
+    assert figure is not None and set(labels(figure)) == {"measured", *FORMS}
+    found = colours(figure)
+    assert all(len(colour) == 1 for colour in found.values())
+    assert len(set.union(*found.values())) == len(FORMS)
+
+
+def test_a_target_has_one_colour_in_all_panels() -> None:
+    setting = paper.optima()[0].setting
+    curves = [
+        Curve(label=label, setting=one, sizing=best_draft(one))
+        for label, one in (("a", setting), ("b", replace(setting, target_params=7e10)))
+    ]
+    panels = [
+        Panel(title="one", curves=(curves[1],)),
+        Panel(title="both", curves=(curves[0], curves[1])),
+    ]
+    figure = charts.draft_sizes(panels)
+    assert sorted(labels(figure)) == ["a", "b"]
+    assert all(len(colour) == 1 for colour in colours(figure).values())
+
+
+def test_measured_losses_are_set_against_predicted_ones() -> None:
+    law = LossLaw()
+    runs = [
+        TrainedModel(params=N, tokens=1e10, loss=1.1 * float(law.loss(N, 1e10)))
+        for N in (1e7, 1e8, 1e9)
+    ]
+    diagonal, points = charts.losses(runs, law).axes[0].lines
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    predicted, measured = (np.asarray(values) for values in points.get_data())
+    assert measured == pytest.approx([one.loss for one in runs])
+    assert measured == pytest.approx(1.1 * predicted)
+
+
+def test_acceptance_is_drawn_by_length_and_by_depth() -> None:
+    counts = [
+        LengthCount(gamma=gamma, accepted=n, count=2 ** (10 - n - (n < gamma)))
+        for gamma in (1, 4)
+        for n in range(gamma + 1)
+    ]
+    found = estimate(counts)
+    by_length, by_depth = charts.acceptance(found).axes
+    measured, *fits = by_length.lines
+    assert list(np.asarray(measured.get_ydata())) == list(found.tokens_per_step.values())
+    for fit in fits:
+        x, y = (np.asarray(values) for values in fit.get_data())
+        assert y == pytest.approx(2 * (1 - 0.5 ** (x + 1)))
+    assert list(np.asarray(by_depth.lines[0].get_ydata())) == list(found.by_depth)
+
+
+def test_captions_are_written_beside_the_figures(tmp_path: Path) -> None:
+    runs = [TrainedModel(params=N, tokens=N, loss=3.0) for N in (1e7, 1e8)]
+    pictures.save([pictures.losses(runs, LossLaw()), pictures.curves(PAIRS, {})], tmp_path)
+    text = (tmp_path / "figures.md").read_text()
+    assert "](losses.png)" in text and "A point per run" in text
+    assert "curves" not in text  # there was nothing to draw
+    assert (tmp_path / "losses.png").exists() and not (tmp_path / "curves.png").exists()

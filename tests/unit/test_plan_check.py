@@ -1,0 +1,314 @@
+"""`draftsmith plan check`: predictions of a ladder beside later measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith import cli
+from draftsmith.bench.records import RunRecord, append
+from draftsmith.bench.report import Report, summary
+from draftsmith.plan.check import Measured, compare, read_predictions
+from draftsmith.plan.ladder import Estimate
+from draftsmith.provenance import write_json_atomic
+
+GAMMA = {"tiny": 2, "1m": 4}
+
+
+def a_rung(size: str, params: float, **changes: Any) -> dict[str, Any]:
+    gamma = GAMMA[size]
+    return {
+        "size": size,
+        "params": params,
+        "gamma": gamma,
+        "alpha": {"value": 0.6, "low": 0.5, "high": 0.7},
+        "tau": {"value": 2.0, "low": 1.8, "high": 2.2},
+        "speedup": {"value": 1.5, "low": 1.4, "high": 1.6},
+        "drafts": {kind: f"runs/l/{size}-{kind}" for kind in ("pretrained", "distilled")},
+        **changes,
+    }
+
+
+def a_ladder(folder: Path, **changes: Any) -> Path:
+    path = folder / "ladder.json"
+    rungs = [a_rung("tiny", 1e5, **changes), a_rung("1m", 1e6)]
+    path.write_text(json.dumps({"rungs": rungs}))
+    return path
+
+
+def a_record(
+    drafter: str, prompt: int, *, seconds: float, steps: int = 10, **more: Any
+) -> RunRecord:
+    """20 tokens behind the prompt's step, in as many seconds."""
+    return RunRecord(
+        prompt=str(prompt),
+        drafter=drafter,
+        temperature=0.0,
+        repeat=0,
+        seed=0,
+        place=0,
+        group=prompt,
+        prompt_tokens=3,
+        tokens=20,
+        decode_tokens=19,
+        steps=steps,
+        decode_steps=steps - 1,
+        finish_reason="length",
+        seconds=seconds + 1,
+        prefill_seconds=1.0,
+        decode_seconds=seconds,
+        digest="0",
+        **more,
+    )
+
+
+def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | None) -> Path:
+    """Two prompts that plain decoding takes 6 and 8 seconds for."""
+    counts: dict[str, Any] = {"accepted": 6, "offered": 12, "by_position": ((8, 4), (4, 2))}
+    lines = []
+    for prompt, seconds in enumerate((6.0, 8.0)):
+        lines.append(a_record("none", prompt, seconds=seconds, steps=20))
+        lines.append(a_record(draft, prompt, seconds=seconds / speedup, **counts))
+    append(folder / "records.jsonl", lines)
+    report = Report(
+        target="t",
+        dtype="float32",
+        records=tuple(lines),
+        command="",
+        versions={},
+        machine={},
+        max_new_tokens=20,
+    )
+    write_json_atomic(folder / "summary.json", summary(report))
+    write_json_atomic(folder / "run.json", {"options": {"drafting": {"draft_length": length}}})
+    return folder
+
+
+def observed(folder: Path, *lines: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    header = "target,draft,target_ppl,draft_ppl,alpha,moe,temperature,protocol,tokens_per_step_2,"
+    text = "\n".join([header + "tokens_per_step_4", *lines])
+    (folder / "observations.csv").write_text(text + "\n")
+    return folder
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs `plan check`: its JSON, or the sentence it failed with."""
+
+    def run(ladder: Path, *words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main(["plan", "check", str(ladder), "--records", *words, "--json"])
+        out, err = capsys.readouterr()
+        assert end.value.code == code, err
+        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+
+    return run
+
+
+def by_name(found: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(row["size"], row["kind"], row["quantity"]): row for row in found["comparisons"]}
+
+
+def test_every_figure_is_set_beside_its_prediction(check: Any, tmp_path: Path) -> None:
+    pairs = observed(
+        tmp_path / "pairs",
+        "t,runs/l/tiny-pretrained,5,9,0.55,0.02,0.0,decoded,2.1,2.9",
+        "t,runs/l/1m-pretrained,5,8,0.72,0.02,0.0,decoded,2.3,2.1",
+        "t,runs/l/1m-distilled,5,9,0.1,,0.0,retokenised,,",
+        "t,runs/l/1m-distilled,5,9,0.9,0.01,0.0,decoded,2.7,2.6",
+        "t,runs/other,5,9,0.9,,0.0,decoded,,",
+    )
+    tiny = a_bench(tmp_path / "a", "runs/l/tiny-pretrained", speedup=1.45, length=2)
+    large = a_bench(tmp_path / "b", "runs/l/1m-distilled", speedup=1.9, length=4)
+    words = [str(pairs), str(tiny), str(large), "--out", str(tmp_path / "out")]
+    found = check(a_ladder(tmp_path), *words)
+    rows = by_name(found)
+    inside = {key: row["inside"] for key, row in rows.items()}
+    assert inside == {
+        ("tiny", "pretrained", "alpha"): True,
+        ("1m", "pretrained", "alpha"): False,
+        ("1m", "distilled", "alpha"): False,
+        ("tiny", "pretrained", "tau"): True,
+        ("1m", "pretrained", "tau"): True,
+        ("1m", "distilled", "tau"): False,
+        ("tiny", "pretrained", "speedup"): True,
+        ("1m", "distilled", "speedup"): False,
+    }
+    assert (found["inside"], found["judged"]) == (4, 5), "distilled drafts are not predicted"
+    alpha = rows["tiny", "pretrained", "alpha"]
+    assert alpha["measured"] == pytest.approx({"value": 0.55, "low": 0.53, "high": 0.57})
+    assert alpha["predicted"] == {"value": 0.6, "low": 0.5, "high": 0.7}
+    assert alpha["source"].endswith("observations.csv"), "counts of whole drafts come first"
+    assert rows["tiny", "pretrained", "tau"]["measured"]["value"] == 2.1, "at its draft length"
+    assert rows["1m", "distilled", "alpha"]["measured"]["value"] == 0.9, "of a real decoder"
+    speed = rows["tiny", "pretrained", "speedup"]["measured"]
+    assert speed["value"] == pytest.approx(1.45) and speed["low"] is not None
+    assert json.loads((tmp_path / "out" / "check.json").read_text()) == found
+    for name in ("predicted_measured.svg", "predicted_measured.png", "run.json"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("kept", ["records.jsonl", "summary.json"])
+def test_records_or_a_summary_will_do(check: Any, tmp_path: Path, kept: str) -> None:
+    folder = a_bench(tmp_path / "a", "runs/l/tiny-pretrained", speedup=1.45, length=2)
+    for name in {"records.jsonl", "summary.json"} - {kept}:
+        (folder / name).unlink()
+    rows = by_name(check(a_ladder(tmp_path), str(folder)))
+    assert rows["tiny", "pretrained", "speedup"]["measured"]["value"] == pytest.approx(1.45)
+    assert rows["tiny", "pretrained", "tau"]["measured"]["value"] == 2.0
+    alpha = rows.get(("tiny", "pretrained", "alpha"))
+    if kept == "records.jsonl":
+        assert alpha is not None and alpha["measured"]["value"] == 0.5, "6 of 12 that were tried"
+    else:
+        assert alpha is None, "a summary has no counts"
+
+
+@pytest.mark.parametrize("length", [3, "adaptive", None])
+def test_a_bench_with_other_drafts_is_not_compared(
+    check: Any, tmp_path: Path, length: int | str | None
+) -> None:
+    folder = a_bench(tmp_path / "a", "runs/l/tiny-pretrained", speedup=1.45, length=length)
+    found = check(a_ladder(tmp_path), str(folder))
+    assert {row["quantity"] for row in found["comparisons"]} == {"alpha"}
+    assert "predictions are for 2: its speed-up is left out" in found["warnings"][0]
+
+
+def test_without_intervals_nothing_is_judged(check: Any, tmp_path: Path) -> None:
+    pairs = observed(tmp_path / "p", "t,x/tiny-pretrained,5,9,0.55,,0.0,decoded,2.1,")
+    ladder = a_ladder(
+        tmp_path,
+        alpha={"value": 0.6, "low": None, "high": None},
+        tau={"value": 2.0, "low": None, "high": None},
+    )
+    found = check(ladder, str(pairs), "--out", str(tmp_path / "out"))
+    assert [row["inside"] for row in found["comparisons"]] == [None, None]
+    assert (found["inside"], found["judged"]) == (0, 0)
+    assert found["comparisons"][0]["measured"]["low"] is None
+
+
+def test_the_ends_of_an_interval_belong_to_it(tmp_path: Path) -> None:
+    predictions = read_predictions(a_ladder(tmp_path))
+
+    def inside(value: float) -> bool | None:
+        measured = Measured(
+            draft="independent:somewhere/tiny-pretrained",
+            quantity="alpha",
+            temperature=None,
+            value=Estimate(value=value),
+            source="x",
+        )
+        rows, _ = compare(predictions, [measured])
+        return rows[0].inside
+
+    assert [inside(value) for value in (0.499, 0.5, 0.7, 0.701)] == [False, True, True, False]
+
+
+def test_rows_are_sorted_by_figure_kind_and_size(tmp_path: Path) -> None:
+    predictions = read_predictions(a_ladder(tmp_path))
+
+    def measured(draft: str, quantity: str) -> Measured:
+        size = draft.split("-")[0]
+        return Measured(
+            draft=draft,
+            quantity=quantity,
+            temperature=0.0,
+            value=Estimate(value=1.0),
+            source="x",
+            gamma=None if quantity == "alpha" else GAMMA[size],
+        )
+
+    names = ["1m-distilled", "tiny-distilled", "1m-pretrained", "tiny-pretrained"]
+    found = [measured(name, quantity) for quantity in ("speedup", "alpha") for name in names]
+    rows, said = compare(predictions, found)
+    assert said == ()
+    assert [(row.quantity, f"{row.size}-{row.kind}") for row in rows] == [
+        (quantity, name) for quantity in ("alpha", "speedup") for name in reversed(names)
+    ]
+
+
+# --------------------------------------------------------------------------- bad input
+
+
+def lines_of(*rows: Sequence[object]) -> list[str]:
+    return [",".join(map(str, row)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (("t", "d", 5, 9, "high", "", 0, "decoded", "", ""), "row 2 (line 3), column 'alpha'"),
+        (("t", "d", 5, 9, 1.5, "", 0, "decoded", "", ""), "between 0 and 1, got 1.5"),
+        (("t", "d", 5, 9, 0.5, "x", 0, "decoded", "", ""), "column 'moe': expected a number"),
+        (("t", "", 5, 9, 0.5, "", 0, "decoded", "", ""), "column 'draft': there is no value"),
+        (("t", "d", 5, 9, 0.5, "", 0, "decoded", "two", ""), "column 'tokens_per_step_2'"),
+        (("t", "d"), "row 2 (line 3) has 2 values, the header has 10 columns"),
+    ],
+)
+def test_a_bad_observation_is_named_by_row_and_column(
+    check: Any, tmp_path: Path, row: Sequence[object], sentence: str
+) -> None:
+    good = ("t", "x/tiny-pretrained", 5, 9, 0.5, "", 0, "decoded", "", "")
+    folder = observed(tmp_path / "p", *lines_of(good, row))
+    said = check(a_ladder(tmp_path), str(folder), code=2)
+    assert "observations.csv" in said and sentence in said
+
+
+def test_a_bad_record_or_summary_is_named(check: Any, tmp_path: Path) -> None:
+    ladder = a_ladder(tmp_path)
+    folder = tmp_path / "p"
+    folder.mkdir()
+    assert "holds none of observations.csv, records.jsonl" in check(ladder, str(folder), code=2)
+    (folder / "summary.json").write_text('{"drafters": [{"name": "x"}]}')
+    assert "summary.json is no summary of a bench" in check(ladder, str(folder), code=2)
+    (folder / "records.jsonl").write_text("{}\n")
+    assert "records.jsonl, line 1" in check(ladder, str(folder), code=2)
+
+
+def test_measurements_of_other_drafts_are_refused(check: Any, tmp_path: Path) -> None:
+    folder = observed(tmp_path / "p", "t,my/own,5,9,0.5,,0,decoded,,")
+    said = check(a_ladder(tmp_path), str(folder), code=2)
+    assert "1m-distilled, 1m-pretrained" in said and "they hold my/own" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[]", "holds no 'rungs'"),
+        ('{"rungs": []}', "holds no 'rungs'"),
+        ("{", "cannot read the predictions"),
+        ('{"rungs": [7]}', "rung 1 must be an object"),
+        ('{"rungs": [{"drafts": {"pretrained": 3}}]}', "rung 1: 'drafts' must give a folder"),
+    ],
+)
+def test_bad_predictions_are_named(check: Any, tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "ladder.json"
+    path.write_text(content)
+    assert sentence in check(path, str(tmp_path), code=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gamma": None}, "rung 1: 'gamma' must be a finite number, got None"),
+        ({"alpha": 0.5}, "rung 1: 'alpha' must have a 'value'"),
+        ({"tau": {"value": "2"}}, "rung 1: 'tau.value' must be a finite number"),
+        ({"speedup": {"value": 1, "low": "x"}}, "rung 1: 'speedup.low' must be a finite number"),
+    ],
+)
+def test_bad_keys_of_predictions_are_named(
+    check: Any, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in check(a_ladder(tmp_path, **changes), str(tmp_path), code=2)
+
+
+def test_estimates_survive_the_file(tmp_path: Path) -> None:
+    (tiny, _) = read_predictions(a_ladder(tmp_path))
+    assert asdict(tiny.estimates["tau"]) == a_rung("tiny", 1e5)["tau"]
+    assert (tiny.gamma, tiny.params) == (2, 1e5)

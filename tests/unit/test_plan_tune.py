@@ -1,0 +1,110 @@
+"""Promises from trials and prices: the formula, batches, intervals, and what is said of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from draftsmith.plan.tune import (
+    Candidate,
+    Prices,
+    Trial,
+    advice,
+    batch_advice,
+    judge,
+    rates,
+    speedup,
+)
+
+PRICES = Prices(plain=2.0, by_width={1: 2.5, 5: 4.0, 9: 6.0})
+
+
+def trial(tokens: Sequence[int], widths: Sequence[Mapping[int, int]], **other: object) -> Trial:
+    given: dict[str, object] = {
+        "drafter": "d",
+        "curve": "d",
+        "shape": "4 tokens",
+        "flags": ("--draft-length", "4"),
+        "length": 4,
+        "depth": 4,
+        "by_depth": (),
+    }
+    return Trial(**{**given, **other}, tokens_P=tuple(tokens), widths_P=tuple(widths))
+
+
+def test_the_speedup_of_steps_of_one_width_is_the_closed_formula() -> None:
+    found = trial([30, 15], [{5: 10}, {5: 5}])
+    assert found.tokens_per_step == 3.0
+    assert speedup(found, PRICES) == pytest.approx(3.0 * 2.0 / 4.0)
+
+
+def test_mixed_widths_are_weighed_by_how_often_they_were_fed() -> None:
+    found = trial([12], [{1: 2, 5: 3, 9: 1}])
+    assert speedup(found, PRICES) == pytest.approx(12 * 2.0 / (2 * 2.5 + 3 * 4.0 + 6.0))
+
+
+def test_no_step_is_no_speedup() -> None:
+    assert speedup(trial([0], [{}]), PRICES) == 1.0
+    assert trial([0], [{}]).tokens_per_step == 1.0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_pays_for_its_widest_row(rows: int) -> None:
+    """Against all ways in which rows can come together."""
+    widths = [1, 1, 5, 9]
+    found = trial([8], [Counter(widths)])
+    mean = np.mean(
+        [PRICES.by_width[max(together)] for together in itertools.product(widths, repeat=rows)]
+    )
+    assert speedup(found, PRICES, rows=rows) == pytest.approx(2.0 * 2.0 / mean)
+
+
+def test_the_interval_holds_the_value_and_widens_with_the_prompts_differences() -> None:
+    alike = trial([30] * 8, [{5: 10}] * 8)
+    unlike = trial([10, 50] * 4, [{5: 10}] * 8)
+    draws = [PRICES] * 200
+    narrow, wide = judge(alike, PRICES, draws), judge(unlike, PRICES, draws)
+    assert narrow.low == pytest.approx(narrow.speedup) == pytest.approx(narrow.high)
+    assert wide.low < wide.speedup < wide.high
+    noisy = [Prices(plain=p, by_width=PRICES.by_width) for p in np.linspace(1.6, 2.4, 200)]
+    shaken = judge(alike, PRICES, noisy)
+    assert shaken.low < 0.9 * shaken.speedup
+    assert shaken.high > 1.1 * shaken.speedup
+    assert narrow.tokens_per_second == pytest.approx(narrow.speedup / 2.0)
+
+
+def candidate(value: float, low: float, high: float) -> Candidate:
+    return Candidate(
+        trial=trial([1], [{5: 1}]), speedup=value, low=low, high=high, tokens_per_second=1.0
+    )
+
+
+def test_it_says_plainly_what_to_do() -> None:
+    assert advice(candidate(1.9, 1.8, 2.0)) == "draft 4 tokens with d: 1.90x (1.80 to 2.00)"
+    refusal = advice(candidate(0.97, 0.95, 0.99))
+    assert refusal == ("do not speculate: the best would be 0.97x (0.95 to 0.99), 4 tokens with d")
+    assert advice(candidate(1.02, 0.98, 1.06)).startswith("it is not certain that drafting pays")
+
+
+def test_it_says_from_which_batch_size_on_drafting_no_longer_pays() -> None:
+    assert batch_advice({1: 1.9, 2: 1.5, 4: 1.1, 8: 0.8}) == (
+        "from 8 rows on drafting no longer pays"
+    )
+    assert batch_advice({1: 0.9, 2: 1.2, 4: 0.9}).startswith("from 4 rows on")
+    assert batch_advice({1: 1.9, 8: 1.1}) == "drafting pays up to 8 rows, the most tried"
+    assert batch_advice({1: 0.9, 8: 0.8}) == "drafting pays at no batch size tried (1, 8)"
+    assert batch_advice({1: 1.9}) == batch_advice({1: 0.9}) == ""
+    assert batch_advice({8: 1.9}) == "drafting pays up to 8 rows, the most tried"
+
+
+def test_rates_by_depth_have_intervals_that_hold_them() -> None:
+    few, many, none = rates([(4, 2), (400, 200), (3, 0), (0, 0)])
+    assert few.rate == many.rate == 0.5
+    assert few.low < many.low < 0.5 < many.high < few.high
+    assert none.rate == 0.0
+    assert none.low == pytest.approx(0.0)
+    assert none.high < 0.75

@@ -1,0 +1,155 @@
+"""What steps cost by the length of their draft: measured for any drafter, within any context."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.costs import Cost, CostTable
+from draftsmith.bench.step_costs import (
+    Workload,
+    chain_arms,
+    doubling,
+    measure,
+    probed_arms,
+    step_costs,
+)
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import InputError
+from draftsmith.plan.control import AdaptiveLength, StepCosts
+from draftsmith.sampler import Sampler
+from draftsmith.targets.toy import TabularTarget, tiny_target
+from draftsmith.types import TreeShape
+
+TARGET = TabularTarget(8)
+PROMPTS = [(1, 2, 3, 4), (5, 6, 7), (1, 1, 2, 2, 3)]
+
+
+def arm(name: str, length: int) -> Arm:
+    model = TabularTarget(8, seed=1)
+    drafter = {
+        "independent": lambda: Independent(Independent.Config(), model=model),
+        "prompt_lookup": PromptLookup,
+        "lookahead": Lookahead,
+    }[name]()
+    drafter.bind(TARGET)
+    return Arm(name=name, drafter=drafter, shape=TreeShape.chain(length))
+
+
+def workload(**other: object) -> Workload:
+    return dataclasses.replace(Workload(prompts=PROMPTS, max_new_tokens=32), **other)
+
+
+def test_lengths_double_and_end_with_the_longest() -> None:
+    assert doubling(16) == (1, 2, 4, 8, 16)
+    assert doubling(11) == (1, 2, 4, 8, 11)
+    assert doubling(1) == (1,)
+
+
+def test_an_arm_with_a_policy_is_timed_with_chains_of_all_sizes() -> None:
+    plain = arm("independent", 5)
+    assert probed_arms(plain) == (plain,)
+    adaptive = dataclasses.replace(plain, policy=AdaptiveLength(longest=5))
+    assert [one.used_shape.depth for one in probed_arms(adaptive)] == [1, 2, 4, 5]
+    assert all(one.policy is None for one in probed_arms(adaptive))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["independent", "prompt_lookup", "lookahead"])
+def test_every_length_has_a_cost(name: str, rows: int) -> None:
+    costs = measure(TARGET, arm(name, 4), Sampler(temperature=1.0), workload(rows=rows))
+    assert costs.longest == 4
+    assert all(costs.seconds(n) > 0 for n in range(5))
+    if name == "independent":  # serial forwards of a model, against none
+        assert costs.draft_D[4] > costs.draft_D[1] > costs.draft_D[0]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_costs_of_a_batch_are_those_of_so_many_rows(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: set[int] = set()
+    forward = TabularTarget.forward
+
+    def noted(self: TabularTarget, tokens_BT: Any, *rest: Any) -> Any:
+        fed.add(len(tokens_BT))
+        return forward(self, tokens_BT, *rest)
+
+    monkeypatch.setattr(TabularTarget, "forward", noted)
+    measure(TARGET, arm("prompt_lookup", 4), Sampler(temperature=1.0), workload(rows=rows))
+    assert fed == {rows}
+
+
+def test_between_measured_lengths_costs_are_linear() -> None:
+    widths = {0: 1, 1: 2, 2: 3, 4: 5}
+    table = CostTable(
+        context=9,
+        rounds=3,
+        target=tuple(Cost(width=w, seconds=float(w)) for w in widths.values()),
+        draft=(),
+    )
+    steps = [[Cost(width=w, seconds=0.5 * n)] * 3 for n, w in widths.items()]
+    found = step_costs(table, PromptLookup(), tuple(widths), steps)
+    assert found == StepCosts(target_D=(1, 2, 3, 4, 5), draft_D=(0, 0.5, 1, 1.5, 2), in_vain=1.5)
+
+
+def test_steps_in_which_nothing_was_found_say_nothing_of_a_whole_draft() -> None:
+    table = CostTable(
+        context=9,
+        rounds=5,
+        target=tuple(Cost(width=w, seconds=float(w)) for w in (1, 3, 30)),
+        draft=(),
+    )
+    idle = [Cost(width=1, seconds=0.1)]
+    vain, whole = [Cost(width=1, seconds=0.1)] * 4, [Cost(width=3, seconds=0.7)]
+    lookup = PromptLookup()
+    found = step_costs(table, lookup, (0, 2), [idle, vain + whole])
+    assert (found.target_D[2], found.draft_D[2]) == (3.0, 0.7)
+    assert step_costs(table, lookup, (0, 2), [idle, vain]).target_D[2] == 3.0
+
+
+def test_what_else_the_target_is_asked_counts_also_in_vain() -> None:
+    table = CostTable(
+        context=9,
+        rounds=1,
+        target=tuple(Cost(width=w, seconds=float(w)) for w in (1, 28, 42)),
+        draft=(),
+    )
+    steps = [[Cost(width=1, seconds=0.0)], [Cost(width=42, seconds=1.0)]]
+    found = step_costs(table, Lookahead(), (0, 2), steps)
+    assert found.target_D == (1.0, 21.5, 42.0)
+    assert found.in_vain == 28.0 + 0.5  # its window of 27, without a guess
+
+
+def test_contexts_of_like_length_share_a_bucket() -> None:
+    def bucket(length: int, new: int) -> int:
+        return Workload(prompts=[(1,) * length], max_new_tokens=new).bucket
+
+    assert bucket(4, 8) == bucket(200, 64) == bucket(256, 1) == 256
+    assert bucket(257, 1) == bucket(200, 128) == 512
+    assert bucket(3000, 0) == 4096
+    assert Workload(prompts=[(1, 2, 3)], max_new_tokens=4).text(1000) == (1, 2, 3) * 64
+    assert Workload(prompts=[(1, 2, 3)], max_new_tokens=4).text(5) == (1, 2, 3, 1, 2)
+
+
+def test_a_short_context_is_used_as_far_as_it_goes_and_then_refused() -> None:
+    def costs(positions: int) -> StepCosts:
+        target = tiny_target(64, max_length=positions)
+        drafter = PromptLookup()
+        drafter.bind(target)
+        short = Arm(name="x", drafter=drafter, shape=TreeShape.chain(4))
+        return measure(target, short, Sampler(), workload())
+
+    assert costs(24).longest == 4
+    with pytest.raises(InputError, match="has 10 positions: too few to measure drafts of 4"):
+        costs(10)
+
+
+def test_chains_of_no_token_never_ask_the_drafter() -> None:
+    (idle,) = chain_arms(arm("independent", 4), (0,))
+    assert idle.used_shape.depth == 0
