@@ -95,6 +95,7 @@ COSTS = {
     "lookup, float32 on a CPU": linear(0.12, 0.0, first=0.5),
     "a window beside the draft": linear(0.04, 0.0, first=0.6, window=0.6),
 }
+SELDOM_COSTS = ("lookup, GPU", "lookup, CPU", "a window beside the draft")
 TEXT_COSTS = {
     "prompt_lookup": ("lookup, GPU", "lookup, CPU", "lookup, float32 on a CPU"),
     "independent": ("model at 0.05, GPU", "model at 0.12, CPU", "model at 0.3"),
@@ -137,6 +138,18 @@ def synthetic(count: int, length: int) -> Iterator[tuple[str, np.ndarray, tuple[
         rate_T = np.repeat(parts, -(-length // len(parts)))[:length]
         name = "changes " + ", ".join(f"{part:g}" for part in parts)
         yield name, by_place(np.tile(rate_T, (count, 1)), rng), cuts
+
+
+def seldom(count: int, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(name, accepted_RT, offered_RT) where there is not always something to draft."""
+    rng, shape = np.random.default_rng(1), (count, length)
+    for share in (0.3, 0.6):
+        for copies, rate in ((0.0, 0.05), (0.3, 0.3), (0.7, 0.5)):
+            rate_RT1 = np.where(rng.random(shape) < copies, 0.95, rate)[:, :, None]
+            found = (rng.random((*shape, DEPTH)) < rate_RT1).cumprod(2).sum(2)
+            offered_RT = DEPTH * (rng.random(shape) < share)
+            name = f"found in {share:g}, a copy in {copies:g}, else {rate:g}"
+            yield name, np.minimum(found, offered_RT), offered_RT
 
 
 def texts(count: int) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -206,9 +219,10 @@ def seconds(case: Case, policy: CostAware | int) -> float:
             wanted = policy if isinstance(policy, int) else policy.length(stats)
             depth = min(wanted, offered[place], len(accepted) - place - 1)
             kept = min(accepted[place], depth)
-            spent += case.costs.seconds(depth)
+            vain = wanted > 0 and offered[place] == 0
+            spent += case.costs.in_vain if vain else case.costs.seconds(depth)
             if not isinstance(policy, int):
-                stats = one_more(stats, depth, kept)
+                stats = one_more(stats, wanted, depth, kept)
             place += kept + 1
     return spent / len(case.accepted_RT)
 
@@ -250,6 +264,10 @@ def cases(count: int, with_texts: bool) -> dict[str, list[Case]]:
                 continue
             found.setdefault(group, []).extend(
                 make_case(name, accepted_RT, whole, cost, cuts) for cost in COSTS
+            )
+        for name, accepted_RT, offered_RT in seldom(count, length):
+            found[f"synthetic, {length} tokens"].extend(
+                make_case(name, accepted_RT, offered_RT, cost) for cost in SELDOM_COSTS
             )
     if with_texts:
         for drafter, name, accepted_RT, offered_RT in texts(count):
