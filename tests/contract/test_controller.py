@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.plan.control import CostAware, StepCosts
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
-from draftsmith.types import TreeShape
+from draftsmith.types import RowStats, TreeShape
 
 from .cases import CASES, LOSSLESS_RULES, Case
 from .checking import check, models, support
@@ -118,6 +119,33 @@ def test_a_rows_lengths_do_not_depend_on_its_neighbours() -> None:
     alone = [lengths_of(target, [prompt], [b])[0] for b, prompt in enumerate(prompts)]
     assert together == alone
     assert len({tuple(one) for one in together}) > 1
+
+
+class Watching:
+    """Two tokens at every second step, and what it was told."""
+
+    max_length = 2
+
+    def __init__(self) -> None:
+        self.told: list[RowStats] = []
+
+    def length(self, stats: RowStats) -> int:
+        self.told.append(stats)
+        return 2 * (stats.steps % 2)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_policy_is_told_what_was_asked_for_and_what_was_there(there: bool) -> None:
+    model = Independent(Independent.Config(), model=dense(1))
+    drafter = model if there else NoDrafter()
+    drafter.bind(dense(0))
+    policy = Watching()
+    options = DecodeOptions(max_new_tokens=30, shape=TreeShape.chain(2), policy=policy)
+    list(decode(dense(0), drafter, [[3]], options))
+    first, second, third, *_ = policy.told
+    assert (first.asked, second.asked, third.asked) == (0.0, 0.0, 1.0)
+    assert third.found == (1.0 if there else 0.0)
+    assert policy.told[-1].asked > third.asked
 
 
 def test_a_controller_and_static_shapes() -> None:

@@ -51,11 +51,11 @@ def test_lengths_double_and_end_with_the_longest() -> None:
     assert doubling(1) == (1,)
 
 
-def test_an_arm_with_a_policy_is_timed_with_chains_of_all_sizes() -> None:
-    plain = arm("independent", 5)
+def test_an_arm_with_a_policy_is_timed_with_short_and_long_chains() -> None:
+    plain = arm("independent", 15)
     assert probed_arms(plain) == (plain,)
-    adaptive = dataclasses.replace(plain, policy=AdaptiveLength(longest=5))
-    assert [one.used_shape.depth for one in probed_arms(adaptive)] == [1, 2, 4, 5]
+    adaptive = dataclasses.replace(plain, policy=AdaptiveLength(longest=15))
+    assert [one.used_shape.depth for one in probed_arms(adaptive)] == [1, 3, 15]
     assert all(one.policy is None for one in probed_arms(adaptive))
 
 

@@ -77,8 +77,10 @@ def chain_arms(arm: Arm, lengths: Sequence[int]) -> tuple[Arm, ...]:
 
 
 def probed_arms(arm: Arm) -> tuple[Arm, ...]:
-    """What to time where this arm runs: itself, or chains where a policy chooses among them."""
-    return (arm,) if arm.policy is None else chain_arms(arm, doubling(arm.used_shape.depth))
+    """What to time where this arm runs: itself, or some chains where a policy chooses among all."""
+    depth = arm.used_shape.depth
+    few = sorted({1, max(1, depth // 4), depth})
+    return (arm,) if arm.policy is None else chain_arms(arm, few)
 
 
 def open_meter(
