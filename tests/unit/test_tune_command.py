@@ -15,9 +15,11 @@ from tests.robustness.test_command_line import command as command  # a fixture
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.drafting_options import DraftingOptions
 from draftsmith.plan.tune import Candidate, Trial
 from draftsmith.recipes import _tune, _tuner, tune
 from draftsmith.recipes._tune import between
+from draftsmith.targets.hf import load_target
 from draftsmith.tune_options import TuneOptions
 
 
@@ -54,7 +56,7 @@ def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
         changes.setenv("XDG_CACHE_HOME", str(out / "cache"))
         drafters = f"prompt_lookup,lookahead,independent:{models / 'draft'}"
         more = ["--drafter", drafters, "--batch-sizes", "1,2", "--temperature", "0.8"]
-        more += ["--limit", "2"]
+        more += ["--limit", "2", "--drafter-option", "lookahead.ngram=5"]
         given = cli.parse("tune", words(models, out, *more)[1:])
         yield {"payload": tune.run(given), "out": out, "options": given}
 
@@ -143,16 +145,19 @@ def test_a_single_batch_size_says_nothing_of_batches(
     assert json.loads(out)["recommendation"]["batches"] == ""
     assert "By batch size" not in err
     assert not (tmp_path / "out" / "figures" / "by_batch.png").exists()
-    # and the costs are there for the controller
+
+
+def test_the_controller_finds_the_costs_that_tune_measured(
+    models: Path, tmp_path: Path, command: Command
+) -> None:
+    more = ["--drafter", "prompt_lookup", "--limit", "1", "--longest", "16"]
+    code, _, err = command(*words(models, tmp_path / "out", *more))
+    assert code == 0, err
     line = ["generate", "--target", models / "target", "--prompt", "the cat", "--json"]
     line += ["--dtype", "float64", "--max-new-tokens", "4", "--drafter", "prompt_lookup"]
     code, _, err = command(*line, "--draft-length", "auto")
-    assert code == 0
-    assert "measured in" in err  # chains up to 16, not up to 4
-    code, _, err = command(*words(models, tmp_path / "more", *more, "--longest", "16"))
     assert code == 0, err
-    kept = command(*line, "--draft-length", "auto")
-    assert "measured on" in kept[2]
+    assert "measured on 20" in err
 
 
 def test_bad_input_is_refused_in_one_sentence(
@@ -177,3 +182,17 @@ def test_lengths_between_those_tried() -> None:
     assert between(1, (1, 2, 4)) == ()
     assert between(16, (1, 2, 4, 8, 16)) == (12,)
     assert between(1, (1,)) == ()
+
+
+def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None:
+    target = load_target(str(models / "target"))
+    drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
+    names = ("prompt_lookup", f"independent:{models / 'draft'}")
+    lookup, model = _tune.open_entrants(names, drafting, target, 4, greedy=True)
+    assert lookup.chain.drafter.config.length == 7
+    assert (lookup.flags, lookup.trees) == ((), ())
+    assert model.flags == ("--draft-proposal", "sampled")
+    assert model.trees
+    assert all(entry.flags[2:] == model.flags for entry in model.trees)
+    assert {entry.arm.drafter.config.proposal for entry in model.trees} == {"sampled"}
+    assert [entry.length for entry in model.entries(model.lengths)] == [1, 2, 4]

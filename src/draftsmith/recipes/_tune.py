@@ -46,6 +46,8 @@ class Entrant:
     name: str
     chain: Arm
     """As long as it may be."""
+    flags: tuple[str, ...]
+    """What else asks for its chains on a command line."""
     trees: tuple[Entry, ...]
 
     @property
@@ -64,7 +66,7 @@ class Entrant:
                 arm=arm,
                 drafter=self.name,
                 shape=_tokens(arm.used_shape.depth),
-                flags=("--draft-length", str(arm.used_shape.depth)),
+                flags=("--draft-length", str(arm.used_shape.depth), *self.flags),
                 length=arm.used_shape.depth,
             )
             for arm in chain_arms(self.chain, tuple(lengths))
@@ -76,39 +78,68 @@ class Entrant:
             arm=replace(self.chain, policy=CostAware(costs=costs)),
             drafter=self.name,
             shape="as many tokens as pay",
-            flags=("--draft-length", "auto"),
+            flags=("--draft-length", "auto", *self.flags),
         )
 
 
-def open_entrant(
-    name: str, options: DraftingOptions, target: HFTarget, longest: int, *, greedy: bool
-) -> Entrant:
-    """Load a drafter; trees are drawn in the way that is best verified, unless the user chose one.
+def open_entrants(
+    names: Sequence[str],
+    options: DraftingOptions,
+    target: HFTarget,
+    longest: int,
+    *,
+    greedy: bool,
+) -> tuple[Entrant, ...]:
+    """Load the drafters.
 
     Raises:
         InputError: see `open_drafters`.
     """
-    (auto,) = open_drafters([name], replace(options, draft_length="auto"), target)
-    depth = min(longest, auto.drafter.longest or longest)
-    chain = replace(auto, shape=TreeShape.chain(depth))
-    trees: list[Entry] = []
-    if auto.drafter.takes_trees:
-        proposal = options.draft_proposal
-        if proposal is None and proposal_of(auto.drafter) is not None:
-            proposal = "greedy" if greedy else "without_replacement"
-        own = () if proposal == options.draft_proposal else ("--draft-proposal", str(proposal))
-        asked = replace(options, draft_tree=TREES[0], draft_proposal=proposal)
-        (tree,) = open_drafters([name], asked, target)
-        for text in TREES:
-            shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
-            if shape.depth <= (auto.drafter.longest or shape.depth):
-                flags = ("--draft-tree", text, *own)
-                trees.append(_tree(tree, name, f"a tree {text}", shape, flags))
-        usual = auto.drafter.default_shape
-        if not usual.is_chain:
-            what = f"its own tree of {usual.num_nodes} nodes"
-            trees.append(_tree(tree, name, what, usual, () if usual.is_dynamic else own))
-    return Entrant(name=name, chain=chain, trees=tuple(trees))
+    arms = open_drafters(names, replace(options, draft_length="auto"), target)
+    entrants = []
+    for name, arm in zip(names, arms, strict=True):
+        depth = min(longest, arm.drafter.longest or longest)
+        own = replace(
+            options,
+            drafter_option=options.assignments(name, alone=len(names) == 1),
+            draft_proposal=options.draft_proposal if proposal_of(arm.drafter) else None,
+        )
+        entrants.append(
+            Entrant(
+                name=name,
+                chain=replace(arm, shape=TreeShape.chain(depth)),
+                flags=_proposal_flags(own.draft_proposal),
+                trees=_trees(name, arm, own, target, greedy) if arm.drafter.takes_trees else (),
+            )
+        )
+    return tuple(entrants)
+
+
+def _trees(
+    name: str, chain: Arm, options: DraftingOptions, target: HFTarget, greedy: bool
+) -> tuple[Entry, ...]:
+    """Drawn in the way that is best verified, unless the user chose one."""
+    proposal = options.draft_proposal
+    if proposal is None and proposal_of(chain.drafter):
+        proposal = "greedy" if greedy else "without_replacement"
+    chosen = _proposal_flags(proposal)
+    asked = replace(options, draft_tree=TREES[0], draft_proposal=proposal)
+    (arm,) = open_drafters([name], asked, target)
+    arm = replace(arm, name=chain.name)
+    out = []
+    for text in TREES:
+        shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
+        if shape.depth <= (arm.drafter.longest or shape.depth):
+            out.append(_tree(arm, name, f"a tree {text}", shape, ("--draft-tree", text, *chosen)))
+    usual = arm.drafter.default_shape
+    if not usual.is_chain:
+        what = f"its own tree of {usual.num_nodes} nodes"
+        out.append(_tree(arm, name, what, usual, () if usual.is_dynamic else chosen))
+    return tuple(out)
+
+
+def _proposal_flags(proposal: str | None) -> tuple[str, ...]:
+    return () if proposal is None else ("--draft-proposal", proposal)
 
 
 def _tree(arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]) -> Entry:

@@ -26,7 +26,7 @@ from draftsmith.recipes._tune import (
     Entry,
     between,
     decode_entry,
-    open_entrant,
+    open_entrants,
     prices,
     redrawn,
 )
@@ -45,15 +45,12 @@ class Tuner:
         prompts = load_suite(options.suite, limit=options.limit)
         self.target: HFTarget = open_target(options.model)
         self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
-        self._entrants = tuple(
-            open_entrant(
-                name,
-                options.drafting,
-                self.target,
-                options.longest,
-                greedy=options.temperature == 0,
-            )
-            for name in options.drafters()
+        self._entrants = open_entrants(
+            options.drafters(),
+            options.drafting,
+            self.target,
+            options.longest,
+            greedy=options.temperature == 0,
         )
         check_predictions(prompts, [entrant.chain for entrant in self._entrants])
         self._prompts = [encode(prompt, self.target) for prompt in prompts]

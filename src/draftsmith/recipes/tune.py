@@ -61,14 +61,20 @@ def paste(options: TuneOptions, winner: Candidate) -> str | None:
     """A command line that decodes with the winner; None when nothing pays."""
     if winner.speedup <= 1.0:
         return None
+    name, alone = winner.trial.drafter, len(options.drafters()) == 1
+    own = replace(
+        options.drafting,
+        drafter_option=options.drafting.assignments(name, alone=alone),
+        draft_proposal=None,  # among the winner's flags, if it has one
+    )
     asked = GenerateOptions(
         model=options.model,
-        drafter=winner.trial.drafter,
+        drafter=name,
         prompts=Path(options.suite),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         sampling=options.sampling,
-        drafting=options.drafting,
+        drafting=own,
     )
     return shlex.join(["draftsmith", "generate", *to_argv(asked), *winner.trial.flags])
 
