@@ -18,8 +18,9 @@
 | `length`      | sixteen times the steps on four times the prompts                | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
-Runs have the same number of optimiser steps, long ones four times as many; those of `best` are as
-long as those of `length`, on as many prompts. An interrupted study continues when repeated, and
+Runs have the same number of optimiser steps, long ones four times as many. `best` trains the best
+short run of each kind as long as those of `length`, on as many prompts; the best of them and of
+`length` meet on fresh prompts. An interrupted study continues when repeated, and
 parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
 distillbeam/ (table and figures).
 """
@@ -220,44 +221,68 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
 CHOSEN_FROM = ("sft", "forcing", "beams", "draws")
 
 
-def best(lab: Lab, rows: Sequence[dict[str, Any]]) -> dict[str, list[Run]]:
-    """Of the settings tried, the best of each kind, for longer and with more seeds: several
-    trajectories per prompt, one, hard labels."""
+def finalists(lab: Lab, rows: Sequence[dict[str, Any]]) -> list[Run]:
+    """The best short run of each kind, trained for long, beside those of `length`: short runs do
+    not tell several texts of a prompt from one."""
     tau = {row["name"]: row["mean_tau"] for row in rows}
     tried = [run for part in CHOSEN_FROM for run in PARTS[part](lab) if run.name in tau]
-    kinds: dict[str, list[Run]] = {}
-    for run in sorted(tried, key=lambda run: -tau[run.name]):
-        assert run.options is not None
-        several = run.beams is not None and run.beams > 1
-        hard = run.options.objective.objective == "sft"
-        kinds.setdefault("sft" if hard else "several" if several else "one", []).append(run)
-    return {
-        kind: [again(lab, some[0], seed) for seed in range(SEEDS)] for kind, some in kinds.items()
-    }
+    best: dict[str, Run] = {}
+    for run in sorted(tried, key=lambda run: tau[run.name]):
+        best[kind_of(run)] = run
+    return [*(at_length(lab, run) for run in best.values()), *length(lab)]
 
 
-def again(lab: Lab, run: Run, seed: int) -> Run:
-    """The same setting, trained for long on many prompts, with this seed."""
+def kind_of(run: Run) -> str:
+    """Learnt from several texts of a prompt, from one, or from hard labels."""
+    assert run.options is not None
+    if run.options.objective.objective == "sft":
+        return "sft"
+    return "several" if run.beams is not None and run.beams > 1 else "one"
+
+
+def at_length(lab: Lab, run: Run) -> Run:
+    """The same setting, trained for long on many prompts."""
     assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
     steps = longest(lab).amounts.steps
     (store,) = run.options.store
     more = f"{store.name}@{MORE * lab.amounts.prompts}"
     words = run.name.removesuffix(f"-{lab.amounts.steps}-s0").removeprefix(store.name)
-    name = f"{more}{words}-{steps}-s{seed}"
-    training = replace(
-        run.options.training,
-        duration=f"{steps}steps",
-        warmup=max(1, steps // 20),
-    )
+    name = f"{more}{words}-{steps}-s0"
+    training = replace(run.options.training, duration=f"{steps}steps", warmup=max(1, steps // 20))
     options = replace(
         run.options,
-        seed=seed,
         store=(store.with_name(more),),
         out=lab.work / "runs" / name / "draft",
         training=training,
         eval_every=max(1, steps // 4),
     )
-    return replace(run, name=name, options=options)
+    label = f"{run.options.objective.objective}, {more}, very long"
+    return replace(run, name=name, options=options, label=label)
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """Once more, from other random numbers."""
+    assert run.options is not None
+    name = f"{run.name.removesuffix('-s0')}-s{seed}"
+    out = run.options.out.parents[1] / name / "draft"
+    return replace(run, name=name, options=replace(run.options, seed=seed, out=out))
+
+
+def final(lab: Lab, rows: dict[str, dict[str, Any]], workers: int) -> dict[str, list[Examined]]:
+    """The best of each kind after long training, with more seeds, on prompts that nothing was
+    chosen by. `rows`: what is known by name; the finalists join them."""
+    runs = finalists(lab, list(rows.values()))
+    collect([lab.store(name) for name in stores_of(runs)], workers)
+    done = examine(runs, lab.exam, lab.work, workers)
+    rows |= {one.run.name: as_row(one) for one in done}
+    best = {kind_of(run): run for run in sorted(runs, key=lambda run: rows[run.name]["mean_tau"])}
+    chosen = {
+        "undistilled": [lab.models.base],
+        **{kind: [with_seed(run, seed) for seed in range(SEEDS)] for kind, run in best.items()},
+    }
+    every = [run for some in chosen.values() for run in some]
+    marked = iter(examine(every, lab.final_exam, lab.work, workers))
+    return {kind: [next(marked) for _ in some] for kind, some in chosen.items()}
 
 
 # --------------------------------------------------------------------------- the whole
@@ -291,13 +316,7 @@ def main() -> None:
     known = recorded(given.out / "distillbeam.json", facts(lab))
     rows = {row["name"]: row for row in known.get("runs", [])}
     rows |= {one.run.name: as_row(one) for one in done}
-    finals = {}
-    if not given.no_best:
-        chosen = {"undistilled": [lab.models.base], **best(lab, list(rows.values()))}
-        collect([lab.store(name) for some in chosen.values() for name in stores_of(some)], 2)
-        every = [run for some in chosen.values() for run in some]
-        marked = iter(examine(every, lab.final_exam, lab.work, given.workers))
-        finals = {kind: [next(marked) for _ in some] for kind, some in chosen.items()}
+    finals = {} if given.no_best else final(lab, rows, given.workers)
     write(lab, list(rows.values()), answers(finals) if finals else known, given.out)
 
 
