@@ -50,7 +50,7 @@ quickstart: $(VENV)/.stamp-train
 	@$(BIN)/draftsmith quickstart --out runs/quickstart
 
 live-demo: $(VENV)/.stamp-serve
-	@$(BIN)/draftsmith live serve --target models/mini-ende/target --dtype float32 --bias 0.2 --resync 8
+	@$(BIN)/draftsmith live serve --target models/mini-ende/target --dtype float32 --bias 0.2
 
 test: $(VENV)/.stamp-dev
 	$(PYTEST) -m "not full" $(ARGS)

@@ -17,7 +17,8 @@ from draftsmith.bench.records import BASELINE
 from draftsmith.bench.runner import Bench, BenchPlan
 from draftsmith.bench.statistics import DrafterFigures, figures
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.recipes.bench import make_items, warn_if_busy
+from draftsmith.recipes._busy import warn_if_busy
+from draftsmith.recipes.bench import make_items
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import load_target
 

@@ -32,7 +32,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import NgramIndex, PromptLookup
 from draftsmith.generation import generate
 from draftsmith.plan import control
-from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.control import CostAware, Learning, StepCosts
 from draftsmith.provenance import versions, write_json_atomic
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.rows import one_more
@@ -50,7 +50,9 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_RISE": (2.0, 5.0),
     "_FIRST": (1.0, 3.0),
     "_DEEPER": (1.5, 6.0),
-    "_FOUND": (1.0, 8.0),
+    "_FOUND": (2.0, 20.0),
+    "_OTHERS": (4.0, 30.0),
+    "_FADE": (0.7, 0.97),
     "_GROWTH": (1, DEPTH),
     "_ROOM": (2, DEPTH),
     "_BRIEF": (5.0, 20.0),
@@ -210,7 +212,7 @@ def looked_up(prompt: tuple[int, ...], said: tuple[int, ...]) -> tuple[list[int]
 # --------------------------------------------------------------------------- decoding
 
 
-def seconds(case: Case, policy: CostAware | int) -> float:
+def seconds(case: Case, policy: Learning | int) -> float:
     """Mean over rows, for all their tokens."""
     spent = 0.0
     for accepted, offered in zip(case.accepted_RT.tolist(), case.offered_RT.tolist(), strict=True):
@@ -224,6 +226,8 @@ def seconds(case: Case, policy: CostAware | int) -> float:
             if not isinstance(policy, int):
                 stats = one_more(stats, wanted, depth, kept)
             place += kept + 1
+        if not isinstance(policy, int):
+            policy.learn([stats])
     return spent / len(case.accepted_RT)
 
 
@@ -294,7 +298,8 @@ def losses(groups: dict[str, list[Case]]) -> dict[str, dict[str, float]]:
     """Per group and case."""
     return {
         group: {
-            case.name: seconds(case, CostAware(costs=case.costs)) / case.best - 1.0 for case in some
+            case.name: seconds(case, Learning(CostAware(costs=case.costs))) / case.best - 1.0
+            for case in some
         }
         for group, some in groups.items()
     }

@@ -36,7 +36,7 @@ from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.control import CostAware, Learning, StepCosts
 from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
@@ -176,7 +176,7 @@ def measure(
 class Heard:
     """A policy, and what it asked for."""
 
-    policy: CostAware
+    policy: Learning
     asked: list[int]
 
     @property
@@ -186,6 +186,9 @@ class Heard:
     def length(self, stats: RowStats) -> int:
         self.asked.append(self.policy.length(stats))
         return self.asked[-1]
+
+    def learn(self, rows: Sequence[RowStats]) -> None:
+        self.policy.learn(rows)
 
 
 def price(
@@ -200,7 +203,7 @@ def price(
     spent, emitted, drafted, steps = [], [], 0, 0
     for number, prompt in enumerate(prompts.prompts):
         asked: list[int] = []
-        heard = Heard(arm.policy, asked) if isinstance(arm.policy, CostAware) else None
+        heard = Heard(arm.policy, asked) if isinstance(arm.policy, Learning) else None
         run = time_decode(target, replace(arm, policy=heard), [prompt], options, [number])
         assert run.counts is not None
         # the prompt's own step drafts, too; what reading the prompt costs is left out everywhere
@@ -324,7 +327,7 @@ def main() -> None:
         for prompts in sets:
             heat = min(HEATS[-1], prompts.temperature)
             costs = measured[f"{heat:g}"]
-            policy = CostAware(costs=costs.by_length[arm.name])
+            policy = Learning(CostAware(costs=costs.by_length[arm.name]))
             ways = [replace(arm, policy=policy), *chain_arms(arm, lengths)]
             auto, *others = (price(target, way, prompts, costs, heat, tokens) for way in ways)
             autos.append(auto)

@@ -26,6 +26,7 @@ from draftsmith.plan.sizing import Z95
 from draftsmith.provenance import append_jsonl, write_json_atomic, write_text_atomic
 from draftsmith.recipes import _text, mini_code
 from draftsmith.recipes import bench as bench_recipe
+from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
@@ -136,7 +137,7 @@ def kept_costs(
 ) -> dict[str, StepCosts]:
     path = work / "costs.json"
     if not path.is_file():
-        bench_recipe.warn_if_busy()
+        warn_if_busy()
         write_json_atomic(path, measured_costs(target, arms, items, amounts))
     kept = json.loads(path.read_text(encoding="utf-8"))
     return {name: from_dict(StepCosts, values) for name, values in kept.items()}
@@ -154,7 +155,8 @@ def measured_costs(
     table, steps = meter.table(), meter.steps()
     parts = [steps[i : i + len(lengths)] for i in range(0, len(steps), len(lengths))]
     return {
-        arm.name: step_costs(table, lengths, part) for arm, part in zip(arms, parts, strict=True)
+        arm.name: step_costs(table, arm.drafter, lengths, part)
+        for arm, part in zip(arms, parts, strict=True)
     }
 
 
@@ -171,7 +173,7 @@ def time_all(
     wanted = {name: sorted(some) for name, some in lengths.items()}
     if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != wanted:
         path.unlink(missing_ok=True)
-        bench_recipe.warn_if_busy()
+        warn_if_busy()
         shaped = [
             Arm(name=f"{name}:{length}", drafter=arms[name].drafter, shape=TreeShape.chain(length))
             for name, some in wanted.items()

@@ -76,12 +76,11 @@ def best_sizes(drafts: Sequence[Draft], target_params: float) -> dict[str, Any]:
         curves["costs"].append(tau / np.interp(sizes, params, seconds))
     out = {}
     for name, found in curves.items():
-        length, place = np.unravel_index(int(np.argmax(found)), np.shape(found))
-        at = float(sizes[place])
+        best, place = map(int, np.unravel_index(np.argmax(found), np.shape(found)))
         out[name] = {
-            "params": at,
-            "length": int(length) + 1,
-            "speedup": float(found[length][place]),
+            "params": float(sizes[place]),
+            "length": best + 1,
+            "speedup": float(found[best][place]),
             "at_the_edge": place in (0, len(grid) - 1),
         }
     return out
@@ -147,7 +146,8 @@ def verdict(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[Mapping[str, str]]) -> tuple[Any, Any]:
-    return tuple(np.array([float(row[name]) for row in rows]) for name in ("draft_ppl", "alpha"))
+    ppl, alpha = (np.array([float(row[name]) for row in rows]) for name in ("draft_ppl", "alpha"))
+    return ppl, alpha
 
 
 def _best(values: Sequence[float]) -> dict[str, Any]:

@@ -189,6 +189,8 @@ def decode(
                     state, base_noise = state.take(keep), base_noise.take(keep)
     finally:
         cache.rollback()
+        if options.policy is not None:
+            options.policy.learn([row.stats for row in rows])
 
 
 def _open(

@@ -133,7 +133,8 @@ class PlanAlphaOptions(VerbOptions):
     """Estimate the acceptance rate of a pair from counts, and test whether it is one rate."""
 
     counts: Annotated[Path, Leading]
-    """CSV with columns gamma, accepted_length (without the target's own token) and count."""
+    """CSV with columns gamma, accepted_length (without the target's own token) and count; intervals
+    go by prompt where there is a column of that name."""
     draft: str | None = None
     """Of which draft model, where the file has several."""
     out: Path | None = None
@@ -209,7 +210,7 @@ class PlanLadderOptions(VerbOptions):
         if self.tokens is not None:
             return parse_count(self.tokens, "--tokens")
         if self.hours is not None and self.tokens_per_second is not None:
-            return 3600 * self.hours * self.tokens_per_second
+            return 3600.0 * self.hours * self.tokens_per_second
         return None
 
     def validate(self) -> None:
@@ -233,6 +234,11 @@ class PlanLadderOptions(VerbOptions):
         for name in ("target_params", "target_tokens", "tokens", "flops"):
             if getattr(self, name) is not None:
                 parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
+        total = self.training_tokens()
+        require(
+            total is None or 1 <= total < math.inf,
+            f"--hours x --tokens-per-second must give a count of tokens of 1 or more, got {total}",
+        )
         at_least(1, "--vocab-size", self.vocab_size)
         require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 

@@ -29,7 +29,7 @@ class TuneOptions(VerbOptions):
     limit: int | None = 16
     """Use only the first prompts of the suite."""
     max_new_tokens: int = 64
-    """Tokens to generate for each prompt."""
+    """Tokens to generate for each prompt; steps behind the first are judged."""
     temperature: float = 0.0
     """0 takes the most probable token; 1 draws from the model's own law."""
     batch_sizes: str = "1"
@@ -62,6 +62,7 @@ class TuneOptions(VerbOptions):
             require(free, f"{flag} is what tune finds out: leave it out")
         self.drafting.check_assignments(drafters)
         require(bool(self.suite.strip()), "--suite must name a prompt file")
-        for name in ("limit", "max_new_tokens", "longest"):
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        at_least(1, "--limit", self.limit)
+        at_least(2, "--max-new-tokens", self.max_new_tokens)
+        at_least(1, "--longest", self.longest)
         at_least(1, "--batch-sizes", min(self.sizes()))

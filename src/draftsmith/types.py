@@ -216,6 +216,10 @@ class RowStats:
     last_accepted: int = 0
     misses: int = 0
     """Drafts since one had a token accepted."""
+    all_asked: int = 0
+    """Steps that were to draft; all_found: that did; all_hit: of which a token was accepted."""
+    all_found: int = 0
+    all_hit: int = 0
     asked: float = 0.0
     """Steps that were to draft. This and the counts below: old ones count less."""
     found: float = 0.0
@@ -231,6 +235,10 @@ class LengthPolicy(Protocol):
     """Chooses how deep to draft for a row from its past. Never changes the law."""
 
     def length(self, stats: RowStats) -> int: ...
+
+    def learn(self, rows: Sequence[RowStats]) -> None:
+        """Take note of what rows met, when their decoding has ended. Nothing, unless redefined."""
+        return
 
     @property
     def max_length(self) -> int: ...

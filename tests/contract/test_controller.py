@@ -13,10 +13,10 @@ from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.control import CostAware, Experience, Learning, StepCosts
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
-from draftsmith.types import RowStats, TreeShape
+from draftsmith.types import LengthPolicy, RowStats, TreeShape
 
 from .cases import CASES, LOSSLESS_RULES, Case
 from .checking import check, models, support
@@ -60,13 +60,25 @@ CHAINS = [case for case in CASES if case.label in ("prompt_lookup", "independent
 ratio = st.floats(0.2, 3.0)
 
 
+count = st.floats(0.0, 50.0)
+
+
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(CHAINS), st.tuples(ratio, ratio, ratio, ratio, ratio))
-def test_emitted_law_whatever_steps_cost(case: Case, costs: tuple[float, ...]) -> None:
-    """Four tokens, with any costs: each makes another rule of when to draft how deep."""
+@given(
+    st.sampled_from(CHAINS),
+    st.tuples(ratio, ratio, ratio, ratio, ratio),
+    st.tuples(count, count, count).map(sorted),
+)
+def test_emitted_law_whatever_steps_cost_and_other_rows_met(
+    case: Case, costs: tuple[float, ...], met: list[float]
+) -> None:
+    """Four tokens, with any costs and any past: each makes another rule of when to draft how
+    deep."""
     keep = min(support(case), 2)
+    hit, found, asked = met
     policy = CostAware(
-        costs=StepCosts(target_D=(1.0, *costs[:2]), draft_D=(0.0, *costs[2:4]), in_vain=costs[4])
+        costs=StepCosts(target_D=(1.0, *costs[:2]), draft_D=(0.0, *costs[2:4]), in_vain=costs[4]),
+        past=Experience(asked=asked, found=found, hit=hit),
     )
     options = DecodeOptions(
         sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection", policy=policy
@@ -121,7 +133,7 @@ def test_a_rows_lengths_do_not_depend_on_its_neighbours() -> None:
     assert len({tuple(one) for one in together}) > 1
 
 
-class Watching:
+class Watching(LengthPolicy):
     """Two tokens at every second step, and what it was told."""
 
     max_length = 2
@@ -155,3 +167,41 @@ def test_a_controller_and_static_shapes() -> None:
         sampler=SETTINGS["min_p"], max_new_tokens=3, rule="rejection", policy=SWITCHING
     )
     check(case, target, draft_model, dataclasses.replace(options, static_shapes=True))
+
+
+def test_what_rows_met_is_learnt_when_all_of_them_have_ended() -> None:
+    """Rows of a batch do not look at each other; the next batch knows of all of them."""
+    target = dense(0)
+    drafter = PromptLookup()
+    drafter.bind(target)
+    learning = Learning(SWITCHING)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=1.0),
+        max_new_tokens=20,
+        shape=TreeShape.chain(2),
+        policy=learning,
+    )
+    found = hit = 0
+    for step in decode(target, drafter, [[1, 2, 5, 1, 2], [7, 4, 7, 4]], options):
+        assert learning.policy is SWITCHING
+        found += sum(depth > 0 for depth in step.offered_depth)
+        hit += sum(count > 0 for count in step.accepted)
+    learnt = learning.policy.past
+    assert learnt.found > 0
+    assert learnt.asked >= learnt.found >= learnt.hit
+    # the older of two rows has faded once
+    assert 0.9 * found <= learnt.found <= found
+    assert 0.9 * hit <= learnt.hit <= hit
+
+
+def test_decoding_that_is_given_up_is_learnt_from_too() -> None:
+    target = dense(0)
+    drafter = PromptLookup()
+    drafter.bind(target)
+    learning = Learning(SWITCHING)
+    options = DecodeOptions(max_new_tokens=20, shape=TreeShape.chain(2), policy=learning)
+    steps = decode(target, drafter, [[1, 2, 5, 1, 2]], options)
+    next(steps)
+    next(steps)
+    steps.close()
+    assert learning.policy.past.asked > 0

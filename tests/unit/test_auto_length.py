@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.robustness.test_command_line import Command, command, models, refused
 
 from draftsmith.bench import step_costs
+from draftsmith.bench.arms import Arm
 from draftsmith.bench.cost_cache import REFRESH
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
-from draftsmith.plan.control import CostAware, StepCosts
-from draftsmith.recipes import _auto_length
+from draftsmith.plan.control import CostAware, Learning, StepCosts
+from draftsmith.recipes import _auto_length, _busy
 from draftsmith.recipes._drafting import open_drafters
 from draftsmith.sampler import Sampler
+from draftsmith.targets._base import Target
 from draftsmith.targets.toy import TabularTarget
 from draftsmith.types import TreeShape
 
@@ -75,6 +78,61 @@ def test_costs_are_measured_once_and_said_in_one_line(
     assert json.loads(kept.read_text())["costs"]
 
 
+def test_before_costs_are_kept_it_warns_of_other_programs(
+    models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_busy.os, "getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
+    line = words(models, "--drafter", "prompt_lookup", "--draft-length", "auto")
+    warning = "other programs use this machine (load 900.0 on "
+    code, _, err = command(*line)
+    assert code == 0, err
+    said = [text for text in err.splitlines() if text.startswith(warning)]
+    assert len(said) == 1
+    assert f"measure again with {REFRESH}=1" in said[0]
+    assert err.index(warning) < err.index("kept in")
+    assert warning not in command(*line)[2]  # what is kept takes no time
+
+
+def measured_for(
+    command: Command, line: Sequence[object], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Sampler, step_costs.Workload]:
+    """The sampler and the workload that a command has costs measured for."""
+    seen: list[tuple[Sampler, step_costs.Workload]] = []
+
+    def noted(_arm: Arm, _target: Target, sampler: Sampler, work: step_costs.Workload) -> StepCosts:
+        seen.append((sampler, work))
+        return CHEAP
+
+    monkeypatch.setattr(_auto_length, "measure", noted)
+    code, _, err = command(*line)
+    assert code == 0, err
+    (found,) = seen
+    return found
+
+
+@pytest.mark.parametrize(("asked", "rows"), [(1, 1), (2, 2), (8, 3)])
+def test_costs_are_those_of_as_many_rows_as_are_decoded_together(
+    asked: int, rows: int, models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--prompt", "the dog", "--prompt", "a cat", "--batch-size", str(asked)]
+    line = words(models, *more, "--drafter", "prompt_lookup", "--draft-length", "auto")
+    _, work = measured_for(command, line, monkeypatch)
+    assert (work.rows, len(work.prompts)) == (rows, 3)
+
+
+def test_a_bench_of_several_temperatures_measures_what_drawing_costs(
+    models: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tmp_path / "suite.txt"
+    suite.write_text("the cat sat on the cat\nthe dog\na cat\n")
+    line = ["bench", "--target", models / "target", "--suite", suite, "--no-hf-baseline"]
+    line += ["--drafter", "prompt_lookup", "--draft-length", "auto", "--temperature", "0,1,0.5"]
+    line += ["--repeats", "1", "--max-new-tokens", "4", "--batch-size", "2"]
+    sampler, work = measured_for(command, [*line, "--out", tmp_path / "out"], monkeypatch)
+    assert sampler.temperature == 1.0
+    assert work.rows == 2
+
+
 def test_a_cache_that_cannot_be_written_stops_nothing(
     models: Path, command: Command, cache: Path
 ) -> None:
@@ -118,7 +176,7 @@ def test_a_context_too_short_to_draft_in_is_refused(
     monkeypatch.setattr(TARGET, "max_length", 30)
     (arm,) = open_drafters(["prompt_lookup"], DraftingOptions(draft_length="auto"), TARGET)
     with pytest.raises(InputError, match="too few to measure drafts of 16 tokens in"):
-        _auto_length.costs_of(arm, TARGET, Sampler(), WORK)
+        _auto_length.costs_of(arm, TARGET, Sampler(), WORK, None)
 
 
 def test_only_arms_that_follow_the_option_get_a_controller(
@@ -134,7 +192,10 @@ def test_only_arms_that_follow_the_option_get_a_controller(
     assert (none.shape, none.policy) == (None, None)
     assert lookup.shape == TreeShape.chain(16)
     assert ahead.shape == TreeShape.chain(4)
-    assert lookup.policy == ahead.policy == CostAware(costs=CHEAP)
+    for arm in (lookup, ahead):
+        assert isinstance(arm.policy, Learning)
+        assert arm.policy.policy == CostAware(costs=CHEAP)
+    assert lookup.policy is not ahead.policy  # each learns of its own drafts
     fixed = DraftingOptions(draft_length=3)
     arms = open_drafters(["prompt_lookup"], fixed, TARGET)
     assert _auto_length.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms

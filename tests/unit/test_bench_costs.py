@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 
 from draftsmith.bench.arms import Arm
@@ -18,6 +23,7 @@ from draftsmith.bench.costs import (
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape
@@ -80,13 +86,43 @@ def test_probing_forwards_leaves_the_cache_as_it_was() -> None:
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
 
 
-def test_a_step_probe_tells_widths_of_drafts_whole_unless_the_text_ends() -> None:
+@pytest.mark.parametrize(("tokens", "rows"), [(18, 1), (40, 1), (40, 3)])
+def test_a_step_probe_never_tells_of_drafts_that_were_cut(
+    tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of those before a text ends, nor of a prompt's step, nor of a batch that shrank."""
     target = TabularTarget(8)
-    options = DecodeOptions(max_new_tokens=40, sampler=Sampler(temperature=1.0))
-    probe = StepProbe(target, arm(target), PROMPTS, options)
-    widths = [probe.step().width for _ in range(30)]
-    assert set(widths) <= {2, 3, 4, 5}  # never a prompt's, never without a draft
-    assert widths.count(5) > 20
+    fed: set[int] = set()
+    forward = target.forward
+    options = DecodeOptions(max_new_tokens=tokens, sampler=Sampler(temperature=1.0))
+    probe = StepProbe(target, arm(target, 16), PROMPTS, options, rows=rows)
+
+    def noted(tokens_BT: Any, *rest: Any) -> Any:
+        fed.add(len(tokens_BT))
+        return forward(tokens_BT, *rest)
+
+    monkeypatch.setattr(target, "forward", noted)
+    assert {probe.step().width for _ in range(40)} == {17}
+    assert fed == {rows}
+
+
+def test_a_context_cuts_drafts_as_the_end_of_a_text_does() -> None:
+    target = tiny_target(64, max_length=48)
+    drafter = Independent(Independent.Config(), model=tiny_target(64, seed=3))
+    drafter.bind(target)
+    long = Arm(name="d", drafter=drafter, shape=TreeShape.chain(16))
+    probe = StepProbe(target, long, [tuple(range(1, 21))], DecodeOptions(max_new_tokens=64))
+    assert {probe.step().width for _ in range(12)} == {17}
+
+
+def test_what_finds_nothing_to_draft_is_probed_at_width_1() -> None:
+    target = TabularTarget(8)
+    lookup = PromptLookup(PromptLookup.Config(min_ngram=9, max_ngram=9))
+    lookup.bind(target)
+    vain = Arm(name="d", drafter=lookup, shape=TreeShape.chain(16))
+    options = DecodeOptions(max_new_tokens=24, sampler=Sampler(temperature=1.0))
+    probe = StepProbe(target, vain, PROMPTS, options)
+    assert {probe.step().width for _ in range(20)} == {1}
 
 
 def test_a_step_probe_ends_even_if_no_step_is_whole() -> None:
@@ -148,3 +184,65 @@ def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
     assert meter.table(latest=3).target_seconds(4) == 28.0
     assert meter.table().target_seconds(1) == 4.0
     assert meter.table().rounds == 6
+
+
+def metered(
+    monkeypatch: pytest.MonkeyPatch, steps: Sequence[Cost], forwards: Iterator[float] | None = None
+) -> CostMeter:
+    """A meter whose drafter costs what `steps` says, round by round; the first is not counted."""
+    costs = iter([Cost(width=1, seconds=99.0), *steps])
+    monkeypatch.setattr(StepProbe, "step", lambda self: next(costs))
+    if forwards is not None:
+        monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: next(forwards))
+    target = TabularTarget(8)
+    options = DecodeOptions(max_new_tokens=16)
+    return CostMeter(target, [arm(target, 16)], [Sampler()], PROMPTS, options, [1])
+
+
+def curve(monkeypatch: pytest.MonkeyPatch, *steps: tuple[int, float]) -> dict[int, float]:
+    meter = metered(monkeypatch, [Cost(width=w, seconds=s) for w, s in steps])
+    meter.measure(len(steps))
+    (entry,) = meter.table().draft
+    return {cost.width: cost.seconds for cost in entry.costs}
+
+
+def test_one_slow_step_of_a_rare_width_makes_no_point_of_the_curve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    often = [(17, 4.0)] * 5
+    assert curve(monkeypatch, *often) == {1: 0.0, 17: 4.0}
+    assert curve(monkeypatch, *often, (12, 90.0)) == {1: 0.0, 17: 4.0}
+    assert curve(monkeypatch, *often, (3, 50.0), (12, 90.0)) == {1: 0.0, 17: 4.0}
+    assert curve(monkeypatch, *[(9, 2.0)] * 5, (17, 90.0)) == {1: 0.0, 9: 2.0}
+
+
+def test_lookups_that_find_another_length_each_time_are_pooled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = curve(monkeypatch, (28, 1.0), (31, 1.2), (34, 1.1), (37, 3.0), (40, 3.2), (43, 3.1))
+    assert found == {1: 0.0, 31: 1.1, 40: 3.1}
+
+
+def test_what_looking_in_vain_costs_stands_apart_from_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert curve(monkeypatch, (1, 0.3), *[(17, 4.0)] * 6) == {1: 0.3, 17: 4.0}
+    assert curve(monkeypatch, (17, 4.0), *[(1, 0.3)] * 6) == {1: 0.3, 17: 4.0}
+
+
+def test_rounds_drawn_anew_differ_as_the_rounds_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 9
+    steps = [Cost(width=17, seconds=float(n)) for n in range(rounds)]
+    meter = metered(monkeypatch, steps, itertools.count(1.0))
+    meter.measure(rounds)
+    rng = np.random.default_rng(0)
+    drawn = [meter.redrawn(rng) for _ in range(200)]
+    drafts = {table.draft_seconds("d", 0.0, 17) for table in drawn}
+    forwards = {table.target_seconds(1) for table in drawn}
+    assert len(drafts) > 3
+    assert len(forwards) > 3
+    assert {table.rounds for table in drawn} == {rounds}
+    middle = meter.table().draft_seconds("d", 0.0, 17)
+    assert np.mean([one.draft_seconds("d", 0.0, 17) for one in drawn]) == pytest.approx(
+        middle, abs=0.5
+    )

@@ -18,6 +18,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.plan.control import StepCosts
 from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
 from draftsmith.types import TreeShape
 
@@ -64,6 +65,8 @@ def test_what_costs_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
         "option": the_file(arm=lookup(max_ngram=2)),
         "target": cost_file(tiny_target(64, layers=1), lookup(), Sampler(), WORK),
     }
+    eager = HFTarget(TARGET.model, name=TARGET.name, attn_implementation="eager")
+    paths["attention"] = cost_file(eager, lookup(), Sampler(), WORK)
     for seed_layers in (1, 2):
         drafter = Independent(Independent.Config(), model=tiny_target(64, layers=seed_layers))
         own = Arm(name="d", drafter=drafter, shape=TreeShape.chain(4))

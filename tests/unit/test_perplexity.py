@@ -80,7 +80,9 @@ def test_a_short_context_is_where_documents_end() -> None:
     short = HFTarget(tiny_model(context=16).double(), tiny_tokenizer())
     found = perplexity(short, [TEXT, "the cat"])
     assert (found.longest, found.cut) == (16, 1)
-    ids = tiny_tokenizer()(TEXT)["input_ids"][:16]
+    ids = tiny_tokenizer()(TEXT)["input_ids"]
+    assert found.unread == len(ids) - 16
+    ids = ids[:16]
     alone = perplexity(short, [TEXT])
     assert alone.loss == pytest.approx(sum(nats(ids)) / 15)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from draftsmith.plan.acceptance import estimate, wilson
+from draftsmith.plan.acceptance import Rate, estimate, wilson
 from draftsmith.plan.observations import LengthCount
 from draftsmith.speedup import tokens_per_step
 
@@ -192,3 +193,117 @@ def test_rows_of_the_same_kind_add_up() -> None:
     halves = [LengthCount(gamma=2, accepted=n, count=c) for n, c in ((0, 5), (1, 7), (2, 8))]
     whole = [LengthCount(gamma=2, accepted=n, count=c) for n, c in ((0, 10), (1, 14), (2, 16))]
     assert estimate([*halves, *halves]) == estimate(whole)
+
+
+# --------------------------------------------------------------------------- prompts
+
+
+def texts(
+    rng: np.random.Generator, prompts: int, alpha: float, *, same: bool, length: int = 64
+) -> list[LengthCount]:
+    """Every token is accepted with one probability, and all prompts are decoded at all lengths:
+    `same` text each time, as at temperature 0, or another one."""
+    counts = []
+    accepted_PT = rng.random((prompts, length + 1)) < alpha
+    for gamma in LENGTHS:
+        if not same:
+            accepted_PT = rng.random((prompts, length + 1)) < alpha
+        accepted_PT[:, -1] = False
+        run_PT = np.zeros((prompts, length + 1), int)  # accepted ones from here on
+        for place in range(length - 1, -1, -1):
+            run_PT[:, place] = np.where(accepted_PT[:, place], run_PT[:, place + 1] + 1, 0)
+        steps_PL, rows = np.zeros((prompts, gamma + 1), int), np.arange(prompts)
+        at = np.zeros(prompts, int)
+        while len(rows := rows[at[rows] < length - gamma]):
+            found = np.minimum(run_PT[rows, at[rows]], gamma)
+            steps_PL[rows, found] += 1
+            at[rows] += found + 1
+        counts += [
+            LengthCount(gamma=gamma, accepted=n, count=int(count), prompt=str(prompt))
+            for (prompt, n), count in np.ndenumerate(steps_PL)
+            if count
+        ]
+    return counts
+
+
+def covered(found: Sequence[Rate], alpha: float) -> float:
+    return float(
+        np.mean([one.ci95 is not None and one.ci95[0] <= alpha <= one.ci95[1] for one in found])
+    )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "prompts", "same"),
+    [(0.7, 16, True), (0.9, 10, True), (0.4, 30, True), (0.7, 16, False)],
+)
+def test_by_prompts_intervals_cover_and_the_test_keeps_its_level(
+    alpha: float, prompts: int, same: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    histograms = [texts(rng, prompts, alpha, same=same) for _ in range(500)]
+    found = [estimate(one) for one in histograms]
+    assert 0.93 <= covered([one.mle for one in found], alpha) <= 0.97
+    assert 0.925 <= covered([one.least_squares for one in found], alpha) <= 0.975
+    values = np.array([one.iid_p_value for one in found], float)
+    assert 0.45 < np.mean(values) < 0.55
+    assert np.mean(values < 0.05) < 0.07 and np.mean(values < 0.01) < 0.02
+    if same:  # what ignoring prompts would do
+        blind = [estimate([replace(one, prompt=None) for one in each]) for each in histograms[:100]]
+        assert covered([one.mle for one in blind], alpha) < 0.7
+        assert np.mean([(one.iid_p_value or 0.0) < 0.05 for one in blind]) > 0.07
+
+
+def test_by_prompts_rates_that_vary_between_steps_are_noticed() -> None:
+    rng = np.random.default_rng(4)
+    counts = []
+    for prompt in range(12):
+        rates = rng.beta(0.65 * 2, 0.35 * 2, 250)
+        counts += [replace(one, prompt=str(prompt)) for one in histogram(rng, rates)]
+    found = estimate(counts)
+    assert found.iid_p_value is not None and found.iid_p_value < 0.005
+    assert "not i.i.d." in found.warnings[0] and "too narrow" not in found.warnings[0]
+
+
+def test_by_prompts_both_estimates_are_those_of_the_whole_histogram() -> None:
+    counts = texts(np.random.default_rng(1), 12, 0.6, same=True)
+    by_prompt, whole = (estimate(counts), estimate([replace(one, prompt=None) for one in counts]))
+    assert by_prompt.mle.alpha == pytest.approx(whole.mle.alpha)
+    assert by_prompt.least_squares.alpha == whole.least_squares.alpha
+    assert by_prompt.tokens_per_step == whole.tokens_per_step
+    assert by_prompt.by_depth == whole.by_depth
+
+
+def test_the_error_by_prompts_is_nearly_that_of_leaving_prompts_out() -> None:
+    """The jackknife: (n - 1) / n times the sum of squares of what each prompt changes."""
+    counts = texts(np.random.default_rng(2), 25, 0.6, same=True)
+    found = estimate(counts)
+    left = [estimate([c for c in counts if c.prompt != str(prompt)]) for prompt in range(25)]
+    for whole, parts in (
+        (found.mle, [one.mle.alpha for one in left]),
+        (found.least_squares, [one.least_squares.alpha for one in left]),
+    ):
+        jackknife = np.sqrt(24 / 25 * np.sum((np.array(parts) - np.mean(parts)) ** 2))
+        assert whole.se == pytest.approx(jackknife, rel=0.1)
+
+
+def test_prompts_are_trials_where_all_outcomes_are_equal() -> None:
+    every = [LengthCount(gamma=2, accepted=2, count=50, prompt=str(prompt)) for prompt in range(8)]
+    low, high = wilson(8, 8)
+    assert estimate(every).mle.ci95 == (pytest.approx(float(low)), float(high)) and high == 1
+    none = estimate([replace(one, accepted=0) for one in every])
+    assert none.mle.ci95 == (0.0, pytest.approx(1 - float(low)))
+    assert none.least_squares.ci95 is None and none.iid_p_value is None
+
+
+def test_one_prompt_says_nothing_about_others() -> None:
+    counts = [LengthCount(gamma=2, accepted=n, count=50, prompt="a") for n in range(3)]
+    idle = LengthCount(gamma=2, accepted=1, count=0, prompt="b")
+    for found in (estimate(counts), estimate([*counts, idle])):
+        assert found.mle.ci95 is None is found.least_squares.ci95 and found.iid_p_value is None
+        assert "one prompt" in found.warnings[0]
+
+
+def test_by_prompts_one_length_has_a_least_squares_interval() -> None:
+    counts = [c for c in texts(np.random.default_rng(3), 12, 0.6, same=True) if c.gamma == 4]
+    found = estimate(counts)
+    assert found.least_squares.ci95 is not None and found.warnings == ()

@@ -13,6 +13,7 @@ import pytest
 from draftsmith import cli
 from draftsmith.bench.records import RunRecord, append
 from draftsmith.bench.report import Report, summary
+from draftsmith.errors import InputError
 from draftsmith.plan.check import Measured, compare, read_predictions
 from draftsmith.plan.ladder import Estimate
 from draftsmith.provenance import write_json_atomic
@@ -181,7 +182,7 @@ def test_a_bench_with_other_drafts_is_not_compared(
 
 
 def test_without_intervals_nothing_is_judged(check: Any, tmp_path: Path) -> None:
-    pairs = observed(tmp_path / "p", "t,x/tiny-pretrained,5,9,0.55,,0.0,decoded,2.1,")
+    pairs = observed(tmp_path / "p", "t,l/tiny-pretrained,5,9,0.55,,0.0,decoded,2.1,")
     ladder = a_ladder(
         tmp_path,
         alpha={"value": 0.6, "low": None, "high": None},
@@ -198,7 +199,7 @@ def test_the_ends_of_an_interval_belong_to_it(tmp_path: Path) -> None:
 
     def inside(value: float) -> bool | None:
         measured = Measured(
-            draft="independent:somewhere/tiny-pretrained",
+            draft="independent:/home/me/runs/l/tiny-pretrained",
             quantity="alpha",
             temperature=None,
             value=Estimate(value=value),
@@ -254,7 +255,7 @@ def lines_of(*rows: Sequence[object]) -> list[str]:
 def test_a_bad_observation_is_named_by_row_and_column(
     check: Any, tmp_path: Path, row: Sequence[object], sentence: str
 ) -> None:
-    good = ("t", "x/tiny-pretrained", 5, 9, 0.5, "", 0, "decoded", "", "")
+    good = ("t", "tiny-pretrained", 5, 9, 0.5, "", 0, "decoded", "", "")
     folder = observed(tmp_path / "p", *lines_of(good, row))
     said = check(a_ladder(tmp_path), str(folder), code=2)
     assert "observations.csv" in said and sentence in said
@@ -274,7 +275,60 @@ def test_a_bad_record_or_summary_is_named(check: Any, tmp_path: Path) -> None:
 def test_measurements_of_other_drafts_are_refused(check: Any, tmp_path: Path) -> None:
     folder = observed(tmp_path / "p", "t,my/own,5,9,0.5,,0,decoded,,")
     said = check(a_ladder(tmp_path), str(folder), code=2)
-    assert "1m-distilled, 1m-pretrained" in said and "they hold my/own" in said
+    assert "runs/l/1m-distilled, runs/l/1m-pretrained" in said and "they hold my/own" in said
+
+
+def a_measured(draft: str) -> Measured:
+    return Measured(
+        draft=draft, quantity="alpha", temperature=0.0, value=Estimate(value=0.6), source="x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("draft", "same"),
+    [
+        ("tiny-pretrained", True),
+        ("l/tiny-pretrained", True),
+        ("independent:runs/l/tiny-pretrained", True),
+        ("./runs/l/tiny-pretrained", True),
+        ("/home/me/runs/l/tiny-pretrained", True),
+        (".../tiny-pretrained", True),
+        ("../l/tiny-pretrained", True),
+        ("elsewhere/other/tiny-pretrained", False),
+        ("other/l/tiny-pretrained", False),
+        ("tiny-pretrained/again", False),
+    ],
+)
+def test_a_draft_is_known_by_as_much_of_its_folder_as_is_said(
+    tmp_path: Path, draft: str, same: bool
+) -> None:
+    rows, _ = compare(read_predictions(a_ladder(tmp_path)), [a_measured(draft)])
+    assert len(rows) == same
+
+
+def test_a_draft_that_may_be_several_is_refused(tmp_path: Path) -> None:
+    predictions = read_predictions(a_ladder(tmp_path))
+    both = [a_measured("/a/runs/l/tiny-pretrained"), a_measured("/b/runs/l/tiny-pretrained")]
+    with pytest.raises(InputError, match=r"/a/runs.* and /b/runs.* may both be .*runs/l/tiny-"):
+        compare(predictions, both)
+    once = [a_measured("/a/runs/l/tiny-pretrained"), a_measured("tiny-pretrained")]
+    assert len(compare(predictions, once)[0]) == 1
+    folders = {"pretrained": "one/draft", "distilled": "two/draft"}
+    alike = read_predictions(a_ladder(tmp_path, drafts=folders))
+    with pytest.raises(InputError, match=r"draft may be any of .* one/draft, two/draft"):
+        compare(alike, [a_measured("draft")])
+    assert compare(alike, [a_measured("two/draft")])[0][0].kind == "distilled"
+
+
+def test_margins_end_where_rates_end(check: Any, tmp_path: Path) -> None:
+    pairs = observed(
+        tmp_path / "p",
+        "t,tiny-pretrained,5,9,0.0,0.3,0.0,decoded,,",
+        "t,1m-pretrained,5,9,1.0,0.3,0.0,decoded,,",
+    )
+    none, every = check(a_ladder(tmp_path), str(pairs))["comparisons"]
+    assert none["measured"] == {"value": 0.0, "low": 0.0, "high": 0.3}
+    assert every["measured"] == {"value": 1.0, "low": 0.7, "high": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,8 @@ def test_too_few_pairs_name_the_file(plan: Any, tmp_path: Path) -> None:
 def test_planning_loads_no_torch() -> None:
     """Neither its modules nor a verb; `control` and what belongs to decoding may."""
     folder = Path(draftsmith.__file__).parent / "plan"
-    ours = """acceptance charts fit law_file loss loss_fit observations optimum paper pooled sizing
-        tables""".split()
+    ours = """acceptance budget charts check clusters fit ladder law_file loss loss_fit observations
+        optimum paper pooled setting sizing tables""".split()
     assert all((folder / f"{name}.py").exists() for name in ours)
     modules = [f"draftsmith.plan.{name}" for name in ours]
     verbs = "law optimum sweep alpha fit table".split()

@@ -11,7 +11,8 @@ import pytest
 from draftsmith.plan import paper, tables
 from draftsmith.plan.fit import FORMS, affine_law, fit_form, per_target
 from draftsmith.plan.observations import Observation
-from draftsmith.plan.sizing import AcceptanceLaw, best_draft
+from draftsmith.plan.setting import AcceptanceLaw
+from draftsmith.plan.sizing import best_draft
 
 pytest.importorskip("statsmodels")
 

@@ -124,6 +124,11 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
         (read_counts, "gamma,accepted_length,count\n10001,1,5\n", "'gamma': must be 10000 or less"),
         (read_counts, "gamma,accepted_length,count\n2,1,1e300\n", "'count': must be 90071992547"),
         (read_counts, "gamma,count\n2,1\n", "no column 'accepted_length'"),
+        (
+            read_counts,
+            "prompt,gamma,accepted_length,count\na,2,1,5\n,2,1,5\n",
+            r"row 2 .*'prompt': there is no value",
+        ),
     ],
 )
 def test_runs_and_counts_that_cannot_be_used(

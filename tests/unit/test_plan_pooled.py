@@ -8,7 +8,7 @@ from scipy.special import lambertw
 
 from draftsmith.plan import tables
 from draftsmith.plan.pooled import GridName, Sweep, sweep
-from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan.setting import AcceptanceLaw
 
 pytest.importorskip("statsmodels")
 

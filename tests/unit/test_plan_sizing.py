@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from draftsmith.plan import paper
+from draftsmith.plan.budget import TokenBudget
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.sizing import AcceptanceLaw, Setting, best_draft, draft_of, optimal_params
+from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
-OPT_13B = Setting(target_params=12853473280, target_tokens=180e9, draft_tokens=180e9)
+OPT_13B = Setting(target_params=12853473280, target_tokens=180e9, budget=TokenBudget(amount=180e9))
 # as computed exactly: alpha, gamma, speed-up, M / N*, best whole gamma
 AT_THE_OPTIMA = [
     (0.647886, 8.1067, 2.59356, 109.56, 8),
@@ -41,13 +43,13 @@ def test_table_5(row: paper.PrintedOptimum, at: tuple[float, ...]) -> None:
     ("M", "ratio"), [(13e9, 120), (30e9, 173), (70e9, 247), (110e9, 296), (1e12, 682), (1e13, 1505)]
 )
 def test_larger_targets_have_relatively_smaller_drafts(M: float, ratio: int) -> None:
-    setting = Setting(target_params=M, target_tokens=1e13, draft_tokens=1e13)
+    setting = Setting(target_params=M, target_tokens=1e13, budget=TokenBudget(amount=1e13))
     assert round(M / optimal_params(setting)) == ratio
 
 
 def test_no_size_beats_the_optimum_and_nothing_is_below_plain_decoding() -> None:
     for M in (1e8, 1e10, 1e12):
-        setting = Setting(target_params=M, target_tokens=1e12, draft_tokens=3e12)
+        setting = Setting(target_params=M, target_tokens=1e12, budget=TokenBudget(amount=3e12))
         best = best_draft(setting).best
         assert best is not None
         sizes = np.geomspace(1e3, M, 20_001)
@@ -116,7 +118,9 @@ def test_without_covariance_there_is_no_interval() -> None:
 
 def test_where_no_draft_pays_none_is_named() -> None:
     hopeless = AcceptanceLaw(A=-0.0067, B=0.0, C=0.02)
-    never = Setting(target_params=1e9, target_tokens=1e10, draft_tokens=1e10, law=hopeless)
+    never = Setting(
+        target_params=1e9, target_tokens=1e10, budget=TokenBudget(amount=1e10), law=hopeless
+    )
     with pytest.raises(ValueError, match="for no draft size"):
         best_draft(never)
     # acceptance is there only for drafts that are too dear
@@ -151,16 +155,16 @@ def test_a_speedup_that_grows_until_the_law_breaks_has_no_best_size(
 
 
 def test_sizes_without_their_unit_are_to_blame_and_not_the_coefficients() -> None:
-    unit_left_out = replace(OPT_13B, target_tokens=180.0, draft_tokens=180.0)
+    unit_left_out = replace(OPT_13B, target_tokens=180.0, budget=TokenBudget(amount=180.0))
     with pytest.raises(ValueError, match="no draft size") as error:
         best_draft(unit_left_out)
-    for part in ("M = 1.28535e+10", "D' = 180 tokens", "D = 180 tokens", "units (180B)"):
+    for part in ("M = 1.28535e+10", "D' = 180 tokens", "draft_tokens = 180", "units (180B)"):
         assert part in str(error.value)
     ppl = float(LossLaw().perplexity(12853473280, 180))
     assert f"is {ppl:.3g}," in str(error.value) and f"{ppl:.3g} or more;" in str(error.value)
     with pytest.raises(ValueError, match="M = 1 parameters"):
         best_draft(replace(OPT_13B, target_params=1.0))
-    for name in ("target_params", "target_tokens", "draft_tokens"):
+    for name in ("target_params", "target_tokens"):
         with pytest.raises(ValueError, match=f"{name} must be a count of 1 or more, got 0.5"):
             replace(OPT_13B, **{name: 0.5})
 

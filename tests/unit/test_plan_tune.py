@@ -15,6 +15,7 @@ from draftsmith.plan.tune import (
     Trial,
     advice,
     batch_advice,
+    evidence,
     judge,
     rates,
     speedup,
@@ -47,9 +48,19 @@ def test_mixed_widths_are_weighed_by_how_often_they_were_fed() -> None:
     assert speedup(found, PRICES) == pytest.approx(12 * 2.0 / (2 * 2.5 + 3 * 4.0 + 6.0))
 
 
-def test_no_step_is_no_speedup() -> None:
-    assert speedup(trial([0], [{}]), PRICES) == 1.0
-    assert trial([0], [{}]).tokens_per_step == 1.0
+def test_prompts_without_a_step_say_nothing() -> None:
+    """Neither of the speed nor of how sure it is."""
+    with pytest.raises(ValueError, match="no step"):
+        speedup(trial([0], [{}]), PRICES)
+    some, padded = (
+        trial([30, 10], [{5: 10}] * 2),
+        trial([0, 30, 0, 10, 0], [{}, {5: 10}] * 2 + [{}]),
+    )
+    assert padded.prompts == (1, 3)
+    assert padded.tokens_per_step == some.tokens_per_step == 2.0
+    few, many = (judge(one, PRICES, [PRICES] * 200) for one in (some, padded))
+    assert (few.speedup, few.low, few.high) == (many.speedup, many.low, many.high)
+    assert few.low < few.speedup < few.high
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -77,10 +88,9 @@ def test_the_interval_holds_the_value_and_widens_with_the_prompts_differences() 
     assert narrow.tokens_per_second == pytest.approx(narrow.speedup / 2.0)
 
 
-def candidate(value: float, low: float, high: float) -> Candidate:
-    return Candidate(
-        trial=trial([1], [{5: 1}]), speedup=value, low=low, high=high, tokens_per_second=1.0
-    )
+def candidate(value: float, low: float, high: float, prompts: int = 3) -> Candidate:
+    made = trial([1] * prompts, [{5: 1}] * prompts)
+    return Candidate(trial=made, speedup=value, low=low, high=high, tokens_per_second=1.0)
 
 
 def test_it_says_plainly_what_to_do() -> None:
@@ -90,11 +100,25 @@ def test_it_says_plainly_what_to_do() -> None:
     assert advice(candidate(1.02, 0.98, 1.06)).startswith("it is not certain that drafting pays")
 
 
+def test_it_says_how_far_a_promise_reaches() -> None:
+    assert evidence(candidate(1.9, 1.8, 2.0), 18) == (
+        "it is the best of 18 drafts on the very 3 prompts that it was chosen by: "
+        "others may gain a little less"
+    )
+    assert evidence(candidate(0.97, 0.95, 0.99), 18) == ""
+    for value in (0.97, 1.9):
+        said = evidence(candidate(value, 0.9, 2.0, prompts=1), 18)
+        assert said.startswith("one prompt was judged: the interval is that of the measured costs")
+
+
 def test_it_says_from_which_batch_size_on_drafting_no_longer_pays() -> None:
     assert batch_advice({1: 1.9, 2: 1.5, 4: 1.1, 8: 0.8}) == (
         "from 8 rows on drafting no longer pays"
     )
-    assert batch_advice({1: 0.9, 2: 1.2, 4: 0.9}).startswith("from 4 rows on")
+    assert batch_advice({1: 0.9, 2: 1.2, 4: 0.9}) == (
+        "drafting pays at batch size 2, but not at 1, 4"
+    )
+    assert batch_advice({1: 1.0, 4: 1.1}) == "drafting pays at batch size 4, but not at 1"
     assert batch_advice({1: 1.9, 8: 1.1}) == "drafting pays up to 8 rows, the most tried"
     assert batch_advice({1: 0.9, 8: 0.8}) == "drafting pays at no batch size tried (1, 8)"
     assert batch_advice({1: 1.9}) == batch_advice({1: 0.9}) == ""

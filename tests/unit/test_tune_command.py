@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from tests.robustness.test_command_line import command as command  # a fixture
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.costs import Cost, CostTable, DraftCost
+from draftsmith.bench.step_costs import Workload
 from draftsmith.drafting_options import DraftingOptions
-from draftsmith.plan.tune import Candidate, Trial
+from draftsmith.errors import InputError
+from draftsmith.plan.tune import Candidate, Trial, Tuning
 from draftsmith.recipes import _tune, _tuner, tune
 from draftsmith.recipes._tune import between
+from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import load_target
 from draftsmith.tune_options import TuneOptions
 
@@ -81,8 +87,8 @@ def test_the_fastest_is_first_and_figures_agree(found: dict[str, Any]) -> None:
     for one in payload["candidates"]:
         assert one["low"] <= one["high"]
         assert 1.0 <= one["tokens_per_step"] <= 5.0
-        pace = one["speedup"] * payload["plain_tokens_per_second"]
-        assert one["tokens_per_second"] == pytest.approx(pace)
+        pace = one["speedup"] * payload["plain_tokens_per_second_by_costs"]
+        assert one["tokens_per_second_by_costs"] == pytest.approx(pace)
     assert payload["recommendation"]["speculate"] == (speedups[0] > 1.0)
     assert payload["recommendation"]["sentence"].startswith("do not") == (speedups[0] <= 1.0)
 
@@ -97,6 +103,9 @@ def test_what_was_found_is_written(found: dict[str, Any]) -> None:
         f"{name}.{kind}" for name in ("by_length", "by_batch") for kind in ("png", "svg")
     }
     assert sorted({one["rows"] for one in payload["batches"]}) == [1, 2]
+    for single in (one for one in payload["batches"] if one["rows"] == 1):
+        own = [one for one in payload["candidates"] if one["drafter"] == single["drafter"]]
+        assert (single["flags"], single["speedup"]) == (own[0]["flags"], own[0]["speedup"])
     rates = payload["acceptance_by_depth"]["prompt_lookup"]
     assert all(one["low"] <= one["rate"] <= one["high"] for one in rates)
     costs = payload["step_seconds"]["prompt_lookup"]
@@ -142,9 +151,102 @@ def test_a_single_batch_size_says_nothing_of_batches(
     more = ["--drafter", "prompt_lookup", "--limit", "1"]
     code, out, err = command(*words(models, tmp_path / "out", *more))
     assert code == 0, err
-    assert json.loads(out)["recommendation"]["batches"] == ""
+    payload = json.loads(out)
+    assert payload["recommendation"]["batches"] == ""
+    assert payload["recommendation"]["evidence"].startswith("one prompt was judged")
+    # the rounds of the cost table differ, and are all that can
+    assert all(one["prompts"] == 1 for one in payload["candidates"])
+    assert any(one["low"] < one["high"] for one in payload["candidates"])
     assert "By batch size" not in err
     assert not (tmp_path / "out" / "figures" / "by_batch.png").exists()
+
+
+class LinearMeter:
+    """In place of the real one: forwards cost the same at any width, in batches more by `slope` for
+    every token; drafting costs nothing but for chains of a model, which cost five plain steps."""
+
+    slope = 1.0
+
+    def __init__(
+        self, target: object, arms: Sequence[Arm], sampler: Sampler, work: Workload
+    ) -> None:
+        self.arms, self.heat, self.batch = arms, sampler.temperature, work.rows > 1
+
+    def measure(self, rounds: int) -> None:
+        pass
+
+    def drafting(self, arm: Arm) -> float:
+        return 5.0 * (arm.name.startswith("independent") and arm.used_shape.is_chain)
+
+    def steps(self) -> list[list[Cost]]:
+        return [
+            [Cost(width=1 + arm.used_shape.depth, seconds=self.drafting(arm))] for arm in self.arms
+        ]
+
+    def table(self) -> CostTable:
+        slope = self.slope * self.batch
+        ends = tuple(Cost(width=w, seconds=1.0 + slope * (w - 1)) for w in (1, 101))
+        draft = {arm.name: (Cost(width=1, seconds=self.drafting(arm)),) for arm in self.arms}
+        return CostTable(
+            context=1,
+            rounds=1,
+            target=ends,
+            draft=tuple(
+                DraftCost(drafter=name, temperature=self.heat, costs=costs)
+                for name, costs in draft.items()
+            ),
+        )
+
+    def redrawn(self, rng: object) -> CostTable:
+        return self.table()
+
+
+def tuned(models: Path, out: Path, *more: str) -> Tuning:
+    options = cli.parse("tune", words(models, out, *more)[1:])
+    return _tuner.Tuner(options).tune()
+
+
+def together(trial: Trial, rows: int) -> float:
+    """Speed-up of so many rows, drafts for free: over all ways in which their steps can meet."""
+    widths = [w for some in trial.widths_P for w, count in some.items() for _ in range(count)]
+    widest = [max(met) for met in itertools.product(widths, repeat=rows)]
+    seconds = [1.0 + LinearMeter.slope * (width - 1) for width in widest]
+    return trial.tokens_per_step * len(seconds) / sum(seconds)
+
+
+def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(LinearMeter, "slope", 0.01)
+    more = ["--batch-sizes", "1,2", "--max-new-tokens", "48"]  # long enough to repeat themselves
+    found = tuned(models, tmp_path, "--drafter", "prompt_lookup", *more)
+    one, two = found.batches
+    assert (one.trial, one.speedup) == (found.winner.trial, found.winner.speedup)
+    assert one.speedup == pytest.approx(found.winner.trial.tokens_per_step)
+    fixed = [entry.trial for entry in found.candidates if entry.trial.depth is not None]
+    assert two.speedup == pytest.approx(max(together(some, 2) for some in [*fixed, two.trial]))
+    assert two.speedup < together(two.trial, 1) < one.speedup
+
+
+def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    drafters = f"independent:{models / 'draft'},prompt_lookup"
+    found = tuned(models, tmp_path, "--drafter", drafters, "--batch-sizes", "1,2")
+    alone, _, model, lookup = found.batches
+    best = next(one for one in found.candidates if one.trial.drafter == alone.trial.drafter)
+    assert alone.trial == best.trial
+    assert alone.trial.length is None
+    chains = [one.trial for one in found.candidates if one.trial.length is not None]
+    trees = [one.trial for one in found.candidates if one.trial.depth and not one.trial.length]
+    # a controller that knows what batches cost may well draft nothing, which costs nothing
+    assert model.trial.label == "auto" or model.trial in trees
+    assert model.speedup >= max(together(trial, 2) for trial in trees) - 1e-9
+    assert lookup.trial.label == "auto"
+    lookups = [trial for trial in chains if trial.drafter == "prompt_lookup"]
+    assert lookup.speedup >= max(together(trial, 2) for trial in lookups) - 1e-9
 
 
 def test_the_controller_finds_the_costs_that_tune_measured(
@@ -174,6 +276,8 @@ def test_bad_input_is_refused_in_one_sentence(
     refused(tuned("--drafter", "prompt_lookup", out=tmp_path / "file"), 2, "is a file")
     missing = ["--drafter", "prompt_lookup", "--suite", str(tmp_path / "nowhere.jsonl")]
     refused(tuned(*missing), 2, "nowhere.jsonl does not exist")
+    few = ["--drafter", "prompt_lookup", "--max-new-tokens", "1"]
+    refused(tuned(*few), 2, "--max-new-tokens must be at least 2")
     assert not (tmp_path / "out").exists()
 
 
@@ -196,3 +300,44 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     assert all(entry.flags[2:] == model.flags for entry in model.trees)
     assert {entry.arm.drafter.config.proposal for entry in model.trees} == {"sampled"}
     assert [entry.length for entry in model.entries(model.lengths)] == [1, 2, 4]
+
+
+def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    opened = _tuner.open_target
+
+    def ended(options: Any) -> Any:
+        target = opened(options)
+        target.end_ids = frozenset(range(target.vocab_size))
+        return target
+
+    monkeypatch.setattr(_tuner, "open_target", ended)
+    with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
+        tuned(models, tmp_path, "--drafter", "prompt_lookup")
+
+
+def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that drafts for itself: four tokens are one step with a chain of four."""
+    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    drafter = f"independent:{models / 'target'}"
+    found = tuned(models, tmp_path, "--drafter", drafter, "--max-new-tokens", "4")
+    lengths = {one.trial.length for one in found.candidates}
+    assert {1, 2} <= lengths
+    assert 4 not in lengths
+
+
+def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
+    target = load_target(str(models / "target"))
+    names = [f"independent:{models / 'draft'}"]
+    for greedy, proposal in ((True, "greedy"), (False, "without_replacement")):
+        (entrant,) = _tune.open_entrants(names, DraftingOptions(), target, 4, greedy=greedy)
+        chain = entrant.chain.drafter
+        assert chain.config.proposal == "sampled"
+        for entry in entrant.trees:
+            assert entry.arm.drafter.config.proposal == proposal
+            pairs = zip(entry.arm.drafter.parameters(), chain.parameters(), strict=True)
+            assert all(mine is its for mine, its in pairs)

@@ -22,7 +22,7 @@ BASE = ["--target", "T", "--suite", "s.jsonl"]
         (["--batch-sizes", "1,two"], "--batch-sizes: expected ints separated by commas"),
         (["--limit", "0"], "--limit must be at least 1"),
         (["--longest", "0"], "--longest must be at least 1"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--temperature", "-1"], "--temperature must be 0"),
         (["--draft-length", "4"], "--draft-length is what tune finds out"),
         (["--draft-length", "auto"], "--draft-length is what tune finds out"),

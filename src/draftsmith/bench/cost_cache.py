@@ -127,6 +127,7 @@ def _model_facts(target: Target) -> dict[str, Any]:
         "dtype": str(target.dtype),
         "device": str(target.device),
         "weights": _structure(target.model) if isinstance(target, HFTarget) else None,
+        "attention": target.attn_implementation if isinstance(target, HFTarget) else None,
     }
 
 

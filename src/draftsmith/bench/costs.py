@@ -175,8 +175,12 @@ class StepProbe:
         predictions: Sequence[Sequence[int]],
         options: DecodeOptions,
     ) -> Iterator[bool]:
-        cases = list(zip(prompts, predictions, strict=True))
+        """Steps behind prompts, for ever; true: a draft that nothing cut short."""
+        cases, depth = list(zip(prompts, predictions, strict=True)), arm.used_shape.depth
+        limit = self._meter.max_length or 1 << 40
         for number, (prompt, prediction) in enumerate(itertools.cycle(cases)):
+            left_B = [min(options.max_new_tokens, limit - len(prompt))] * self._rows
+            served = False
             steps = decode(
                 self._meter,
                 arm.drafter,
@@ -186,8 +190,12 @@ class StepProbe:
                 recorder=self._recorder,
             )
             for step in steps:
-                # the last step's draft is cut to the room that is left
-                yield not (step.prefill or any(step.finish))
+                whole = min(left_B) > depth and not step.prefill
+                yield whole
+                served |= whole
+                left_B = [n - len(new) for n, new in zip(left_B, step.emitted, strict=True)]
+                if served and min(left_B) <= depth:
+                    break  # drafts would be cut to the room that is left, or rows be done
 
     def step(self) -> Cost:
         """One whole step behind a prompt: its width, and the drafter's seconds.
@@ -298,10 +306,13 @@ class CostMeter:
                     drafter=name,
                     temperature=temperature,
                     costs=_draft_curve(
-                        cost
-                        for taken in rounds
-                        for key, cost in zip(self._keys, taken.draft, strict=True)
-                        if key == (name, temperature) and cost is not None
+                        [
+                            cost
+                            for taken in rounds
+                            for key, cost in zip(self._keys, taken.draft, strict=True)
+                            if key == (name, temperature) and cost is not None
+                        ],
+                        len(rounds),
                     ),
                 )
                 for name, temperature in dict.fromkeys(self._keys)
@@ -344,10 +355,32 @@ def _curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
     )
 
 
-def _draft_curve(costs: Iterable[Cost]) -> tuple[Cost, ...]:
+def _draft_curve(costs: Sequence[Cost], rounds: int) -> tuple[Cost, ...]:
     """Probes take whole drafts, runs end in shorter ones: down to none, which costs nothing, unless
-    looking in vain was measured."""
-    curve = _curve(costs)
-    if curve and curve[0].width == 1:
-        return curve
-    return (Cost(width=1, seconds=0.0), *curve)
+    looking in vain was measured.
+
+    A lookup may find less than it was asked for, any length now and then. One sample is no median:
+    widths that fewer than half of the rounds met are pooled with the next wider ones, those at the
+    end with the last.
+    """
+    groups: list[list[Cost]] = []
+    drafted = sorted((cost for cost in costs if cost.width > 1), key=lambda cost: cost.width)
+    for _, alike in itertools.groupby(drafted, key=lambda cost: cost.width):
+        if groups and 2 * len(groups[-1]) < rounds:
+            groups[-1].extend(alike)
+        else:
+            groups.append(list(alike))
+    if len(groups) > 1 and 2 * len(groups[-1]) < rounds:
+        rare = groups.pop()
+        groups[-1].extend(rare)
+    vain = [cost.seconds for cost in costs if cost.width == 1]
+    return (
+        Cost(width=1, seconds=statistics.median(vain) if vain else 0.0),
+        *(
+            Cost(
+                width=statistics.median_high(cost.width for cost in group),
+                seconds=statistics.median(cost.seconds for cost in group),
+            )
+            for group in groups
+        ),
+    )

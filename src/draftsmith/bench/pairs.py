@@ -8,6 +8,9 @@ end token stands inside it, where another tokenizer spells it with fewer tokens.
     draft of 4    accepted 2    1 1 0        tried 3, accepted 2
                   accepted 4    1 1 1 1      tried 4, accepted 4
 
+Counts are kept by prompt: the tokens of one text are not independent, least of all where it is
+decoded again at the next draft length.
+
 Agreement on re-tokenised text is how the scaling-laws paper measured pairs with different
 tokenizers: the target's text, cut by the draft's tokenizer, and at each token the probability that
 the draft would have said it. Nothing is verified: no decoder has this rate.
@@ -27,6 +30,7 @@ from draftsmith.bench.ratio import Ratio, ratio
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters._base import Drafter
 from draftsmith.generation import Generation, generate
+from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.observations import LengthCount
 from draftsmith.sampler import History, Sampler
 from draftsmith.targets._base import Target
@@ -38,15 +42,15 @@ class LengthTrial:
     """All steps with drafts of one length."""
 
     gamma: int
-    steps: list[int] = field(default_factory=list)
-    """Whole drafts of which 0, 1, .., gamma tokens were accepted."""
     left_out: int = 0
     """Steps whose draft was not whole."""
-    by_prompt: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Tokens accepted and tried in whole drafts, by the number of the prompt."""
+    by_prompt: dict[int, list[int]] = field(default_factory=dict)
+    """Whole drafts of which 0, 1, .., gamma tokens were accepted, by the number of the prompt."""
 
-    def __post_init__(self) -> None:
-        self.steps = [0] * (self.gamma + 1)
+    @property
+    def steps(self) -> list[int]:
+        """The same of all prompts."""
+        return [sum(each[n] for each in self.by_prompt.values()) for n in range(self.gamma + 1)]
 
     def add(self, step: DecodeStep, numbers: range) -> None:
         """Take in a step; `numbers`: the prompts of its rows."""
@@ -56,17 +60,17 @@ class LengthTrial:
             if step.offered_depth[row] != self.gamma:
                 self.left_out += 1
                 continue
-            accepted = step.accepted[row]
-            self.steps[accepted] += 1
-            took, tried = self.by_prompt.get(number, (0, 0))
-            tried += min(accepted + 1, self.gamma)
-            self.by_prompt[number] = (took + accepted, tried)
+            counts = self.by_prompt.setdefault(number, [0] * (self.gamma + 1))
+            counts[step.accepted[row]] += 1
 
     @property
     def counts(self) -> tuple[LengthCount, ...]:
+        """Those above 0."""
         return tuple(
-            LengthCount(gamma=self.gamma, accepted=accepted, count=count)
-            for accepted, count in enumerate(self.steps)
+            LengthCount(gamma=self.gamma, accepted=accepted, count=count, prompt=str(number))
+            for number, counts in self.by_prompt.items()
+            for accepted, count in enumerate(counts)
+            if count
         )
 
 
@@ -80,13 +84,16 @@ def count_accepted(
     batch_size: int = 1,
     on_length: Callable[[int], None] | None = None,
 ) -> tuple[tuple[LengthTrial, ...], list[Generation]]:
-    """Decode all prompts with chains of every length; and the texts of the last one."""
+    """Decode all prompts with chains of every length; and the texts of the last one.
+
+    Each length has a seed of its own: with one for all, drawn texts would be nearly the same.
+    """
     trials, made = [], []
     for gamma in lengths:
         if on_length is not None:
             on_length(gamma)
         trial = LengthTrial(gamma=gamma)
-        chain = replace(options, shape=TreeShape.chain(gamma))
+        chain = replace(options, shape=TreeShape.chain(gamma), seed=options.seed + gamma)
         made = generate(target, drafter, prompts, chain, batch_size=batch_size, on_step=trial.add)
         trials.append(trial)
     return tuple(trials), made
@@ -95,15 +102,16 @@ def count_accepted(
 def acceptance(trials: Sequence[LengthTrial]) -> Ratio | None:
     """Accepted / tried, all lengths together; None: no draft was whole.
 
-    Prompts are what the margin takes as drawn: with the same prompts at every length (and at
-    temperature 0 the same texts) single tokens are far from independent.
+    The margin is the longer half of the interval over prompts, which is not symmetric.
     """
-    totals: dict[int, tuple[int, int]] = {}
-    for trial in trials:
-        for number, (took, tried) in trial.by_prompt.items():
-            before = totals.get(number, (0, 0))
-            totals[number] = (before[0] + took, before[1] + tried)
-    return ratio(list(totals.values())) if totals else None
+    counts = [count for trial in trials for count in trial.counts]
+    if not counts:
+        return None
+    rate = estimate(counts).mle
+    if rate.ci95 is None:
+        return Ratio(value=rate.alpha, moe=None)
+    low, high = rate.ci95
+    return Ratio(value=rate.alpha, moe=max(rate.alpha - low, high - rate.alpha))
 
 
 @torch.inference_mode()

@@ -50,6 +50,8 @@ class Perplexity:
     documents: int
     cut: int
     """Documents that were longer than what is read."""
+    unread: int
+    """Their tokens behind that."""
     longest: int
     """Tokens of a document that were read at most."""
 
@@ -69,10 +71,11 @@ def perplexity(
     longest = min(longest, model.max_length or longest)
     cache = model.new_cache(1, longest)
     parts: list[tuple[float, float]] = []
-    cut = 0
+    cut = unread = 0
     for document in documents:
         ids = _token_ids(model, document)
         cut += len(ids) > longest
+        unread += max(len(ids) - longest, 0)
         ids = ids[:longest]
         if len(ids) > 1:
             parts.append((_loss(model, cache, ids, piece), len(ids) - 1))
@@ -90,6 +93,7 @@ def perplexity(
         tokens=int(sum(number for _, number in parts)),
         documents=len(parts),
         cut=cut,
+        unread=unread,
         longest=longest,
     )
 

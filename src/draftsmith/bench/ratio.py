@@ -1,9 +1,9 @@
 """Sums over documents or prompts, divided: a mean per token, and its 95 % margin.
 
 What a document adds to both sums belongs together, and tokens of one document are not independent:
-documents are what is drawn. First order, for the ratio of two sums over n of them:
+documents are what is drawn (`plan.clusters`). First order, for the ratio of two sums:
 
-    R = sum s / sum m        variance = n / (n - 1) * sum (s - R m)^2 / (sum m)^2
+    R = sum s / sum m        what a document adds to its error: (s - R m) / sum m
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftsmith.plan.sizing import Z95
+import numpy as np
+
+from draftsmith.plan.clusters import error, quantile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,5 +34,5 @@ def ratio(parts: Sequence[tuple[float, float]]) -> Ratio:
     count = len(known)
     if count < 2 or not math.isfinite(value):
         return Ratio(value=value, moe=None)
-    spread = math.fsum((amount - value * number) ** 2 for amount, number in known)
-    return Ratio(value=value, moe=Z95 * math.sqrt(count / (count - 1) * spread) / total)
+    added = np.array([(amount - value * number) / total for amount, number in known])
+    return Ratio(value=value, moe=quantile(count) * error(added))

@@ -2,27 +2,29 @@
 
 Two estimates from one histogram. The paper's ("Speculative Decoding Scaling Laws", appendix B) fits
 the tokens per step at several draft lengths; the binomial one counts every judged token as one
-trial, which it is where acceptance is i.i.d. A test says whether that can be believed.
+trial. A test says whether all places have one rate.
+
+Where the counts say which prompt they are of, intervals and test go by prompts (`clusters`); where
+they do not, every judged token is taken as drawn independently, which tokens of one text at several
+draft lengths are not.
+
+Shape letters: P prompts (one where they are not said), L accepted lengths, D depths, C cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.stats import chi2_contingency
 
+from draftsmith.plan.clusters import error, flip_p_value, quantile
 from draftsmith.plan.observations import LengthCount
 from draftsmith.plan.sizing import Z95
-from draftsmith.speedup import (
-    Floats,
-    acceptance_error,
-    acceptance_from_counts,
-    tokens_per_step,
-)
+from draftsmith.speedup import Floats, acceptance_error, tokens_per_step
 
 _EXPECTED = 5.0
 """Least expected number of acceptances and of rejections in a cell of the test."""
@@ -38,7 +40,7 @@ class Rate:
     alpha: float
     se: float | None
     ci95: tuple[float, float] | None
-    """None: not known from a single draft length, nor where the fit has no room to miss."""
+    """None: not known from a single draft length or prompt, nor where a fit has no room to miss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +48,9 @@ class AcceptanceEstimate:
     """What the counts say."""
 
     least_squares: Rate
-    """The paper's; its interval covers 78 to 90 % where it says 95."""
+    """The paper's. The printed interval covers 78 to 90 % where it says 95, that by prompts 95."""
     mle: Rate
-    """Binomial, with Wilson's interval."""
+    """Accepted / tried, with Wilson's interval."""
     iid_p_value: float | None
     """Of the hypothesis that every judged token is accepted with one probability, whatever its
     depth and the draft's length. None: too few counts to tell."""
@@ -61,18 +63,28 @@ class AcceptanceEstimate:
 
 def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     """Both estimates and the test. At least one count must be above 0."""
-    tried_lengths = sorted({one.gamma for one in counts if one.count})
-    trials = {gamma: _trials(counts, gamma) for gamma in tried_lengths}
+    trials = _trials(counts)
+    known = any(one.prompt is not None for one in counts)
+    prompts = _prompts(trials)
     lengths = np.array(list(trials))
-    steps = {gamma: tried[0] for gamma, (tried, _) in trials.items()}
-    # n + 1 tokens: an iteration also gives the token of the target's own
-    tokens = {gamma: 1 + accepted.sum() / steps[gamma] for gamma, (_, accepted) in trials.items()}
-    tried_D, accepted_D = (_by_depth(trials, which, int(lengths.max())) for which in (0, 1))
-    p_value = iid_p_value(trials)
+    steps = np.array([one.steps_P.sum() for one in trials.values()])
+    accepted = np.array([one.accepted_PD.sum() for one in trials.values()])
+    tokens = 1 + accepted / steps  # n + 1: an iteration also gives the token of the target's own
+    tried_D, accepted_D = _by_depth(trials, int(lengths.max()))
+    fitted, likely = least_squares(lengths, tokens), _share(tried_D, accepted_D)
+    if known:
+        fitted = _by_prompts(fitted, trials)
+        likely = share_of_prompts(
+            np.sum([one.accepted_PD.sum(1) for one in trials.values()], axis=0),
+            np.sum([one.tried_PD.sum(1) for one in trials.values()], axis=0),
+        )
+    p_value = None if known and prompts == 1 else iid_p_value(trials)
     said = []
-    if len(lengths) == 1:
+    if known and prompts == 1:
+        said.append("all counts are of one prompt: there are no intervals, and nothing is tested")
+    elif len(lengths) == 1 and not known:
         said.append("there is one draft length only: least squares has no interval")
-    one_outcome = _ONE_OUTCOME.get(float(accepted_D.sum() / tried_D.sum()))
+    one_outcome = _ONE_OUTCOME.get(likely.alpha)
     if one_outcome is not None:
         said.append(
             f"{one_outcome}: there is nothing to test, and least squares has no interval; take "
@@ -85,27 +97,40 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     elif p_value is None:
         said.append("there are too few counts to test whether acceptance is i.i.d.")
     elif p_value < SUSPICIOUS:
+        narrow = "" if known else ", and the intervals are too narrow"
         said.append(
             f"acceptance is not i.i.d. (p = {p_value:.2g}): it depends on depth or draft length, "
-            "no alpha is the mean acceptance, and the intervals are too narrow; go by the measured "
-            "tokens per step"
+            f"no alpha is the mean acceptance{narrow}; go by the measured tokens per step"
         )
-    alpha = float(acceptance_from_counts(tried_D, accepted_D))
-    low, high = wilson(accepted_D.sum(), tried_D.sum())
     return AcceptanceEstimate(
-        least_squares=least_squares(lengths, np.array(list(tokens.values()))),
-        mle=Rate(
-            alpha=alpha,
-            se=float(acceptance_error(tried_D, accepted_D)),
-            ci95=(float(low), float(high)),
-        ),
+        least_squares=fitted,
+        mle=likely,
         iid_p_value=p_value,
-        tokens_per_step={gamma: float(value) for gamma, value in tokens.items()},
+        tokens_per_step=dict(zip(trials, tokens.tolist(), strict=True)),
         by_depth=tuple(
             float(a / n) if n else None for n, a in zip(tried_D, accepted_D, strict=True)
         ),
         warnings=tuple(said),
     )
+
+
+def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> Rate:
+    """Accepted / tried with prompts as what is drawn, each with trials of its own.
+
+    The interval is Wilson's for as many independent trials as would be as noisy, with Student's t.
+    Where all outcomes are equal the prompts themselves are the trials. One prompt has no interval.
+    """
+    total, prompts = float(tried_P.sum()), len(tried_P)
+    alpha = float(accepted_P.sum() / total)
+    if prompts < 2:
+        return Rate(alpha=alpha, se=None, ci95=None)
+    if alpha in _ONE_OUTCOME:
+        low, high = wilson(alpha * prompts, prompts)
+        return Rate(alpha=alpha, se=None, ci95=(float(low), float(high)))
+    se = error((accepted_P - alpha * tried_P) / total)
+    trials = alpha * (1 - alpha) / se**2 if se > 0 else total
+    low, high = wilson(alpha * trials, trials, quantile(prompts))
+    return Rate(alpha=alpha, se=se, ci95=(float(low), float(high)))
 
 
 def least_squares(gamma: Floats, tokens: Floats) -> Rate:
@@ -133,72 +158,136 @@ def least_squares(gamma: Floats, tokens: Floats) -> Rate:
     return Rate(alpha=alpha, se=se, ci95=ends)
 
 
-def wilson(accepted: ArrayLike, tried: ArrayLike) -> tuple[Floats, Floats]:
-    """95 % score interval of a share (Wilson 1927): good coverage near 0 and 1 as well."""
+def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[Floats, Floats]:
+    """95 % score interval of a share (Wilson 1927): good coverage near 0 and 1 as well. `reach`: of
+    95 %, in standard errors."""
     n, accepted = np.asarray(tried, np.float64), np.asarray(accepted, np.float64)
     share = accepted / n
-    z2 = Z95**2
+    z2 = reach**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    half = reach * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     # the ends are exact there; rounding would leave the share itself outside
     low = np.where(accepted == 0, 0.0, np.maximum(centre - half, 0.0))
     return low, np.where(accepted == n, 1.0, np.minimum(centre + half, 1.0))
 
 
-def iid_p_value(trials: dict[int, tuple[Floats, Floats]]) -> float | None:
-    """Pearson's chi-square test that all cells (draft length, depth) have one rate of acceptance.
+def iid_p_value(trials: Mapping[int, Trials]) -> float | None:
+    """Test that all cells (draft length, depth) have one rate of acceptance: Pearson's chi-square
+    of their counts, by its own law or, over prompts, by flipping signs.
 
-    `trials`: tried and accepted by depth, for each draft length. Cells with few trials are joined
-    with the next depth, what is left at the ends of drafts with each other. Acceptance that varies
-    between steps shows here as a rate that rises with depth; dependence from one step to the next
-    does not show in counts.
+    Cells with few trials are joined with the next depth, what is left at the ends of drafts with
+    each other. Acceptance that varies between steps shows here as a rate that rises with depth;
+    dependence from one step to the next does not show in counts. None: too few counts.
     """
-    tried = sum(float(tried.sum()) for tried, _ in trials.values())
-    accepted = sum(float(accepted.sum()) for _, accepted in trials.values())
+    tried = sum(float(one.tried_PD.sum()) for one in trials.values())
+    accepted = sum(float(one.accepted_PD.sum()) for one in trials.values())
     rarer = min(accepted, tried - accepted) / tried
     if rarer == 0:
         return None
-    cells, rest = [], np.zeros(2)
-    for tried_D, accepted_D in trials.values():
-        open_cell = np.zeros(2)
-        for cell in zip(accepted_D, tried_D - accepted_D, strict=True):
-            open_cell = open_cell + cell
-            if open_cell.sum() * rarer >= _EXPECTED:
-                cells.append(open_cell)
-                open_cell = np.zeros(2)
-        rest += open_cell
-    if rest.sum() * rarer >= _EXPECTED or not cells:
-        cells.append(rest)
-    else:
-        cells[-1] = cells[-1] + rest
+    cells = _cells(trials, _EXPECTED / rarer)
     if len(cells) < 2:
         return None
-    return float(chi2_contingency(np.array(cells), correction=False).pvalue)
+    tried_PC, accepted_PC = np.stack(cells, -1)
+    if len(tried_PC) == 1:
+        table = np.concatenate([accepted_PC, tried_PC - accepted_PC])
+        return float(chi2_contingency(table, correction=False).pvalue)
+    rate, weight_C = accepted / tried, tried_PC.sum(0)
+    missed_PC = accepted_PC - rate * tried_PC
+    # what the rate, which is of the same counts, takes up of each prompt
+    missed_PC = missed_PC - missed_PC.sum(1, keepdims=True) * weight_C / tried
+    return flip_p_value(missed_PC, weight_C)
 
 
 # --------------------------------------------------------------------------- inside
 
 
-def _trials(counts: Sequence[LengthCount], gamma: int) -> tuple[Floats, Floats]:
-    """Tried and accepted at depth 1 .. gamma.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """All steps with drafts of one length.
 
     accepted_length   0    1    2        gamma = 2
     depth 1           x    a    a        x: rejected, a: accepted
     depth 2                x    a        depth d is tried where d - 1 or more were accepted
     """
-    steps = np.zeros(gamma + 1)
-    for one in counts:
-        if one.gamma == gamma:
-            steps[one.accepted] += one.count
-    at_least = np.cumsum(steps[::-1])[::-1]
-    return at_least[:-1], at_least[1:]
+
+    tried_PD: Floats
+    accepted_PD: Floats
+
+    @property
+    def steps_P(self) -> Floats:
+        """Every step tries the first token."""
+        return self.tried_PD[:, 0]
 
 
-def _by_depth(trials: dict[int, tuple[Floats, Floats]], which: int, depth: int) -> Floats:
-    total = np.zeros(depth)
-    for gamma, both in trials.items():
-        total[:gamma] += both[which]
-    return total
+def _trials(counts: Sequence[LengthCount]) -> dict[int, Trials]:
+    """By draft length, from short to long; lengths and prompts without steps left out."""
+    counts = [one for one in counts if one.count]
+    prompts = {name: place for place, name in enumerate(dict.fromkeys(c.prompt for c in counts))}
+    found = {}
+    for gamma in sorted({one.gamma for one in counts}):
+        steps_PL = np.zeros((len(prompts), gamma + 1))
+        for one in counts:
+            if one.gamma == gamma:
+                steps_PL[prompts[one.prompt], one.accepted] += one.count
+        at_least_PL = np.cumsum(steps_PL[:, ::-1], axis=1)[:, ::-1]
+        found[gamma] = Trials(tried_PD=at_least_PL[:, :-1], accepted_PD=at_least_PL[:, 1:])
+    return found
+
+
+def _by_depth(trials: Mapping[int, Trials], depth: int) -> tuple[Floats, Floats]:
+    """Tried and accepted, all lengths and prompts together."""
+    tried_D, accepted_D = np.zeros(depth), np.zeros(depth)
+    for gamma, one in trials.items():
+        tried_D[:gamma] += one.tried_PD.sum(0)
+        accepted_D[:gamma] += one.accepted_PD.sum(0)
+    return tried_D, accepted_D
+
+
+def _cells(trials: Mapping[int, Trials], least: float) -> list[Floats]:
+    """Tried and accepted by prompt, [2, P] for each cell, with `least` trials in all or more."""
+    both = [np.stack([one.tried_PD, one.accepted_PD]) for one in trials.values()]
+    empty = np.zeros(both[0].shape[:2])
+    cells: list[Floats] = []
+    rest = empty
+    for one in both:
+        open_cell = empty
+        for depth in range(one.shape[-1]):
+            open_cell = open_cell + one[..., depth]
+            if open_cell[0].sum() >= least:
+                cells.append(open_cell)
+                open_cell = empty
+        rest = rest + open_cell
+    if rest[0].sum() >= least or not cells:
+        return [*cells, rest]
+    return [*cells[:-1], cells[-1] + rest]
+
+
+def _share(tried_D: Floats, accepted_D: Floats) -> Rate:
+    """Every judged token is a trial of its own."""
+    tried, accepted = tried_D.sum(), accepted_D.sum()
+    low, high = wilson(accepted, tried)
+    se = float(acceptance_error(tried_D, accepted_D))
+    return Rate(alpha=float(accepted / tried), se=se, ci95=(float(low), float(high)))
+
+
+def _by_prompts(fitted: Rate, trials: Mapping[int, Trials]) -> Rate:
+    """The rate of least squares with its error by prompts, each of which moves the tokens per step
+    of every length."""
+    slope = _slopes(fitted.alpha, np.array(list(trials)))
+    added_P = np.zeros(_prompts(trials))
+    if len(added_P) < 2 or not 0 < fitted.alpha < 1:
+        return replace(fitted, se=None, ci95=None)
+    for one, weight in zip(trials.values(), slope / (slope @ slope), strict=True):
+        steps = one.steps_P.sum()
+        mean = one.accepted_PD.sum() / steps
+        added_P += weight * (one.accepted_PD.sum(1) - mean * one.steps_P) / steps
+    se = error(added_P)
+    far = quantile(len(added_P)) * se
+    return replace(fitted, se=se, ci95=(max(fitted.alpha - far, 0.0), min(fitted.alpha + far, 1.0)))
+
+
+def _prompts(trials: Mapping[int, Trials]) -> int:
+    return len(next(iter(trials.values())).steps_P)
 
 
 def _slopes(alpha: float, gamma: Floats) -> Floats:

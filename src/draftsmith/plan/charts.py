@@ -19,7 +19,8 @@ from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import Observation, TrainedModel
 from draftsmith.plan.paper import LatencyPoint
 from draftsmith.plan.pooled import Optima, Sweep
-from draftsmith.plan.sizing import AcceptanceLaw, Setting, Sizing
+from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.sizing import Sizing
 from draftsmith.speedup import Floats, tokens_per_step
 
 _DASHED = (0, (4, 3))

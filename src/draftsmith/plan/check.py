@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from draftsmith.plan.ladder import Estimate
 QUANTITIES = ("alpha", "tau", "speedup")
 _BY_LENGTH = ("tau", "speedup")
 """Those that hold for one draft length."""
+_NO_NAMES = {"/", "..", "...", "~"}
 PREDICTED_KIND = "pretrained"
 """The kind of draft that predictions are for."""
 
@@ -91,19 +93,27 @@ def compare(
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """What was measured of predicted drafts, and a sentence for what could not be compared.
 
-    A folder is known by its last part. The first figure of a draft counts, so better sources come
-    first.
+    The first figure of a draft counts, so better sources come first.
+
+    Raises:
+        InputError: a measured draft may be several predicted ones, or a predicted one several
+            measured ones.
     """
     out: dict[tuple[str, str, float | None], Comparison] = {}
     said = []
-    places = {
-        Path(folder).name: (one, kind) for one in predictions for kind, folder in one.drafts.items()
-    }
+    places = {folder: (one, kind) for one in predictions for kind, folder in one.drafts.items()}
+    seen: dict[str, str] = {}
     for measured in found:
-        name = Path(measured.draft.removeprefix("independent:")).name
-        prediction, kind = places.get(name, (None, ""))
-        if prediction is None:
+        name = _folder_of(measured.draft, places)
+        if name is None:
             continue
+        first = seen.setdefault(name, measured.draft)
+        if not _may_be(first, measured.draft):
+            raise InputError(
+                f"{first} and {measured.draft} may both be the predicted draft {name}: give "
+                "--records of one of them"
+            )
+        prediction, kind = places[name]
         if measured.quantity in _BY_LENGTH and measured.gamma != prediction.gamma:
             if measured.quantity == "speedup":
                 drafted = "no fixed number of" if measured.gamma is None else measured.gamma
@@ -131,6 +141,29 @@ def compare(
     rows = sorted(out.values(), key=lambda row: (row.kind != PREDICTED_KIND, row.params))
     rows.sort(key=lambda row: order[row.quantity])
     return tuple(rows), tuple(said)
+
+
+def _folder_of(draft: str, folders: Iterable[str]) -> str | None:
+    """The predicted draft that this measured one is."""
+    found = [folder for folder in folders if _may_be(draft, folder)]
+    if len(found) > 1:
+        raise InputError(
+            f"{draft} may be any of the predicted drafts {', '.join(found)}: its folder is not said"
+        )
+    return found[0] if found else None
+
+
+def _may_be(one: str, other: str) -> bool:
+    """Two folders are the same as far as both say where they are: records name a folder from where
+    the bench ran, and may leave out what is above it."""
+    pairs = zip(_parts(one), _parts(other), strict=False)
+    return all(mine == theirs for mine, theirs in pairs)
+
+
+def _parts(folder: str) -> list[str]:
+    """From the last one up, as far as they are names."""
+    parts = reversed(Path(folder.removeprefix("independent:")).parts)
+    return list(takewhile(lambda part: part not in _NO_NAMES, parts))
 
 
 def _prediction(values: object, where: str) -> Prediction:

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import Observation, perplexity_warnings, repeat_warnings
-from draftsmith.plan.sizing import NAMES
+from draftsmith.plan.setting import NAMES
 from draftsmith.speedup import Floats
 
 Named = dict[str, float]

@@ -1,101 +1,26 @@
-"""Draft sizes to train for a budget, and what to expect of each.
+"""Draft sizes to train for a budget, and what to expect of each: N* / 2, N* and 2 N*.
 
-A budget says how many tokens a draft of N parameters is trained on: a number of tokens (or hours at
-a rate) for every size alike, a number of operations C for each its own, D = C / (6 N).
-
-    alpha(N) = A exp(L(N, D(N))) + B exp(L(M, D')) + C          cost(N) = max(N / M, floor)
-
-N* is where the speed-up at the best draft length is highest. Equations are those of "Speculative
-Decoding Scaling Laws"; the floor is ours: a pass of a small model costs more than its share of
-parameters, and where that was measured no size is taken to cost less.
+A size that has a name is taken where it is near; else one is built for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 
 from draftsmith.errors import InputError
-from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import optimal_length, optimal_speedup, positive, speedup
-from draftsmith.plan.sizing import NAMES, Z95, AcceptanceLaw
-from draftsmith.speedup import Floats, tokens_per_step
+from draftsmith.plan.optimum import optimal_length, speedup
+from draftsmith.plan.setting import Setting
+from draftsmith.plan.sizing import Z95, best_draft, no_rate
+from draftsmith.speedup import tokens_per_step
 
-FLOPS_PER_WEIGHT = 6.0
-"""Of training, per token: two forward, four backward (Kaplan et al. 2020, arXiv 2001.08361)."""
-_POINTS = 2001
-_SMALLEST = 1e3
-"""Parameters of the smallest draft that is looked at."""
-_STEP = 1e-4
-"""Relative change of a coefficient in a derivative."""
-
-
-class Budget(Protocol):
-    """What pre-training one draft may take."""
-
-    def tokens(self, params: ArrayLike) -> Floats:
-        """D, for drafts of these sizes."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenBudget:
-    """The same number of tokens for every size."""
-
-    amount: float
-
-    def tokens(self, params: ArrayLike) -> Floats:
-        return np.full(np.shape(params), self.amount)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlopBudget:
-    """The same number of operations for every size."""
-
-    amount: float
-
-    def tokens(self, params: ArrayLike) -> Floats:
-        return self.amount / (FLOPS_PER_WEIGHT * positive(params, "draft_params"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ground:
-    """What a ladder stands on."""
-
-    target_params: float
-    target_tokens: float
-    budget: Budget
-    law: AcceptanceLaw = field(default_factory=AcceptanceLaw)
-    loss: LossLaw = field(default_factory=LossLaw)
-    cost_floor: float = 0.0
-    """Seconds of one draft pass over those of one target pass, for the smallest drafts."""
-
-    def draft_ppl(self, params: ArrayLike) -> Floats:
-        return self.loss.perplexity(params, self.budget.tokens(params))
-
-    @property
-    def target_ppl(self) -> float:
-        return float(self.loss.perplexity(self.target_params, self.target_tokens))
-
-    def alpha(self, params: ArrayLike) -> Floats:
-        """As the law has it; not always in (0, 1)."""
-        return self.law.alpha(self.draft_ppl(params), self.target_ppl)
-
-    def cost_ratio(self, params: ArrayLike) -> Floats:
-        share = positive(params, "draft_params") / self.target_params
-        return np.maximum(share, self.cost_floor)
-
-    def speedup(self, params: ArrayLike) -> Floats:
-        """At the best draft length; 1 where drafting does not pay, or the law gives no rate."""
-        alpha = self.alpha(params)
-        usable = (alpha > 0) & (alpha < 1)
-        found = optimal_speedup(np.where(usable, alpha, 0.5), self.cost_ratio(params))
-        return np.where(usable, found, 1.0)
+NEAR = 1.3
+"""A size within this factor of a wanted one stands for it."""
+_STEPS = (0.5, 1.0, 2.0)
+"""Of the rungs, in N*."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,69 +79,70 @@ class Ladder:
     ci95: tuple[float, float] | None
     """Of N*, from the covariance of A, B, C; symmetric in ln N*. None: not known."""
     rungs: tuple[Rung, ...]
-    """From small to large; the recommended one and its neighbours."""
+    """From small to large: N* / 2, N* and 2 N*; where no draft pays, all sizes that have names."""
     recommended: int | None
-    """Which of them; None: no draft pays."""
+    """The fastest of them; None: no draft pays."""
     warnings: tuple[str, ...]
 
 
-def ladder(ground: Ground, sizes: dict[str, float], *, rungs: int = 3) -> Ladder:
-    """Of these sizes (parameters by name) the one with the highest speed-up, and its neighbours.
+def ladder(
+    setting: Setting, named: Mapping[str, float], build: Callable[[float], tuple[str, float]]
+) -> Ladder:
+    """The rungs around N*.
+
+    Args:
+        named: sizes that have a name, in parameters.
+        build: name and parameters of a draft of about so many parameters.
 
     Raises:
-        InputError: no size is smaller than the target and has an acceptance rate by the law.
+        InputError: there is no best size by these laws (see `best_draft`), or no size that can be
+            built is smaller than the target and has an acceptance rate.
     """
-    said = []
-    small = {name: N for name, N in sizes.items() if ground.target_params > N}
-    usable = {name: N for name, N in small.items() if 0 < float(ground.alpha(N)) < 1}
-    if not usable:
-        listed = ", ".join(f"{name} ({N:.3g})" for name, N in sizes.items())
-        raise InputError(
-            f"no size that `pretrain` knows can draft for a target of {ground.target_params:.4g} "
-            f"parameters by this law: {listed} are too large, or get an acceptance rate outside of "
-            "0 to 1; fit laws of your own with `plan law` and `plan fit`"
-        )
-    lost = [name for name in small if name not in usable]
-    if lost:
-        said.append(f"the law gives no acceptance rate for {', '.join(lost)}: left out")
-    known = [rung(ground, name, usable[name]) for name in sorted(usable, key=usable.__getitem__)]
-    best = best_params(ground)
-    if best is None:
-        said.append("no draft size makes decoding faster under these laws: train none")
-    elif not known[0].params <= best <= known[-1].params:
-        where = "below the smallest" if best < known[0].params else "above the largest"
-        said.append(
-            f"N* of {best:.4g} parameters is {where} size that `pretrain` has a name for: its "
-            "--layers, --heads, --hidden and --intermediate give others"
-        )
-    fastest = max(range(len(known)), key=lambda place: known[place].speedup.value)
-    first = max(0, min(fastest - rungs // 2, len(known) - rungs))
+    sizing = best_draft(setting)
+    said = list(sizing.warnings)
+    if sizing.best is None:
+        best, sizes = None, dict(named)
+    else:
+        best = sizing.best.params
+        wanted = [step * best for step in _STEPS]
+        found = [_near(named, size) or build(size) for size in wanted]
+        sizes = dict(found)
+        _, middle = found[1]
+        if not _is_near(middle, best):
+            said.append(
+                f"no draft of N* = {best:.4g} parameters can be built: the nearest has {middle:.4g}"
+            )
+    rungs = _rungs(setting, sizes, said)
+    fastest = max(range(len(rungs)), key=lambda place: rungs[place].speedup.value)
+    pays = best is not None and rungs[fastest].speedup.value > 1
+    if best is not None and not pays:
+        said.append("none of the drafts that can be built makes decoding faster: train none")
     return Ladder(
         best_params=best,
-        ci95=None if best is None else _interval(ground, best),
-        rungs=tuple(known[first : first + rungs]),
-        recommended=None if best is None else fastest - first,
+        ci95=sizing.ci95,
+        rungs=rungs,
+        recommended=fastest if pays else None,
         warnings=tuple(said),
     )
 
 
-def rung(ground: Ground, size: str, params: float) -> Rung:
+def rung(setting: Setting, size: str, params: float) -> Rung:
     """What to expect of a draft of this size, whose rate by the law must lie in (0, 1).
 
     The interval of alpha is for a pair that has not been measured: the errors of A, B and C, and
     how far pairs lie from the law. Those of tau and speed-up follow from it at the draft length.
     """
-    alpha = float(ground.alpha(params))
-    ratio = float(ground.cost_ratio(params))
+    alpha = float(setting.alpha(params))
+    ratio = float(setting.cost(params)) / setting.target_params
     gamma = max(1, round(float(optimal_length(alpha, ratio, integer=True))))
-    spread = spread_of(ground, params)
+    spread = spread_of(setting, params)
     ends = None if spread is None else (alpha - Z95 * spread, alpha + Z95 * spread)
     rates = [alpha] if ends is None else [alpha, max(ends[0], 0.0), min(ends[1], 1.0)]
     return Rung(
         size=size,
         params=params,
-        tokens=float(ground.budget.tokens(params)),
-        draft_ppl=float(ground.draft_ppl(params)),
+        tokens=float(setting.budget.tokens(params)),
+        draft_ppl=float(setting.draft_ppl(params)),
         alpha=Estimate(**_named(rates)),
         gamma=gamma,
         tau=Estimate(**_named([float(tokens_per_step(rate, gamma)) for rate in rates])),
@@ -225,52 +151,61 @@ def rung(ground: Ground, size: str, params: float) -> Rung:
     )
 
 
-def spread_of(ground: Ground, params: float) -> float | None:
+def spread_of(setting: Setting, params: float) -> float | None:
     """Standard error of the rate of a new pair; None: the law does not tell its errors."""
-    law = ground.law
+    law = setting.law
     if law.cov is None or law.residual is None:
         return None
-    place = np.array([float(ground.draft_ppl(params)), ground.target_ppl, 1.0])
+    place = np.array([float(setting.draft_ppl(params)), setting.target_ppl, 1.0])
     return float(np.sqrt(place @ np.asarray(law.cov) @ place + law.residual**2))
 
 
-def best_params(ground: Ground) -> float | None:
-    """N*, with draft lengths at their best; None where no draft pays."""
-    grid = np.linspace(np.log(_SMALLEST), np.log(ground.target_params), _POINTS)
-    found = ground.speedup(np.exp(grid))
-    best = int(np.argmax(found))
-    if not found[best] > 1.0:
-        return None
-    ends = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    refined = minimize_scalar(
-        lambda log_size: -float(ground.speedup(np.exp(log_size))),
-        bounds=ends,
-        method="bounded",
-        options={"xatol": 1e-12},
-    )
-    return float(np.exp(refined.x))
+# --------------------------------------------------------------------------- inside
 
 
-def _interval(ground: Ground, best: float) -> tuple[float, float] | None:
-    """First order in A, B and C."""
-    law = ground.law
-    if law.cov is None:
+def _near(named: Mapping[str, float], wanted: float) -> tuple[str, float] | None:
+    """The nearest size with a name, if it is near."""
+    near = {name: params for name, params in named.items() if _is_near(params, wanted)}
+    if not near:
         return None
-    slopes = []
-    for name in NAMES:
-        value = getattr(law, name)
-        step = _STEP * abs(value) or 1e-6
-        moved = [
-            best_params(replace(ground, law=replace(law, **{name: value + signed})))
-            for signed in (step, -step)
+    name = min(near, key=lambda one: abs(math.log(near[one] / wanted)))
+    return name, near[name]
+
+
+def _is_near(params: float, wanted: float) -> bool:
+    return abs(math.log(params / wanted)) <= math.log(NEAR)
+
+
+def _rungs(setting: Setting, sizes: Mapping[str, float], said: list[str]) -> tuple[Rung, ...]:
+    """Those that can draft, from small to large; `said` gets a sentence about others."""
+    M = setting.target_params
+    lost = {name: _unfit(setting, params) for name, params in sizes.items()}
+    usable = sorted((name for name in sizes if lost[name] is None), key=sizes.__getitem__)
+    if usable:
+        said += [
+            f"{name} ({sizes[name]:.4g} parameters) is left out: {why}"
+            for name, why in lost.items()
+            if why is not None
         ]
-        if None in moved:
-            return None
-        up, down = np.log(np.array(moved, np.float64))
-        slopes.append((up - down) / (2 * step))
-    gradient = np.array(slopes)
-    factor = float(np.exp(Z95 * np.sqrt(gradient @ np.asarray(law.cov) @ gradient)))
-    return best / factor, best * factor
+        return tuple(rung(setting, name, sizes[name]) for name in usable)
+    small = np.array([params for params in sizes.values() if params < M])
+    if len(small) and not np.any(setting.alpha(small) > 0):
+        raise InputError(no_rate(setting, small))
+    listed = ", ".join(f"{name} ({params:.3g})" for name, params in sizes.items())
+    raise InputError(
+        f"no draft that can be built is smaller than a target of {M:.4g} parameters and has an "
+        f"acceptance rate between 0 and 1 by this law: tried {listed}; fit laws of your own with "
+        "`plan law` and `plan fit`"
+    )
+
+
+def _unfit(setting: Setting, params: float) -> str | None:
+    if params >= setting.target_params:
+        return "it is not smaller than the target"
+    alpha = float(setting.alpha(params))
+    if 0 < alpha < 1:
+        return None
+    return f"the law gives it an acceptance of {alpha:.3g}"
 
 
 def _named(values: Sequence[float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from draftsmith.config import as_dict
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import AffineFit, FormFit
-from draftsmith.plan.sizing import NAMES, AcceptanceLaw
+from draftsmith.plan.setting import NAMES, AcceptanceLaw
 from draftsmith.speedup import Floats
 
 _ROUNDING = 1e-9

@@ -50,5 +50,9 @@ class LossLaw:
             return np.asarray(np.exp(self.loss(params, tokens)))
 
     def slope(self, params: ArrayLike) -> Floats:
-        """dL / d ln N, which does not depend on the data: what a model gains from being larger."""
+        """dL / d ln N at the same data: what a model gains from being larger."""
         return np.asarray(-self.nu * self.A * np.asarray(params, np.float64) ** -self.nu)
+
+    def data_slope(self, tokens: ArrayLike) -> Floats:
+        """dL / d ln D: what a model gains from more data."""
+        return np.asarray(-self.delta * self.B * np.asarray(tokens, np.float64) ** -self.delta)

@@ -54,6 +54,8 @@ class LengthCount:
     gamma: int
     accepted: int
     count: int
+    prompt: str | None = None
+    """Whose text the steps are of; None: not said."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +201,8 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]:
     """Columns gamma, accepted_length (without the target's own token) and count: a histogram.
 
-    Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which.
+    Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which. A
+    column `prompt` says which steps belong to one text.
     """
     found = []
     for row in _of_one_pair(path, read_rows(path, ("gamma", "accepted_length", "count")), draft):
@@ -212,7 +215,12 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
                 "token does not count)",
             )
         found.append(
-            LengthCount(gamma=gamma, accepted=accepted, count=row.whole_of("count", least=0))
+            LengthCount(
+                gamma=gamma,
+                accepted=accepted,
+                count=row.whole_of("count", least=0),
+                prompt=row.text("prompt") if "prompt" in row.values else None,
+            )
         )
     if not any(one.count for one in found):
         raise InputError(f"{path}: all counts are 0")

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from draftsmith.errors import InputError
+from draftsmith.plan.budget import TokenBudget
 from draftsmith.plan.observations import DATA, Observation, Row, read_observations, read_rows
-from draftsmith.plan.sizing import Setting, optimal_params
+from draftsmith.plan.setting import Setting
+from draftsmith.plan.sizing import optimal_params
 
 VALIDATED = "OPT-13B"
 """The target whose latencies are in Table 6."""
@@ -64,7 +66,7 @@ def optima() -> list[PrintedOptimum]:
             setting=Setting(
                 target_params=row.count_of("target_params"),
                 target_tokens=row.count_of("target_tokens"),
-                draft_tokens=row.count_of("draft_tokens"),
+                budget=TokenBudget(amount=row.count_of("draft_tokens")),
             ),
             n_opt=row.text("n_opt"),
             throughput=row.text("throughput"),

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftsmith.errors import InputError
+from draftsmith.plan.budget import TokenBudget
 from draftsmith.plan.fit import Named, NamedRange, ols
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.sizing import Z95, AcceptanceLaw, Setting, best_place, solve
+from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.sizing import Z95, best_place, solve
 from draftsmith.speedup import Floats
 
 GridName = Literal["paper", "printed", "exact"]
@@ -156,7 +158,7 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
         setting = Setting(
             target_params=target_params,
             target_tokens=target_tokens,
-            draft_tokens=draft_tokens,
+            budget=TokenBudget(amount=draft_tokens),
             law=law,
             loss=loss,
         )

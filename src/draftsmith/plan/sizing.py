@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from draftsmith.errors import InputError
-from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import optimal_length, optimal_speedup, positive, speedup
-from draftsmith.speedup import Floats, check_domain
+from draftsmith.plan.optimum import optimal_length, optimal_speedup
+from draftsmith.plan.setting import NAMES, Setting
+from draftsmith.speedup import Floats
 
-NAMES = ("A", "B", "C")
 Z95 = 1.96
 _POINTS = 2001
 """Of the grid that finds the highest peak, in ln N, before it is solved for."""
@@ -29,102 +27,8 @@ _STEP = 1e-4
 """Relative change of a coefficient in a derivative."""
 _MOST_FACTOR = 1e6
 """An interval of N* that reaches further says nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AcceptanceLaw:
-    """alpha = A x + B y + C with x, y the perplexities of draft and target (eq. 5).
-
-    The defaults are the coefficients as Table 3 prints them: those that Tables 5, 8 and 9 of the
-    paper were computed with.
-    """
-
-    A: float = -0.0067
-    B: float = 0.012971
-    C: float = 0.642084
-    cov: tuple[tuple[float, ...], ...] | None = None
-    """Covariance of A, B, C as they were fitted, 3 x 3; None: not known."""
-    residual: float | None = None
-    """Standard deviation of a pair's rate around the law; None: not known."""
-
-    @classmethod
-    def of(cls, values: tuple[float, ...]) -> AcceptanceLaw:
-        """From A, B, C in this order."""
-        A, B, C = values
-        return cls(A=A, B=B, C=C)
-
-    def alpha(self, draft_ppl: ArrayLike, target_ppl: ArrayLike) -> Floats:
-        """The law as it stands: outside of (0, 1) it is no acceptance rate."""
-        # a tiny model has an infinite perplexity; with A = 0 that makes nan, which is as unusable
-        with np.errstate(invalid="ignore", over="ignore"):
-            return np.asarray(
-                self.A * np.asarray(draft_ppl) + self.B * np.asarray(target_ppl) + self.C
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """A target, what the draft is trained on, and the laws that link them to acceptance."""
-
-    target_params: float
-    """M."""
-    target_tokens: float
-    """D'."""
-    draft_tokens: float
-    """D."""
-    law: AcceptanceLaw = field(default_factory=AcceptanceLaw)
-    loss: LossLaw = field(default_factory=LossLaw)
-
-    def __post_init__(self) -> None:
-        for name in ("target_params", "target_tokens", "draft_tokens"):
-            value = positive(getattr(self, name), name)
-            check_domain(value >= 1, value, name, "a count of 1 or more")
-
-    @property
-    def target_ppl(self) -> float:
-        """y, eq. 8."""
-        return float(self.loss.perplexity(self.target_params, self.target_tokens))
-
-    def alpha(self, draft_params: ArrayLike) -> Floats:
-        """Acceptance rate of a draft of this size, eq. 5 of eq. 7 and 8; not always in (0, 1)."""
-        draft_ppl = self.loss.perplexity(draft_params, self.draft_tokens)
-        return self.law.alpha(draft_ppl, self.target_ppl)
-
-    def length(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
-        """The best draft length, in tokens; 0 where the law gives no acceptance rate."""
-        alpha, usable = self._usable(draft_params)
-        length = optimal_length(alpha, draft_params, self.target_params, integer=integer)
-        return np.where(usable, length, 0.0)
-
-    def speedup(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
-        """2 M times eq. 9, draft lengths below 0 left out: 1 where drafting does not pay (eq. 9 is
-        then 1 / (2 M), plain decoding)."""
-        alpha, usable = self._usable(draft_params)
-        found = optimal_speedup(alpha, draft_params, self.target_params, integer=integer)
-        return np.where(usable, found, 1.0)
-
-    def speedup_at(self, draft_params: ArrayLike, gamma: ArrayLike) -> Floats:
-        """2 M times eq. 3: with drafts of this very length."""
-        alpha, usable = self._usable(draft_params)
-        return np.where(usable, speedup(alpha, gamma, draft_params, self.target_params), 1.0)
-
-    def slope(self, draft_params: float, gamma: float) -> float:
-        """d ln(throughput) / d ln N at this draft length; at the best one this is the whole
-        derivative, since the throughput is stationary in gamma. nan where there is no rate."""
-        N, M = draft_params, self.target_params
-        draft_ppl = self.loss.perplexity(N, self.draft_tokens)
-        alpha = float(self.alpha(N))
-        if not 0 < alpha < 1:
-            return math.nan
-        gained = self.law.A * float(draft_ppl) * float(self.loss.slope(N))
-        kept = alpha ** (gamma + 1.0)
-        per_alpha = 1.0 / (1.0 - alpha) - (gamma + 1.0) * (kept / alpha) / (1.0 - kept)
-        return float(per_alpha * gained - gamma * N / (M + gamma * N))
-
-    def _usable(self, draft_params: ArrayLike) -> tuple[Floats, np.ndarray]:
-        alpha = self.alpha(positive(draft_params, "draft_params"))
-        usable = (alpha > 0) & (alpha < 1)
-        return np.where(usable, alpha, 0.5), usable
+_AT_FLOOR = 1e-9
+"""Distance in ln N."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +83,12 @@ def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
         said.append("no draft size makes decoding faster: decode without a draft")
         return Sizing(best=None, warnings=tuple(said))
     best = draft_of(setting, float(np.exp(found.log_size)), integer=integer)
+    if _at_floor(setting, found):
+        said.append(
+            "N* is the largest draft that costs no more than the measured cost of "
+            f"{setting.cost_floor:g}: it hangs on that alone, and has no interval"
+        )
+        return Sizing(best=best, warnings=tuple(said))
     gradient = _gradient(setting) if found.interior else None
     if gradient is None:
         said.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
@@ -212,7 +122,7 @@ def draft_of(
     integer: bool = False,
 ) -> Draft:
     """What a draft of this size gives. `cost_ratio`: measured seconds of one draft pass over those
-    of one target pass; None takes N / M.
+    of one target pass; None takes the setting's.
 
     Raises:
         InputError: the draft is not smaller than the target, or the law gives no rate for it.
@@ -228,7 +138,7 @@ def draft_of(
             f"the law gives an acceptance of {alpha:.3g} for a draft of {draft_params:g} "
             "parameters: it does not hold there"
         )
-    costs = (draft_params, M) if cost_ratio is None else (cost_ratio, 1.0)
+    costs = (float(setting.cost(draft_params)), M) if cost_ratio is None else (cost_ratio, 1.0)
     faster = float(optimal_speedup(alpha, *costs, integer=integer))
     return Draft(
         params=draft_params,
@@ -285,16 +195,22 @@ def best_place(setting: Setting, sizes: Floats, speedups: Floats) -> int | None:
     return best
 
 
-def _no_rate(setting: Setting) -> str:
-    """Tells whether sizes without their unit or the coefficients are to blame."""
-    law, M = setting.law, setting.target_params
-    least = float(setting.loss.perplexity(M, setting.draft_tokens))
+def no_rate(setting: Setting, sizes: Floats) -> str:
+    """Why none of these sizes has a rate: the budget, sizes without their unit, or coefficients."""
+    law, M, budget = setting.law, setting.target_params, setting.budget
+    least = float(np.min(setting.draft_ppl(sizes)))
+    unlimited = law.alpha(setting.loss.perplexity(sizes, np.inf), setting.target_ppl)
+    if np.any((unlimited > 0) & (unlimited < 1)):
+        return (
+            f"with a budget of {budget.text} no draft is ever accepted by these laws: it gets a "
+            f"perplexity of {least:.3g} or more, where more text would do; give a larger budget, "
+            "and check its unit (180B)"
+        )
     return (
         "the acceptance law gives a rate between 0 and 1 for no draft size: the perplexity of the "
         f"target (M = {M:g} parameters, D' = {setting.target_tokens:g} tokens) is "
-        f"{setting.target_ppl:.3g}, that of drafts (D = {setting.draft_tokens:g} tokens) "
-        f"{least:.3g} or more; check the sizes and their units (180B), and the coefficients "
-        f"{law.A:g}, {law.B:g}, {law.C:g}"
+        f"{setting.target_ppl:.3g}, that of drafts ({budget.text}) {least:.3g} or more; check the "
+        f"sizes and their units (180B), and the coefficients {law.A:g}, {law.B:g}, {law.C:g}"
     )
 
 
@@ -318,7 +234,7 @@ def _solve(setting: Setting, *, integer: bool) -> _Peak | None:
     sizes = np.exp(grid)
     alpha = setting.alpha(sizes)
     if not np.any((alpha > 0) & (alpha < 1)):
-        raise InputError(_no_rate(setting))
+        raise InputError(no_rate(setting, sizes))
     best = best_place(setting, sizes, setting.speedup(sizes, integer=integer))
     if best is None:
         return None
@@ -338,6 +254,12 @@ def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
     if interior:
         place = float(brentq(slope, left, right, xtol=1e-14, rtol=1e-15))
     return _Peak(log_size=place, interior=interior)
+
+
+def _at_floor(setting: Setting, peak: _Peak) -> bool:
+    """The speed-up has a corner there: below, smaller is no cheaper."""
+    floor = setting.cost_floor * setting.target_params
+    return floor > 0 and abs(peak.log_size - math.log(floor)) < _AT_FLOOR
 
 
 def _slope(setting: Setting, gamma: float | None, log_size: float) -> float:

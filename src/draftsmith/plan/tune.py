@@ -50,16 +50,25 @@ class Trial:
     depth: int | None
     """Of the chain or tree; None: it changes."""
     tokens_P: tuple[int, ...]
-    """Emitted behind the prompt's step."""
+    """Emitted behind the prompt's step; 0: the text ended with it."""
     widths_P: tuple[Mapping[int, int], ...]
     """Tokens fed in a step -> number of such steps."""
     by_depth: tuple[tuple[int, int], ...]
     """(times offered behind accepted tokens, times accepted), by depth."""
 
     @property
+    def prompts(self) -> tuple[int, ...]:
+        """Places of those that gave a step to judge by."""
+        return tuple(place for place, widths in enumerate(self.widths_P) if widths)
+
+    @property
     def tokens_per_step(self) -> float:
-        steps = sum(sum(widths.values()) for widths in self.widths_P)
-        return sum(self.tokens_P) / steps if steps else 1.0
+        return sum(self.tokens_P) / sum(sum(widths.values()) for widths in self.widths_P)
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return "auto" if self.depth is None else self.shape
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -76,7 +85,8 @@ class Candidate:
     low: float
     high: float
     tokens_per_second: float
-    """Per row, by the cost table."""
+    """Per row, by the cost table: of forwards and drafts alone. Choosing among logits, which plain
+    decoding does too, comes on top."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +102,10 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPromise:
-    """The best chain of a drafter in batches of so many rows."""
+    """The best draft of a drafter in batches of so many rows."""
 
     rows: int
-    drafter: str
-    length: int
+    trial: Trial
     speedup: float
 
 
@@ -128,7 +137,11 @@ class Tuning:
 def speedup(
     trial: Trial, prices: Prices, *, rows: int = 1, picks: Sequence[int] | None = None
 ) -> float:
-    """Over plain decoding of as many rows; `picks`: the prompts that count, some perhaps twice."""
+    """Over plain decoding of as many rows; `picks`: the prompts that count, some perhaps twice.
+
+    Raises:
+        ValueError: these prompts gave no step.
+    """
     chosen = range(len(trial.tokens_P)) if picks is None else picks
     tokens = sum(trial.tokens_P[p] for p in chosen)
     steps_W = np.array(
@@ -137,7 +150,7 @@ def speedup(
     )
     steps = steps_W.sum()
     if not steps:
-        return 1.0
+        raise ValueError("no step says nothing of speed")
     seconds_W = np.array([prices.by_width[width] for width in trial.widths])
     widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
     return float(tokens * prices.plain / (steps * (widest_W @ seconds_W)))
@@ -146,8 +159,11 @@ def speedup(
 def judge(trial: Trial, prices: Prices, draws: Sequence[Prices], seed: int = 0) -> Candidate:
     """The promise of a trial; `draws`: prices from rounds of the cost table drawn anew."""
     rng = np.random.default_rng(seed)
-    count = len(trial.tokens_P)
-    found = [speedup(trial, draw, picks=rng.integers(count, size=count).tolist()) for draw in draws]
+    prompts = trial.prompts
+    found = [
+        speedup(trial, draw, picks=rng.choice(prompts, size=len(prompts)).tolist())
+        for draw in draws
+    ]
     value = speedup(trial, prices)
     low, high = np.quantile(found, [0.025, 0.975]) if found else (value, value)
     return Candidate(
@@ -171,8 +187,25 @@ def advice(winner: Candidate) -> str:
     return what
 
 
+def evidence(winner: Candidate, tried: int) -> str:
+    """How far the promise reaches, in a sentence; empty: no promise. `tried`: drafts that were
+    compared."""
+    prompts = len(winner.trial.prompts)
+    if prompts == 1:
+        return (
+            "one prompt was judged: the interval is that of the measured costs alone, and says "
+            "nothing of other prompts"
+        )
+    if winner.speedup <= 1.0:
+        return ""
+    return (
+        f"it is the best of {tried} drafts on the very {prompts} prompts that it was chosen by: "
+        "others may gain a little less"
+    )
+
+
 def batch_advice(speedups: Mapping[int, float]) -> str:
-    """Up to which number of rows drafting pays; `speedups`: the best of each batch size. Empty
+    """At which numbers of rows drafting pays; `speedups`: the best of each batch size. Empty
     where single rows are all that was asked for: `advice` says it."""
     sizes = sorted(speedups)
     if sizes == [1]:
@@ -180,10 +213,13 @@ def batch_advice(speedups: Mapping[int, float]) -> str:
     paying = [size for size in sizes if speedups[size] > 1.0]
     if not paying:
         return f"drafting pays at no batch size tried ({', '.join(map(str, sizes))})"
-    beyond = [size for size in sizes if size > paying[-1]]
-    if beyond:
-        return f"from {beyond[0]} rows on drafting no longer pays"
-    return f"drafting pays up to {sizes[-1]} rows, the most tried"
+    losing = [size for size in sizes if size not in paying]
+    if not losing:
+        return f"drafting pays up to {sizes[-1]} rows, the most tried"
+    if losing[0] > paying[-1]:
+        return f"from {losing[0]} rows on drafting no longer pays"
+    here, there = (", ".join(map(str, some)) for some in (paying, losing))
+    return f"drafting pays at batch size {here}, but not at {there}"
 
 
 def rates(by_depth: Sequence[tuple[int, int]]) -> tuple[Rate, ...]:

@@ -12,8 +12,9 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.cost_cache import REFRESH, Kept, cost_file
 from draftsmith.bench.step_costs import Workload, measure
 from draftsmith.drafting_options import DraftingOptions
-from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.control import CostAware, Learning, StepCosts
 from draftsmith.provenance import portable_text
+from draftsmith.recipes._busy import load_of_others
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 
@@ -32,17 +33,21 @@ def with_controllers(
     """
     if drafting.draft_length != "auto":
         return tuple(arms)
+    others = load_of_others()
     # arms that cannot follow the option have the drafter's own shape
-    return tuple(
-        arm
-        if arm.shape is None
-        else replace(arm, policy=CostAware(costs=costs_of(arm, target, sampler, workload)))
-        for arm in arms
-    )
+    out = []
+    for arm in arms:
+        if arm.shape is not None:
+            costs = costs_of(arm, target, sampler, workload, others)
+            arm = replace(arm, policy=Learning(CostAware(costs=costs)))
+        out.append(arm)
+    return tuple(out)
 
 
-def costs_of(arm: Arm, target: Target, sampler: Sampler, workload: Workload) -> StepCosts:
-    """What steps with this drafter cost, up to the arm's depth."""
+def costs_of(
+    arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
+) -> StepCosts:
+    """What steps with this drafter cost, up to the arm's depth; `others`: who disturbs."""
     notes = Console(stderr=True, highlight=False, markup=False, style="dim")
     file = cost_file(target, arm, sampler, workload)
     place = portable_text(str(file.path))
@@ -56,6 +61,12 @@ def costs_of(arm: Arm, target: Target, sampler: Sampler, workload: Workload) -> 
         return kept.costs
     if kept is not None:
         notes.print(f"{kept}: measuring again", soft_wrap=True)
+    if others is not None:
+        notes.print(
+            f"{others}: costs measured now will be off, and they are kept; close them and measure "
+            f"again with {REFRESH}=1",
+            soft_wrap=True,
+        )
     began = time.monotonic()
     costs = measure(target, arm, sampler, workload)
     spent = time.monotonic() - began

@@ -10,10 +10,10 @@ What the plan was not told stands there as a variable of the shell, which the sc
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.flags import to_argv
@@ -21,13 +21,13 @@ from draftsmith.option_groups import (
     ArchitectureOptions,
     ModelOptions,
     ScheduleOptions,
-    Size,
     TextOptions,
     VerbOptions,
 )
 from draftsmith.options import BenchOptions, CollectOptions, DistillOptions, PretrainOptions
 from draftsmith.plan.ladder import Ladder, Rung
 from draftsmith.plan_options import PlanCheckOptions, PlanLadderOptions
+from draftsmith.recipes._sizes import PRESETS, Preset
 
 VARIABLES = {
     "$TARGET": "folder or hub id of the target",
@@ -61,8 +61,14 @@ def draft_folder(out: Path, size: str, kind: str) -> Path:
     return out / f"{size}-{kind}"
 
 
-def commands(options: PlanLadderOptions, found: Ladder, context: int | None) -> list[Command]:
-    """All of them, in their order; `context`: of the target, where it is known."""
+def commands(
+    options: PlanLadderOptions,
+    found: Ladder,
+    shapes: Mapping[str, Preset],
+    context: int | None,
+) -> list[Command]:
+    """All of them, in their order; `shapes`: of the rungs, by name; `context`: of the target, where
+    it is known."""
     out, target = options.out, options.target or "$TARGET"
     suite = options.suite or "$SUITE"
     model = ModelOptions(target=target)
@@ -70,7 +76,8 @@ def commands(options: PlanLadderOptions, found: Ladder, context: int | None) -> 
     collect = CollectOptions(model=model, prompts=options.prompts or Path("$PROMPTS"), out=store)
     made = [Command(verb="collect", options=collect, made=store / "run.json")]
     for rung in found.rungs:
-        made += _train(options, rung, target, store, context)
+        architecture = architecture_of(rung.size, shapes[rung.size], target)
+        made += _train(options, rung, architecture, store, context)
     drafts = [[str(draft_folder(out, rung.size, kind)) for kind in KINDS] for rung in found.rungs]
     observe = BenchOptions(
         model=model,
@@ -116,15 +123,33 @@ def script(made: Sequence[Command], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureOptions:
+    """By --size where that says it all, else dimension by dimension."""
+    size: Any = name
+    if size in PRESETS:
+        return ArchitectureOptions(size=size, tokenizer=target)
+    return ArchitectureOptions(
+        layers=shape.layers,
+        heads=shape.heads,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        tokenizer=target,
+    )
+
+
 def _train(
-    options: PlanLadderOptions, rung: Rung, target: str, store: Path, context: int | None
+    options: PlanLadderOptions,
+    rung: Rung,
+    architecture: ArchitectureOptions,
+    store: Path,
+    context: int | None,
 ) -> list[Command]:
-    size: Any = rung.size
-    assert size in get_args(Size)
+    target = architecture.tokenizer
+    assert target is not None, "a draft speaks the target's language"
     pretrained, distilled = (draft_folder(options.out, rung.size, kind) for kind in KINDS)
     pretrain = PretrainOptions(
         data=TextOptions(text=options.text or ("$TEXT",), eval_text=options.eval_text),
-        model=ArchitectureOptions(size=size, tokenizer=target),
+        model=architecture,
         training=ScheduleOptions(
             duration=f"{round(rung.tokens)}tokens", block_length=_block_length(context)
         ),

@@ -48,7 +48,9 @@ def _observed(path: Path) -> Iterator[Measured]:
             continue
         alpha, margin = _share(row), _optional(row, "moe")
         draft, temperature = row.text("draft"), _optional(row, "temperature")
-        ends = {} if margin is None else {"low": alpha - margin, "high": alpha + margin}
+        ends = {}
+        if margin is not None:
+            ends = {"low": max(alpha - margin, 0.0), "high": min(alpha + margin, 1.0)}
         yield Measured(
             draft=draft,
             quantity="alpha",

@@ -1,7 +1,7 @@
 """`draftsmith bench --perplexity`: what `draftsmith plan` reads, measured on one's own models.
 
 OUT/observations.csv   a line per pair: perplexities and acceptance rate with margins
-OUT/counts.csv         a line per pair, draft length and accepted length: how many steps
+OUT/counts.csv         a line per pair, prompt, draft length and accepted length: how many steps
 OUT/run.json           how it was made; written last
 
 A draft model with another tokenizer has two lines: `decoded`, the rate of our own decoder, and
@@ -209,6 +209,7 @@ def write(
         {
             "target": name,
             "draft": pair.name,
+            "prompt": count.prompt,
             "gamma": count.gamma,
             "accepted_length": count.accepted,
             "count": count.count,
@@ -280,6 +281,17 @@ def warnings(target: Target, own: Perplexity, pairs: Sequence[Pair]) -> list[str
                 f"{name} has a context of {read.longest} tokens: documents were cut there, not at "
                 f"{LONGEST}"
             )
+    if own.unread > own.tokens:
+        said.append(
+            f"most of the text was not read: {own.unread} of its tokens lie behind the first "
+            f"{own.longest} of a document. A plain file is one document; a JSONL file has one per "
+            "line (field `text`)"
+        )
+    if own.documents == 1:
+        said.append(
+            "there is one document only, so perplexities have no margin: give several files, or a "
+            "JSONL file with a document per line (field `text`)"
+        )
     for pair in pairs:
         if pair.rate is None:
             said.append(f"{pair.name}: no draft was whole, so there is no decoded rate")
@@ -299,9 +311,10 @@ def tell(
     said: Iterable[str],
 ) -> None:
     """For people."""
+    documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
     show(
         f"{rows[0]['target']}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} "
-        f"tokens of {own.documents} documents ({own.cut} were cut)",
+        f"tokens of {documents}, {own.cut} of them cut",
         ("draft", "perplexity", "acceptance rate", "least squares", "protocol"),
         [
             (

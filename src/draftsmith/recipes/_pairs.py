@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.errors import InputError
-from draftsmith.live_options import MINI
+from draftsmith.live_options import MINI, filled
 from draftsmith.recipes._text import read_text
 
 
@@ -79,4 +79,4 @@ def examples(
 
 def prompt(language: str, sentence: str) -> str:
     """What the model is given to translate a sentence."""
-    return MINI.format(language=language, source=sentence)
+    return filled(MINI, language=language, source=sentence)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from draftsmith.plan.law_file import read_law
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan.setting import AcceptanceLaw
 from draftsmith.plan_options import LawsOptions
 from draftsmith.provenance import write_text_atomic
 

@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 from draftsmith.bench.pictures import Plot, draw
 from draftsmith.plan import charts, paper
 from draftsmith.plan.acceptance import AcceptanceEstimate
+from draftsmith.plan.budget import TokenBudget
 from draftsmith.plan.charts import Band, Curve, Panel
 from draftsmith.plan.fit import AffineFit, FormFit, affine_law, per_target
 from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import Observation, TrainedModel
 from draftsmith.plan.pooled import Sweep, sweep
-from draftsmith.plan.sizing import AcceptanceLaw, Setting, Sizing, best_draft
+from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.sizing import Sizing, best_draft
 from draftsmith.provenance import write_text_atomic
 
 Drawing = tuple[Plot, Callable[[], Figure | None]]
@@ -67,8 +69,7 @@ def optimum(setting: Setting, sizing: Sizing, available: tuple[float, ...]) -> D
         caption="The star is N*; the band is its 95 % interval from the errors of A, B and C.",
     )
     curve = Curve(label=f"M = {setting.target_params:.3g}", setting=setting, sizing=sizing)
-    title = f"{setting.draft_tokens:.3g} draft tokens"
-    panel = Panel(title=title, curves=(curve,), available=available)
+    panel = Panel(title=setting.budget.text, curves=(curve,), available=available)
     return plot, partial(charts.draft_sizes, (panel,))
 
 
@@ -182,7 +183,7 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
         setting = Setting(
             target_params=float(target_params),
             target_tokens=_BAND_TOKENS,
-            draft_tokens=_BAND_TOKENS,
+            budget=TokenBudget(amount=_BAND_TOKENS),
             law=law,
             loss=loss,
         )

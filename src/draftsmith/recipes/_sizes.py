@@ -1,4 +1,5 @@
-"""How many parameters a model has, from its config.json alone; and the presets of `pretrain`.
+"""How many parameters a model has, from its config.json alone; the presets of `pretrain`, and
+shapes between and above them.
 
 Weights are counted as transformers' modules have them, tied ones once. What is read of a
 configuration has the names of Llama's; families differ from it in what `Family` says.
@@ -7,6 +8,7 @@ configuration has the names of Llama's; families differ from it in what `Family`
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.option_groups import Size
 
 Config = Mapping[str, Any]
+_INNER_STEP = 8
+"""Widths of feed-forward layers are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,11 @@ class Preset:
     heads: int
     hidden: int
     intermediate: int
+
+    @property
+    def name(self) -> str:
+        """For a shape that has no other: layers x width."""
+        return f"{self.layers}x{self.hidden}"
 
 
 PRESETS: dict[Size, Preset] = {
@@ -130,10 +139,38 @@ def count_parameters(config: Config, where: str) -> int:
     )
 
 
-def resized(config: Config, size: Size) -> dict[str, Any]:
-    """The configuration that `pretrain --tokenizer TARGET --size SIZE` makes of a target's, as far
-    as it counts."""
-    preset = PRESETS[size]
+def shape_for(config: Config, params: float) -> Preset:
+    """The shape whose model in the target's family comes nearest to so many parameters: the
+    nearest preset, deeper and wider or shallower and narrower in its own proportions."""
+
+    def missed(shape: Preset) -> float:
+        return abs(math.log(count_parameters(resized(config, shape), shape.name) / params))
+
+    preset = min(PRESETS.values(), key=missed)
+
+    def scaled(heads: int, more_layers: int = 0) -> Preset:
+        hidden = heads * (preset.hidden // preset.heads)
+        factor = hidden / preset.hidden
+        inner = _INNER_STEP * round(preset.intermediate * factor / _INNER_STEP)
+        layers = round(preset.layers * factor) + more_layers
+        return Preset(max(1, layers), heads, hidden, max(_INNER_STEP, inner))
+
+    def counted(heads: int) -> int:
+        return count_parameters(resized(config, scaled(heads)), "a draft")
+
+    low, high = 1, 2
+    while counted(high) < params:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if counted(middle) < params else (low, middle)
+    near = [scaled(heads, more) for heads in (low, high) for more in range(-2, 3)]
+    return min(near, key=missed)
+
+
+def resized(config: Config, preset: Preset) -> dict[str, Any]:
+    """The configuration that `pretrain --tokenizer TARGET` makes of a target's with these
+    dimensions, as far as it counts."""
     dimensions = {
         "hidden_size": preset.hidden,
         "intermediate_size": preset.intermediate,

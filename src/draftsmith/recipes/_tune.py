@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ from draftsmith.bench.arms import Arm, time_decode
 from draftsmith.bench.costs import CostMeter, CostTable
 from draftsmith.bench.step_costs import chain_arms, doubling
 from draftsmith.decode import DecodeOptions
+from draftsmith.drafters._base import Drafter
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.generation import DraftCounts
-from draftsmith.plan.control import CostAware, StepCosts
+from draftsmith.plan.control import CostAware, Learning, StepCosts
 from draftsmith.plan.tune import Prices, Trial
 from draftsmith.recipes._drafting import open_drafters, proposal_of
 from draftsmith.targets._base import Target
@@ -75,7 +77,7 @@ class Entrant:
     def controlled(self, costs: StepCosts) -> Entry:
         """With the length chosen step by step."""
         return Entry(
-            arm=replace(self.chain, policy=CostAware(costs=costs)),
+            arm=replace(self.chain, policy=Learning(CostAware(costs=costs))),
             drafter=self.name,
             shape="as many tokens as pay",
             flags=("--draft-length", "auto", *self.flags),
@@ -109,23 +111,19 @@ def open_entrants(
                 name=name,
                 chain=replace(arm, shape=TreeShape.chain(depth)),
                 flags=_proposal_flags(own.draft_proposal),
-                trees=_trees(name, arm, own, target, greedy) if arm.drafter.takes_trees else (),
+                trees=_trees(name, arm, own, greedy) if arm.drafter.takes_trees else (),
             )
         )
     return tuple(entrants)
 
 
-def _trees(
-    name: str, chain: Arm, options: DraftingOptions, target: HFTarget, greedy: bool
-) -> tuple[Entry, ...]:
+def _trees(name: str, chain: Arm, options: DraftingOptions, greedy: bool) -> tuple[Entry, ...]:
     """Drawn in the way that is best verified, unless the user chose one."""
-    proposal = options.draft_proposal
+    arm, proposal = chain, options.draft_proposal
     if proposal is None and proposal_of(chain.drafter):
         proposal = "greedy" if greedy else "without_replacement"
+        arm = replace(chain, drafter=_proposing(chain.drafter, proposal))
     chosen = _proposal_flags(proposal)
-    asked = replace(options, draft_tree=TREES[0], draft_proposal=proposal)
-    (arm,) = open_drafters([name], asked, target)
-    arm = replace(arm, name=chain.name)
     out = []
     for text in TREES:
         shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
@@ -136,6 +134,13 @@ def _trees(
         what = f"its own tree of {usual.num_nodes} nodes"
         out.append(_tree(arm, name, what, usual, () if usual.is_dynamic else chosen))
     return tuple(out)
+
+
+def _proposing(drafter: Drafter, proposal: str) -> Drafter:
+    """The same drafter, its weights shared, that chooses children in this way."""
+    twin = copy.copy(drafter)
+    twin.config = replace(drafter.config, proposal=proposal)
+    return twin
 
 
 def _proposal_flags(proposal: str | None) -> tuple[str, ...]:

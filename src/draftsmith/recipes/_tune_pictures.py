@@ -24,9 +24,9 @@ def save_pictures(tuning: Tuning, folder: Path) -> None:
             Plot(
                 name="by_length",
                 title="Tokens per second by draft length",
-                caption="Predicted from measured costs and real decoding; squares are trees, at "
-                "their depth, the dotted line is a length chosen step by step (auto), the dashed "
-                "one plain decoding, the star the fastest of all.",
+                caption="Of forwards and drafts alone, predicted from measured costs and real "
+                "decoding; squares are trees, at their depth, the dotted line is a length chosen "
+                "step by step (auto), the dashed one plain decoding, the star the fastest of all.",
             ),
             by_length,
         ),
@@ -34,7 +34,7 @@ def save_pictures(tuning: Tuning, folder: Path) -> None:
             Plot(
                 name="by_batch",
                 title="Speed-up by batch size",
-                caption="The best chain of each drafter, over plain decoding of as many rows.",
+                caption="The best draft of each drafter, over plain decoding of as many rows.",
             ),
             by_batch,
         ),
@@ -80,7 +80,7 @@ def by_batch(tuning: Tuning) -> Figure | None:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axis = figure.subplots()
     for name in _drafters(tuning):
-        own = [one for one in tuning.batches if one.drafter == name]
+        own = [one for one in tuning.batches if one.trial.drafter == name]
         rows = [one.rows for one in own]
         axis.plot(rows, [one.speedup for one in own], "o-", label=short_name(name))
     axis.axhline(1.0, color=ink(), linewidth=0.9, linestyle=_DASHED)

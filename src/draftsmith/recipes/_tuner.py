@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.cost_cache import cost_file
 from draftsmith.bench.costs import CostMeter, CostTable
 from draftsmith.bench.step_costs import ROUNDS, Workload, open_meter, step_costs
 from draftsmith.bench.suites import load_suite
 from draftsmith.decode import DecodeOptions
+from draftsmith.errors import InputError
 from draftsmith.plan.control import StepCosts
 from draftsmith.plan.tune import BatchPromise, Prices, Trial, Tuning, judge, speedup
+from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.recipes._drafting import (
     check_predictions,
     encode,
@@ -30,7 +31,6 @@ from draftsmith.recipes._tune import (
     prices,
     redrawn,
 )
-from draftsmith.recipes.bench import warn_if_busy
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.tune_options import TuneOptions
@@ -66,8 +66,7 @@ class Tuner:
     def tune(self) -> Tuning:
         """Measure costs, decode with every shape, predict."""
         warn_if_busy()
-        trees = [entry.arm for entrant in self._entrants for entry in entrant.trees]
-        meter, costs = self._measure(1, trees)
+        meter, costs = self._measure(1)
         table, draws = meter.table(), redrawn(meter, self._options.sampling.seed)
         trials = [
             trial
@@ -91,9 +90,7 @@ class Tuner:
     def _say(self, text: str) -> None:
         self._notes.print(text, soft_wrap=True)
 
-    def _measure(
-        self, rows: int, more: Sequence[Arm] = ()
-    ) -> tuple[CostMeter, dict[str, StepCosts]]:
+    def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
         """Costs with so many rows, and those of chains by length, which --draft-length auto will
         find in the cache."""
         self._say(f"measuring what steps cost with {rows} row{'s' if rows > 1 else ''}")
@@ -103,8 +100,9 @@ class Tuner:
             predictions=self._predictions,
             rows=rows,
         )
-        arms = [arm for entrant in self._entrants for arm in entrant.timed]
-        meter = open_meter(self.target, [*arms, *more], self._sampler, workload)
+        chains = [arm for entrant in self._entrants for arm in entrant.timed]
+        trees = [entry.arm for entrant in self._entrants for entry in entrant.trees]
+        meter = open_meter(self.target, [*chains, *trees], self._sampler, workload)
         meter.measure(ROUNDS)
         table, steps, costs, first = meter.table(), meter.steps(), {}, 0
         for entrant in self._entrants:
@@ -119,33 +117,52 @@ class Tuner:
         return meter, costs
 
     def _try_all(self, entrant: Entrant, costs: StepCosts, table: CostTable) -> list[Trial]:
-        """Chains, first of doubling lengths and then around the best of them; trees; auto."""
-        chains = [self._try(entry) for entry in entrant.entries(entrant.lengths)]
+        """Chains, first of doubling lengths and then around the best of them; trees; auto.
+
+        Raises:
+            InputError: no prompt gave a step to judge.
+        """
+        chains = self._judged(entrant.entries(entrant.lengths))
+        if not chains:
+            raise InputError(
+                f"--suite {self._options.suite}: no prompt gave a step to judge, since each text "
+                "ended in the step of its prompt; give prompts with longer texts, or a larger "
+                "--max-new-tokens."
+            )
         best = max(chains, key=lambda trial: speedup(trial, self._price(table, trial)))
         assert best.length is not None
         nearby = entrant.entries(between(best.length, entrant.lengths))
         others = (*nearby, *entrant.trees, entrant.controlled(costs))
-        return [*chains, *(self._try(entry) for entry in others)]
+        return [*chains, *self._judged(others)]
+
+    def _judged(self, entries: Iterable[Entry]) -> list[Trial]:
+        """Decoded; without those that got through every text in the step of its prompt."""
+        return [trial for entry in entries if (trial := self._try(entry)).prompts]
 
     def _try(self, entry: Entry) -> Trial:
         self._say(f"decoding with {entry.drafter}, {entry.shape}")
         return decode_entry(self.target, entry, self._prompts, self._predictions, self._decoding)
 
     def _batches(self, trials: Sequence[Trial], table: CostTable) -> tuple[BatchPromise, ...]:
-        """The best chain of each drafter at each batch size."""
+        """The best draft of each drafter at each batch size."""
         found = []
         for rows in self._options.sizes():
-            batch = table if rows == 1 else self._measure(rows)[0].table()
+            priced, own = table, list(trials)
+            if rows > 1:
+                meter, costs = self._measure(rows)
+                priced = meter.table()
+                # a controller goes by what steps of such a batch cost
+                auto = [entrant.controlled(costs[entrant.name]) for entrant in self._entrants]
+                own = [trial for trial in trials if trial.depth is not None] + self._judged(auto)
             for entrant in self._entrants:
                 promises = [
                     BatchPromise(
                         rows=rows,
-                        drafter=trial.drafter,
-                        length=trial.length,
-                        speedup=speedup(trial, self._price(batch, trial), rows=rows),
+                        trial=trial,
+                        speedup=speedup(trial, self._price(priced, trial), rows=rows),
                     )
-                    for trial in trials
-                    if trial.drafter == entrant.name and trial.length is not None
+                    for trial in own
+                    if trial.drafter == entrant.name
                 ]
                 found.append(max(promises, key=lambda one: one.speedup))
         return tuple(found)

@@ -7,7 +7,6 @@ OUT/run.json         how it was made; written last
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from draftsmith.generation import generate
 from draftsmith.options import BenchOptions
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes._auto_length import with_controllers
+from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.recipes._drafting import (
     check_predictions,
     encode,
@@ -46,9 +46,6 @@ from draftsmith.recipes._drafting import (
     prediction,
 )
 from draftsmith.targets._base import Target
-
-BUSY = 0.75
-"""Share of the CPUs that may be busy before a measurement begins."""
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
@@ -183,20 +180,6 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
             notes.print(f"stopped after {len(made)} of {total} measurements; they are in {path}")
         raise
     return tuple(made)
-
-
-def warn_if_busy() -> None:
-    """Times taken beside other programs are not to be trusted: say so (where the system tells)."""
-    notes = Console(stderr=True, highlight=False, markup=False)
-    if not hasattr(os, "getloadavg"):
-        return
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load > max(1.0, BUSY * cpus):
-        notes.print(
-            f"other programs use this machine (load {load:.1f} on {cpus} CPUs): speed-ups measured "
-            "now will be off; close them and run again",
-            soft_wrap=True,
-        )
 
 
 def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> Report:

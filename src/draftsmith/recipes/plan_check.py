@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import InputError
@@ -21,7 +20,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
     found = read_measured(options.records)
     rows, said = compare(predictions, found)
     if not rows and not said:
-        wanted = sorted({Path(name).name for one in predictions for name in one.drafts.values()})
+        wanted = sorted(name for one in predictions for name in one.drafts.values())
         raise InputError(
             f"none of the drafts of {options.predictions} was measured in these folders: it is "
             f"about {', '.join(wanted)}; they hold "

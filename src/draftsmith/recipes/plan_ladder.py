@@ -15,10 +15,11 @@ from typing import Any
 
 from draftsmith.errors import InputError
 from draftsmith.plan import paper
+from draftsmith.plan.budget import Budget, FlopBudget, TokenBudget
 from draftsmith.plan.fit import affine_law
-from draftsmith.plan.ladder import Budget, FlopBudget, Ground, Ladder, TokenBudget, ladder
+from draftsmith.plan.ladder import Ladder, ladder
 from draftsmith.plan.law_file import residual_of
-from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan.setting import AcceptanceLaw, Setting
 from draftsmith.plan_options import PlanLadderOptions
 from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
 from draftsmith.recipes._ladder_script import KINDS, Command, commands, draft_folder, script
@@ -31,7 +32,16 @@ from draftsmith.recipes._plan import (
     show,
     show_values,
 )
-from draftsmith.recipes._sizes import FAMILIES, PRESETS, count_parameters, read_config, resized
+from draftsmith.recipes._sizes import (
+    FAMILIES,
+    PRESETS,
+    Config,
+    Preset,
+    count_parameters,
+    read_config,
+    resized,
+    shape_for,
+)
 from draftsmith.units import parse_count
 
 
@@ -42,9 +52,13 @@ class TargetFacts:
     params: float
     tokens: float
     context: int | None
-    sizes: dict[str, float]
-    """Parameters of drafts in its family, by preset."""
+    config: Config
+    """Of the family that drafts are made in."""
     warnings: tuple[str, ...]
+
+    def params_of(self, shape: Preset) -> float:
+        """Of a draft."""
+        return float(count_parameters(resized(self.config, shape), f"a draft of {shape.name}"))
 
 
 def run(options: PlanLadderOptions) -> dict[str, Any]:
@@ -53,7 +67,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     facts = target_facts(options)
     law, loss = laws_of(options.laws)
     spread = with_spread(law)
-    ground = Ground(
+    setting = Setting(
         target_params=facts.params,
         target_tokens=facts.tokens,
         budget=budget_of(options),
@@ -61,15 +75,24 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         loss=loss,
         cost_floor=options.cost_ratio or 0.0,
     )
-    found = ladder(ground, facts.sizes)
-    lines = [] if found.recommended is None else commands(options, found, facts.context)
+    shapes: dict[str, Preset] = dict(PRESETS.items())
+
+    def build(params: float) -> tuple[str, float]:
+        shape = shape_for(facts.config, params)
+        shapes[shape.name] = shape
+        return shape.name, facts.params_of(shape)
+
+    named: dict[str, float] = {name: facts.params_of(shape) for name, shape in PRESETS.items()}
+    found = ladder(setting, named, build)
+    pays = found.recommended is not None
+    lines = commands(options, found, shapes, facts.context) if pays else []
     said = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
     if spread.cov is None or spread.residual is None:
         said.append(
             "there are no intervals: the errors of the coefficients are not known; give them with "
             "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
         )
-    payload = _payload(options, ground, found, lines, said)
+    payload = _payload(options, setting, found, shapes, lines, said)
     write_json_atomic(options.out / "ladder.json", payload)
     if lines:
         path = options.out / "ladder.sh"
@@ -113,14 +136,11 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
         if config.get("model_type") not in FAMILIES:
             kind, config = config.get("model_type"), {**config, "model_type": "llama"}
             said.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
-    sizes: dict[str, float] = {
-        size: float(count_parameters(resized(config, size), f"preset {size}")) for size in PRESETS
-    }
     return TargetFacts(
         params=params,
         tokens=_training_tokens(options, folder),
         context=context,
-        sizes=sizes,
+        config=config,
         warnings=tuple(said),
     )
 
@@ -128,9 +148,10 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
 def budget_of(options: PlanLadderOptions) -> Budget:
     tokens = options.training_tokens()
     if tokens is not None:
-        return TokenBudget(amount=tokens)
+        flag = "--tokens" if options.hours is None else "--hours x --tokens-per-second"
+        return TokenBudget(amount=tokens, name=flag)
     assert options.flops is not None, "validate lets no plan without a budget by"
-    return FlopBudget(amount=parse_count(options.flops, "--flops"))
+    return FlopBudget(amount=parse_count(options.flops, "--flops"), name="--flops")
 
 
 def with_spread(law: AcceptanceLaw) -> AcceptanceLaw:
@@ -164,14 +185,16 @@ def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
 
 def _payload(
     options: PlanLadderOptions,
-    ground: Ground,
+    setting: Setting,
     found: Ladder,
+    shapes: Mapping[str, Preset],
     lines: list[Command],
     said: list[str],
 ) -> dict[str, Any]:
     rungs: list[Mapping[str, Any]] = [
         {
             **asdict(rung),
+            "shape": asdict(shapes[rung.size]),
             "recommended": place == found.recommended,
             "drafts": {kind: str(draft_folder(options.out, rung.size, kind)) for kind in KINDS},
         }
@@ -180,16 +203,16 @@ def _payload(
     payload: dict[str, Any] = jsonable(
         {
             "target": options.target,
-            "target_params": ground.target_params,
-            "target_tokens": ground.target_tokens,
-            "target_ppl": ground.target_ppl,
+            "target_params": setting.target_params,
+            "target_tokens": setting.target_tokens,
+            "target_ppl": setting.target_ppl,
             "budget": {
                 "tokens": options.training_tokens(),
                 "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
             },
-            "law": asdict(ground.law),
-            "loss": asdict(ground.loss),
-            "cost_floor": ground.cost_floor,
+            "law": asdict(setting.law),
+            "loss": asdict(setting.loss),
+            "cost_floor": setting.cost_floor,
             "n_opt": found.best_params,
             "ci95": found.ci95,
             "rungs": rungs,
@@ -201,13 +224,13 @@ def _payload(
 
 
 def _show(found: Ladder) -> None:
-    best = found.best_params
+    best, pays = found.best_params, found.recommended is not None
     show_values(
         "",
         {
             "best draft size N*": best,
             "95 %": interval(found.ci95),
-            "to train": ", ".join(rung.size for rung in found.rungs) if best else "nothing",
+            "to train": ", ".join(rung.size for rung in found.rungs) if pays else "nothing",
         },
     )
     show(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from draftsmith.plan.sizing import Draft, Setting, Sizing, best_draft, draft_of
+from draftsmith.plan.budget import TokenBudget
+from draftsmith.plan.setting import Setting
+from draftsmith.plan.sizing import Draft, Sizing, best_draft, draft_of
 from draftsmith.plan_options import PlanOptimumOptions
 from draftsmith.provenance import jsonable, start_run
 from draftsmith.recipes._plan import (
@@ -26,7 +28,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     setting = Setting(
         target_params=target_params,
         target_tokens=target_tokens,
-        draft_tokens=draft_tokens,
+        budget=TokenBudget(amount=draft_tokens, name="--draft-tokens"),
         law=law,
         loss=loss,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from draftsmith.plan import paper
 from draftsmith.plan.fit import affine_law
 from draftsmith.plan.pooled import PooledFit, Sweep, sweep
-from draftsmith.plan.sizing import AcceptanceLaw
+from draftsmith.plan.setting import AcceptanceLaw
 from draftsmith.plan_options import PlanSweepOptions
 from draftsmith.provenance import jsonable, start_run
 from draftsmith.recipes._plan import (

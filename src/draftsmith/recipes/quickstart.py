@@ -38,6 +38,7 @@ from draftsmith.provenance import Run, jsonable, start_run, write_json_atomic
 from draftsmith.recipes import _before_after as before_after
 from draftsmith.recipes import bench as bench_recipe
 from draftsmith.recipes._amount import settle_amount
+from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.recipes._outcome import Outcome
 from draftsmith.recipes._scene import (
     Scene,
@@ -83,7 +84,7 @@ NEXT = (
 def run(options: QuickstartOptions) -> dict[str, Any]:
     """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
     record = start_run("quickstart", options, seed=options.seed)
-    bench_recipe.warn_if_busy()
+    warn_if_busy()
     scene = set_scene(options, NUM_PROMPTS)
     clear(options.out)  # all that can be missing is there
     choose_threads(scene)

@@ -8,7 +8,7 @@ OUT/run.json      how it was made; written last
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from draftsmith.bench.report import short_name
 from draftsmith.errors import InputError
 from draftsmith.flags import to_argv
 from draftsmith.options import GenerateOptions
-from draftsmith.plan.tune import Candidate, Tuning, advice, batch_advice, rates
+from draftsmith.plan.tune import Candidate, Trial, Tuning, advice, batch_advice, evidence, rates
 from draftsmith.provenance import (
     jsonable,
     machine_summary,
@@ -43,7 +43,11 @@ def run(options: TuneOptions) -> dict[str, Any]:
     tuner = Tuner(options)
     tuning = tuner.tune()
     console = Console(highlight=False)
-    sentences = [advice(tuning.winner), batch_advice(tuning.by_batch)]
+    sentences = {
+        "sentence": advice(tuning.winner),
+        "evidence": evidence(tuning.winner, len(tuning.candidates)),
+        "batches": batch_advice(tuning.by_batch),
+    }
     command = paste(options, tuning.winner)
     content = payload(options, tuner.target, tuning, sentences, command)
     write_json_atomic(options.out / "tune.json", content)
@@ -52,7 +56,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
     console.print(ranking(tuning))
     if len(tuning.by_batch) > 1:
         console.print(batch_table(tuning))
-    for sentence in filter(None, [*sentences, command]):
+    for sentence in filter(None, [*sentences.values(), command]):
         console.print(sentence, soft_wrap=True, markup=False)
     return content
 
@@ -83,7 +87,7 @@ def payload(
     options: TuneOptions,
     target: HFTarget,
     tuning: Tuning,
-    sentences: Sequence[str],
+    sentences: Mapping[str, str],
     command: str | None,
 ) -> dict[str, Any]:
     """The content of tune.json."""
@@ -96,11 +100,10 @@ def payload(
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "temperature": options.temperature,
-        "plain_tokens_per_second": tuning.plain_tokens_per_second,
+        "plain_tokens_per_second_by_costs": tuning.plain_tokens_per_second,
         "recommendation": {
             "speculate": tuning.winner.speedup > 1.0,
-            "sentence": sentences[0],
-            "batches": sentences[1],
+            **sentences,
             "command": None if command is None else portable_text(command),
         },
         "candidates": [_entry(one) for one in tuning.candidates],
@@ -108,7 +111,10 @@ def payload(
             portable_text(name): rates(trial.by_depth) for name, trial in longest.items()
         },
         "step_seconds": {portable_text(name): costs for name, costs in tuning.costs.items()},
-        "batches": [replace(one, drafter=portable_text(one.drafter)) for one in tuning.batches],
+        "batches": [
+            {"rows": one.rows, **_shape(one.trial), "speedup": one.speedup}
+            for one in tuning.batches
+        ],
         "machine": machine_summary(),
         "versions": versions(),
     }
@@ -117,23 +123,34 @@ def payload(
 
 
 def _entry(one: Candidate) -> dict[str, Any]:
-    trial = one.trial
+    return {
+        **_shape(one.trial),
+        "length": one.trial.length,
+        "tokens_per_step": one.trial.tokens_per_step,
+        "prompts": len(one.trial.prompts),
+        "speedup": one.speedup,
+        "low": one.low,
+        "high": one.high,
+        "tokens_per_second_by_costs": one.tokens_per_second,
+    }
+
+
+def _shape(trial: Trial) -> dict[str, Any]:
     return {
         "drafter": portable_text(trial.drafter),
         "shape": trial.shape,
         "flags": trial.flags,
-        "length": trial.length,
-        "tokens_per_step": trial.tokens_per_step,
-        "speedup": one.speedup,
-        "low": one.low,
-        "high": one.high,
-        "tokens_per_second": one.tokens_per_second,
     }
 
 
 def ranking(tuning: Tuning) -> Table:
     """All that was tried, the fastest first."""
-    table = Table(title="Predicted from measured costs and real acceptance", title_justify="left")
+    table = Table(
+        title="Predicted from measured costs and real acceptance",
+        caption="tokens/s: of forwards and drafts alone",
+        title_justify="left",
+        caption_justify="left",
+    )
     for heading in ("drafter", "draft"):
         table.add_column(heading, overflow="fold")
     for heading in ("tokens/step", "tokens/s", "speed-up"):
@@ -142,7 +159,7 @@ def ranking(tuning: Tuning) -> Table:
         promise = f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})"
         table.add_row(
             short_name(one.trial.drafter),
-            "auto" if one.trial.depth is None else one.trial.shape,
+            one.trial.label,
             f"{one.trial.tokens_per_step:.2f}",
             f"{one.tokens_per_second:.0f}",
             promise,
@@ -153,13 +170,13 @@ def ranking(tuning: Tuning) -> Table:
 
 
 def batch_table(tuning: Tuning) -> Table:
-    """Speed-up by batch size, with the best chain of each drafter."""
+    """Speed-up by batch size, with the best draft of each drafter."""
     table = Table(title="By batch size, over plain decoding of as many rows", title_justify="left")
     table.add_column("rows", justify="right")
     table.add_column("drafter")
-    table.add_column("tokens", justify="right")
+    table.add_column("draft")
     table.add_column("speed-up", justify="right")
     for one in tuning.batches:
-        name, promise = short_name(one.drafter), f"{one.speedup:.2f}"
-        table.add_row(str(one.rows), name, str(one.length), promise)
+        name, promise = short_name(one.trial.drafter), f"{one.speedup:.2f}"
+        table.add_row(str(one.rows), name, one.trial.label, promise)
     return table

@@ -65,7 +65,7 @@ class HFTarget:
         title = _title(name, type(model).__name__)
         refuse_by_config(model.config, title)
         refuse_by_class(model, title)
-        self._eager = attn_implementation == "eager"
+        self.attn_implementation = attn_implementation
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = _head(model, title).weight.shape[0]
@@ -110,7 +110,7 @@ class HFTarget:
 
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
-        block.eager = self._eager
+        block.eager = self.attn_implementation == "eager"
         trims = self._keeps and not (self._drops and signals != Signals())
         options: dict[str, Any] = {"logits_to_keep": keep} if trims else {}
         with ExitStack() as stack:

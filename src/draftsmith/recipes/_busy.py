@@ -1,0 +1,33 @@
+"""Whether other programs use this machine: times taken beside them are not to be trusted."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+
+BUSY = 0.75
+"""Share of the CPUs that may be busy before a measurement begins."""
+
+
+def load_of_others() -> str | None:
+    """What is going on, in words; None: nothing, or the system does not tell.
+
+    To be asked before the work begins: a moment later the load is our own.
+    """
+    if not hasattr(os, "getloadavg"):
+        return None
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= max(1.0, BUSY * cpus):
+        return None
+    return f"other programs use this machine (load {load:.1f} on {cpus} CPUs)"
+
+
+def warn_if_busy() -> None:
+    """Say on stderr that speed-ups will be off."""
+    others = load_of_others()
+    if others is not None:
+        Console(stderr=True, highlight=False, markup=False).print(
+            f"{others}: speed-ups measured now will be off; close them and run again",
+            soft_wrap=True,
+        )
