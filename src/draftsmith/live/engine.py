@@ -21,7 +21,7 @@ from draftsmith.drafters.prediction import Prediction
 from draftsmith.rows import common_prefix
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
-from draftsmith.types import ALIGNED, DecodeStep, RequestBatch, RowStats, TreeShape
+from draftsmith.types import ALIGNED, DecodeStep, LengthPolicy, RequestBatch, RowStats, TreeShape
 
 
 class LiveTarget(Target, TargetView, Protocol):
@@ -58,7 +58,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstWhole:
+class _FirstWhole(LengthPolicy):
     """The whole last output at first; later drafts are short."""
 
     whole: int
