@@ -10,7 +10,7 @@ import torch
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import LiveConfig, LiveTranslator
 from draftsmith.targets.hf import HFTarget
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -27,6 +27,12 @@ def a_target(seed: int = 0, *, ends: int = 60, context: int = 512) -> HFTarget:
 
 def a_template(target: HFTarget) -> Template:
     return Template(tokenizer=target.tokenizer, language="cats")
+
+
+def a_translator(target: HFTarget, **options: object) -> LiveTranslator:
+    """Options are those of `LiveConfig`, and `then`."""
+    then = options.pop("then", None)
+    return LiveTranslator(target, a_template(target), LiveConfig(**options), then=then)
 
 
 def a_stream(seed: int) -> list[tuple[str, bool]]:

@@ -32,19 +32,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from draftsmith.errors import InputError
 from draftsmith.law import Law, Noise, Purpose
+from draftsmith.live_options import check_bias
 from draftsmith.sampler import Sampler
 from draftsmith.types import ALIGNED, ROOT, DraftTree, Proposal
 from draftsmith.verify import ALL, Children, Descent, Foreseen, Match, Node, Rule, holding
-
-
-def check_bias(bias: float, name: str = "bias") -> None:
-    """InputError unless it lies between 0 and 1."""
-    if not 0 <= bias <= 1:  # NaN is not
-        raise InputError(
-            f"{name} must be between 0 (exact) and 1 (from 0.5 on every draft stays), got {bias}"
-        )
 
 
 def biased_rule(bias: float, sampler: Sampler) -> tuple[Rule, Sampler]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +22,25 @@ from draftsmith.option_groups import (
 
 MINI = "Translate to {language}: {source}\n"
 """What the shipped translation model was trained with."""
+SOURCE = "{source}"
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
+
+
+def filled(text: str, *, language: str, source: str) -> str:
+    """A prompt's text with these in their places; what they hold themselves stays as it is."""
+    values = {"language": language, "source": source}
+    return re.sub(r"\{(language|source)\}", lambda found: values[found[1]], text)
+
+
+def check_prompt(text: str, name: str) -> None:
+    """Raise `InputError` unless a source has one place in this text."""
+    require(text.count(SOURCE) == 1, f"{name} must hold {SOURCE} once, got {text!r}")
+
+
+def check_bias(value: float, name: str = "bias") -> None:
+    """Raise `InputError` unless this can be a bias; NaN cannot."""
+    meant = "0: exact, from 0.5 on every draft stays"
+    require(0 <= value <= 1, f"{name} must lie between 0 and 1, got {value} ({meant})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +57,8 @@ class PromptOptions(OptionGroup):
 
     def validate(self) -> None:
         require(bool(self.language.strip()), "--language must not be empty")
-        named = self.template in ("auto", "mini", "instruction", "chat")
-        good = named or self.template.count("{source}") == 1
-        known = "auto, mini, instruction, chat, or a text that holds {source} once"
-        require(good, f"--template must be {known}, got {self.template!r}")
+        if self.template not in ("auto", "mini", "instruction", "chat"):
+            check_prompt(self.template, "--template must be auto, mini, instruction, chat, or")
         at_least(0, "--context", self.context)
 
 
@@ -99,11 +116,6 @@ class ScreenOptions(OptionGroup):
         require(hides, "--mask-k and --agree are two ways to hide: choose one")
         if not self.mask_k:
             unused("--unit", self.unit, "token", "--mask-k")
-
-
-def check_bias(value: float, flag: str) -> None:
-    """Raise `InputError` unless this can be a bias."""
-    require(0 <= value <= 1, f"{flag} must lie between 0 and 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +200,7 @@ class LiveMakeExamplesOptions(VerbOptions):
         require(0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}")
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
-        require(self.template.count("{source}") == 1, "--template must hold {source} once")
+        check_prompt(self.template, "--template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +257,8 @@ class LiveScoreOptions(VerbOptions):
     """Score what a live translation did: flicker, drafts, speed, latency, quality."""
 
     records: Annotated[Path, Leading]
-    """What `live translate --out` or `live replay` wrote."""
+    """What `live translate --out` or `live replay` wrote; or a folder with several replays, whose
+    tables are joined: a line per language and target."""
     language: str = "German"
     """Language of the translations: chooses BLEU's words, and what latency counts."""
     source_language: str = "English"

@@ -13,6 +13,7 @@ from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.live.engine import Engine
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 from draftsmith.recipes._live import subtitles
 
@@ -198,7 +199,10 @@ def test_bad_words(
 
 
 def test_streams_that_cannot_be_replayed_are_named_by_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = {"seg": 0, "rev": 0, "text": "the cat"}
     cases = {
@@ -209,12 +213,24 @@ def test_streams_that_cannot_be_replayed_are_named_by_line(
         "behind": ([json.dumps(line | {"rev": rev, "final": True}) for rev in (0, 1)], "goes on"),
         "twice": ([json.dumps(line), json.dumps(line)], "revision 0 after 0"),
         "empty": (["", " "], "holds no updates"),
+        "long": (
+            [json.dumps(line), json.dumps(line | {"rev": 1, "text": "the cat " * 600})],
+            "segment 0 revision 1: the source is too long",
+        ),
+        "nul": (
+            [json.dumps(line | {"text": "the \0 cat"})],
+            "segment 0 revision 0: the text holds",
+        ),
+        "never": (['{"seg": 0, "rev": 0, "text": "a", "time": NaN}'], "line 1: expected a finite"),
+        "before": ([json.dumps(line | {"time": -3})], "line 1: time must be 0 or more"),
     }
     for name, (lines, said) in cases.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("\n".join(lines))
-        own = ["--target", str(folder / "target")]
-        assert said in run(capsys, "replay", str(path), *own, code=2), name
+        own = ["--target", str(folder / "target"), "--out", str(tmp_path / "out")]
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "run", None)  # nothing is decoded before all can be
+            assert said in run(capsys, "replay", str(path), *own, code=2), name
 
 
 def test_examples_are_pairs_and_beginnings_of_pairs(

@@ -443,7 +443,7 @@ def test_a_line_that_is_no_message_is_refused_by_its_number(
     [
         ("jsonl", {"seg": 0, "rev": 0, "txt": "a"}, "unknown option 'txt'.*did you mean 'text'"),
         ("jsonl", {"seg": 0, "rev": 0}, "'text' of Hypothesis is missing in line 1"),
-        ("jsonl", {"seg": -1, "rev": 0, "text": ""}, "seg and rev are 0 or more"),
+        ("jsonl", {"seg": -1, "rev": 0, "text": ""}, "seg must be 0 or more"),
         ("simulstreaming", {"start": 0.0}, "line 1: expected a text at text, got"),
         ("simulstreaming", {"text": "a", "is_final": "no"}, "expected true or false at is_final"),
         ("google", {"result": []}, "expected a list at results"),

@@ -4,18 +4,15 @@ than it needs."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
-from tests.live_cases import a_stream, a_target, a_template, from_scratch, updates
+from tests.live_cases import a_stream, a_target, a_translator, from_scratch, updates
 
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.display import DisplayOptions
-from draftsmith.live.engine import Outcome
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
 from draftsmith.targets.hf import HFTarget
 
@@ -25,11 +22,6 @@ STREAMS = 200
 @pytest.fixture(scope="module")
 def target() -> HFTarget:
     return a_target()
-
-
-def a_translator(target: HFTarget, **options: object) -> LiveTranslator:
-    then = options.pop("then", None)
-    return LiveTranslator(target, a_template(target), LiveConfig(**options), then=then)
 
 
 def records(translator: LiveTranslator, seed: int) -> list[UpdateRecord]:
@@ -167,55 +159,6 @@ def test_an_error_in_mid_update_leaves_the_translation_as_it_was(target: HFTarge
     assert again.tokens == expected.tokens
 
 
-@pytest.mark.parametrize("bias", [0.0, 0.3])
-@pytest.mark.parametrize("resync", [0, 4])
-def test_side_by_side_everyone_gets_what_they_get_alone(
-    target: HFTarget, bias: float, resync: int
-) -> None:
-    """Eight translations, some of which pause, in the same forwards."""
-    options = {"bias": bias, "resync": resync, "max_extra": 12}
-    streams = [a_stream(seed) for seed in range(8)]
-    expected = [_alone(a_translator(target, **options), stream) for stream in streams]
-    together = [a_translator(target, **options) for _ in streams]
-    made: list[list[UpdateRecord | None]] = [[] for _ in streams]
-    batches = 0
-    for turn in range(2 * max(map(len, streams))):
-        asked = {}
-        for n, (stream, translator) in enumerate(zip(streams, together, strict=True)):
-            if (turn + n) % 2 or len(made[n]) == len(stream):
-                continue
-            source, final = stream[len(made[n])]
-            if translator.last is not None and source == translator.source and not final:
-                made[n].append(translator.last.record)
-            else:
-                asked[n] = (translator.job(source, final=final), source, final)
-        if not asked:
-            continue
-        outcomes: dict[int, Outcome] = {}
-        together[0].engine.run_together(
-            [job for job, _, _ in asked.values()],
-            [together[n].session for n in asked],
-            outcomes.__setitem__,
-        )
-        for row, (n, (_, source, final)) in enumerate(asked.items()):
-            update = together[n].take_in(source, outcomes[row], final=final)
-            made[n].append(update.record)
-        batches += 1
-    assert batches < sum(map(len, streams)) / 2
-    for one, other in zip(made, expected, strict=True):
-        assert [_facts(record) for record in one] == [_facts(record) for record in other]
-
-
-def _alone(translator: LiveTranslator, stream: list[tuple[str, bool]]) -> list[UpdateRecord | None]:
-    updates = [translator.update(source, final=final) for source, final in stream]
-    return [update and update.record for update in updates]
-
-
-def _facts(record: UpdateRecord | None) -> UpdateRecord | None:
-    """Without times."""
-    return record and replace(record, seconds=0.0, first_seconds=0.0)
-
-
 # --------------------------------------------------------------------------- sources
 
 
@@ -314,6 +257,7 @@ def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarge
     after = translator.update("the cat sat on the mat")
     assert after is not None and after.record.degenerate
     assert (after.text, after.erased) == (shown.text, 0)
+    translator.config = LiveConfig(max_ratio=0.0, max_extra=2)
     assert translator.job("the cat sat on", final=False).draft == shown.tokens[:1]
 
 
@@ -331,39 +275,7 @@ def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: str) -> Non
         a_translator(target).update(text)
 
 
-# --------------------------------------------------------------------------- templates and options
-
-
-def test_special_tokens_in_a_source_are_letters(target: HFTarget) -> None:
-    plain = Template(tokenizer=target.tokenizer, language="cats")
-    ids = plain.encode("the <end> of it")
-    assert 0 not in ids and "the <end> of it" in target.tokenizer.decode(ids)
-    target.tokenizer.chat_template = (
-        "{% for m in messages %}<end>{{ m['role'] }}: {{ m['content'] }}{% endfor %}<end>answer:"
-    )
-    try:
-        chat = Template(tokenizer=target.tokenizer, language="cats", chat=True)
-        ids = chat.encode("the <end> of it", [("old <end>", "<end> new")])
-        assert ids.count(0) == 4  # three turns and the answer's own
-        strange = replace(chat, language="<end>cats")
-        assert strange.encode("the cat").count(0) == 2
-        assert "<end>cats: the cat" in target.tokenizer.decode(strange.encode("the cat"))
-        text = target.tokenizer.decode(ids)
-        assert text.endswith("user: Translate to cats: the <end> of it\n<end>answer:")
-    finally:
-        target.tokenizer.chat_template = None
-    with pytest.raises(InputError, match="no chat template"):
-        Template(tokenizer=target.tokenizer, language="cats", chat=True)
-    with pytest.raises(InputError, match="once"):
-        Template(tokenizer=target.tokenizer, language="cats", text="Translate!")
-
-
-def test_added_tokens_that_are_not_special_are_letters_too() -> None:
-    tokenizer = a_target().tokenizer
-    tokenizer.add_tokens(["<think>"])
-    template = Template(tokenizer=tokenizer, language="cats")
-    ids = template.encode("a <think> of <think><think>")
-    assert max(ids) < 300 and tokenizer.decode(ids).count("<think>") == 3
+# --------------------------------------------------------------------------- options
 
 
 def test_context_gives_way_to_the_source() -> None:
@@ -420,6 +332,8 @@ def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFT
         {"revision_bias": -1.0},
         {"trim_draft": -1},
         {"resync": -1},
+        {"min_common": math.nan},
+        {"min_common": 1.1},
         {"max_extra": 0},
         {"max_ratio": math.inf},
         {"resync": 2, "redraft": False},

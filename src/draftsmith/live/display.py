@@ -23,6 +23,7 @@ from draftsmith.rows import common_prefix
 
 Policy = Literal["mask", "agreement"]
 Unit = Literal["token", "word", "char"]
+_THINKS, _THOUGHT = "<think>", "</think>"
 _CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -70,6 +71,21 @@ class Shown:
     """The text of the whole output."""
     erased: int
     """Characters of the text before that went away, counted from the first that changed."""
+
+
+def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+    """The answer of a model that thinks first: what stands behind `</think>`, without blanks."""
+
+    def text(upto: int) -> str:
+        return str(tokenizer.decode(list(tokens[:upto]), skip_special_tokens=False)).lstrip()
+
+    if not text(len(_THINKS) + 2).startswith(_THINKS):  # a token is a byte or more
+        return tuple(tokens)
+    for end in range(1, len(tokens) + 1):
+        _, closed, said = text(end).partition(_THOUGHT)
+        if closed and said.strip():
+            return tuple(tokens[end - 1 :])
+    return ()
 
 
 class Display(abc.ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from draftsmith.biased import biased_rule
@@ -18,10 +18,14 @@ from draftsmith.drafters._after import After
 from draftsmith.drafters._base import Drafter, DraftState, TargetView
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
+from draftsmith.errors import BackendError
 from draftsmith.rows import common_prefix
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.types import ALIGNED, DecodeStep, LengthPolicy, RequestBatch, RowStats, TreeShape
+
+FAILURES = (BackendError, RuntimeError, MemoryError)
+"""What a target that fails raises; torch's own errors are of the second kind."""
 
 
 class LiveTarget(Target, TargetView, Protocol):
@@ -34,7 +38,7 @@ class Job:
 
     prompt: tuple[int, ...]
     draft: tuple[int, ...]
-    """Empty: nothing is expected."""
+    """Empty: nothing is expected. Shorter than `max_new_tokens`: the last token is the target's."""
     bias: float
     max_new_tokens: int
 
@@ -55,6 +59,7 @@ class Outcome:
     fed: int
     seconds: float
     first_seconds: float
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class Engine:
         found: list[Outcome] = []
         self._decode([job], session, lambda _, outcome: found.append(outcome))
         return found[0]
+
+    def run_afresh(self, job: Job, session: Session) -> Outcome:
+        """The same behind a failure: from nothing, and without the draft, which may be at fault."""
+        session.clear()
+        return replace(self.run(replace(job, draft=()), session), restarts=1)
 
     def run_together(
         self,
@@ -202,11 +212,12 @@ class _Row:
 
     def take_in(self, step: DecodeStep, number: int, now: float) -> bool:
         """Whether it is through with this step."""
-        self.tokens += step.emitted[number]
-        self.origins += step.origins[number]
-        self.offered.append(step.offered_depth[number])
-        self.first, self.seconds = self.first or now, now
         most = self.job.max_new_tokens
+        room = most - len(self.tokens) - 1  # alone, no more would have been drafted
+        self.tokens += step.emitted[number]
+        self.origins += step.origins[number][:room]
+        self.offered.append(min(step.offered_depth[number], room))
+        self.first, self.seconds = self.first or now, now
         self.whole = step.finish[number] == "stop" and len(self.tokens) <= most
         self.done = step.finish[number] is not None or len(self.tokens) >= most
         del self.tokens[most:]  # others in the batch may go on for longer

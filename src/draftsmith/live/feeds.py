@@ -7,7 +7,8 @@
 Rules of all feeds, `jsonl` in its own numbers: segments and revisions are numbered here; white
 space around a text is taken off; an empty final means the last words before it, and nothing at all
 where there were none; what is open when the input ends becomes final. Lines are read one at a time
-and answered at once. A feed is one speaker on one channel.
+and answered at once. A feed is one speaker on one channel. A line that cannot be read is an
+error, or, where somebody listens (`on_bad`), told to them and left out.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from draftsmith.config import from_dict
 from draftsmith.errors import InputError, nearest
-from draftsmith.live.records import Hypothesis, json_objects
+from draftsmith.live.records import Hypothesis, OnBad, as_record, json_objects, numbered, skipping
 
 T = TypeVar("T")
-Feed = Callable[[Iterable[str]], Iterator[Hypothesis]]
+Feed = Callable[[Iterable[str], OnBad | None], Iterator[Hypothesis]]
 
 _COMPLETE, _EXPECTED, _INCOMING = 100, 10, 1
-_TEXTFLOW = re.compile(r"(\d+) +(\d+)(?: +(.*))?")
+_TEXTFLOW = re.compile(r"(\d{1,15}) +(\d{1,15})(?: +(.*))?")
 _GOOGLE_EVENTS = {
     *("speechEventType", "speech_event_type", "totalBilledTime", "total_billed_time"),
     *("requestId", "request_id", "metadata"),
@@ -46,15 +46,15 @@ def open_feed(name: str) -> Feed:
     return FEEDS[name]
 
 
-def lines(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def lines(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """One whole hypothesis per line; an empty line makes the one before it final."""
     segments = _Segments()
-    for line in feed:
+    for _, line in numbered(feed, "", on_bad):
         yield from segments.hear(line, final=not line.strip())
     yield from segments.close()
 
 
-def jsonl(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def jsonl(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Our own records, with the numbers they have: `{"seg": 0, "rev": 2, "text": "This is"}`.
 
     Raises:
@@ -62,49 +62,50 @@ def jsonl(feed: Iterable[str]) -> Iterator[Hypothesis]:
     """
     last: Hypothesis | None = None
     words = ""
-    for where, message in json_objects(feed):
-        one = from_dict(Hypothesis, message, where=where)
-        if last is not None and (one.seg, one.rev) <= (last.seg, last.rev):
-            raise InputError(
-                f"{where}: expected numbers above seg {last.seg} rev {last.rev}, "
-                f"got seg {one.seg} rev {one.rev}"
-            )
-        if last is not None and one.seg != last.seg:
-            yield from _ended(last, words)
-            words = ""
-        elif last is not None and last.final:
-            raise InputError(f"{where}: segment {one.seg} was final before, begin another one")
-        last = one
-        if one.text.strip():
-            words = one.text
-        if not one.final:
-            yield one
-        elif words:
-            yield replace(one, text=words)
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            one = as_record(Hypothesis, message, where)
+            if last is not None and (one.seg, one.rev) <= (last.seg, last.rev):
+                raise InputError(
+                    f"{where}: expected numbers above seg {last.seg} rev {last.rev}, "
+                    f"got seg {one.seg} rev {one.rev}"
+                )
+            if last is not None and one.seg != last.seg:
+                yield from _ended(last, words)
+                words = ""
+            elif last is not None and last.final:
+                raise InputError(f"{where}: segment {one.seg} was final before, begin another one")
+            last = one
+            if one.text.strip():
+                words = one.text
+            if not one.final:
+                yield one
+            elif words:
+                yield replace(one, text=words)
     if last is not None:
         yield from _ended(last, words)
 
 
-def simulstreaming(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def simulstreaming(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """SimulStreaming's recogniser: every row holds the new text only, with its own leading space.
 
     A row that only ends the segment may come without text.
     """
     segments = _Segments()
     heard = ""
-    for where, message in json_objects(feed):
-        final = _flag(message, where, "is_final")
-        if "text" in message or not final:
-            heard += _get(message, where, str, "text")
-        time = message.get("emission_time")
-        at = float(time) if isinstance(time, int | float) else None
-        yield from segments.hear(heard, final=final, time=at)
-        if final:
-            heard = ""
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            final = _flag(message, where, "is_final")
+            if "text" in message or not final:
+                heard += _get(message, where, str, "text")
+            at = _time(message, where, "emission_time")
+            yield from segments.hear(heard, final=final, time=at)
+            if final:
+                heard = ""
     yield from segments.close()
 
 
-def textflow(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """ELITR online-text-flow events, `BEG END TEXT` with a sentence each.
 
         100 110 A b.     END - BEG = 10: expected, may still change
@@ -118,131 +119,139 @@ def textflow(feed: Iterable[str]) -> Iterator[Hypothesis]:
     sentences: dict[int, str] = {}
     complete = last = -1
     shown = ""
-    for number, line in enumerate(feed, 1):
-        if not line.strip():
-            continue
-        match = _TEXTFLOW.fullmatch(line.strip())
-        begin, end = (int(match[1]), int(match[2])) if match else (0, 0)
-        kind = end - begin
-        if match is None or kind not in (_COMPLETE, _EXPECTED, _INCOMING):
-            raise InputError(
-                f"line {number}: expected BEG END TEXT where END is BEG + 100, 10 or 1 "
-                f"(what online-text-flow-events writes), got {line.strip()[:80]!r}"
-            )
-        if begin <= last:  # another round began: what the last one did not reach is gone
-            sentences = {at: text for at, text in sentences.items() if at <= last}
-        last = begin
-        if begin <= complete:
-            continue
-        sentences[begin] = (match[3] or "").strip()
-        if kind == _COMPLETE:
-            yield from segments.hear(_joined(sentences, upto=begin), final=True)
-            sentences = {at: text for at, text in sentences.items() if at > begin}
-            complete, shown = begin, ""
-            continue
-        if kind == _INCOMING:
-            sentences = {at: text for at, text in sentences.items() if at <= begin}
-        text = _joined(sentences, upto=max(sentences))
-        if text != shown:  # every round repeats the sentences that did not change
-            yield from segments.hear(text)
-        shown = text
+    for where, line in numbered(feed, "", on_bad):
+        with skipping(on_bad):
+            if not line.strip():
+                continue
+            match = _TEXTFLOW.fullmatch(line.strip())
+            begin, end = (int(match[1]), int(match[2])) if match else (0, 0)
+            kind = end - begin
+            if match is None or kind not in (_COMPLETE, _EXPECTED, _INCOMING):
+                raise InputError(
+                    f"{where}: expected BEG END TEXT where END is BEG + 100, 10 or 1 "
+                    f"(what online-text-flow-events writes), got {line.strip()[:80]!r}"
+                )
+            if begin <= last:  # another round began: what the last one did not reach is gone
+                sentences = {at: text for at, text in sentences.items() if at <= last}
+            last = begin
+            if begin <= complete:
+                continue
+            sentences[begin] = (match[3] or "").strip()
+            if kind == _COMPLETE:
+                yield from segments.hear(_joined(sentences, upto=begin), final=True)
+                sentences = {at: text for at, text in sentences.items() if at > begin}
+                complete, shown = begin, ""
+                continue
+            if kind == _INCOMING:
+                sentences = {at: text for at, text in sentences.items() if at <= begin}
+            text = _joined(sentences, upto=max(sentences))
+            if text != shown:  # every round repeats the sentences that did not change
+                yield from segments.hear(text)
+            shown = text
     yield from segments.close()
 
 
-def google(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Google Cloud Speech `StreamingRecognizeResponse` as JSON, with names of either style.
 
     Within a message a final result comes first; the others, stable before unstable, are one
     hypothesis together.
     """
     segments = _Segments()
-    for where, message in json_objects(feed):
-        if "results" not in message and _GOOGLE_EVENTS & message.keys():
-            continue
-        interim: list[str] = []
-        for i in range(len(_get(message, where, list, "results"))):
-            result = _get(message, where, dict, "results", i)
-            if not result.get("alternatives"):
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            if "results" not in message and _GOOGLE_EVENTS & message.keys():
                 continue
-            text = _get(message, where, str, "results", i, "alternatives", 0, "transcript")
-            if _flag(result, where, "is_final", "isFinal"):
-                yield from segments.hear(text, final=True)
-            else:
-                interim.append(text)
-        if interim:
-            yield from segments.hear("".join(interim))
+            interim: list[str] = []
+            for i in range(len(_get(message, where, list, "results"))):
+                result = _get(message, where, dict, "results", i)
+                if not result.get("alternatives"):
+                    continue
+                text = _get(message, where, str, "results", i, "alternatives", 0, "transcript")
+                if _flag(result, where, "is_final", "isFinal"):
+                    yield from segments.hear(text, final=True)
+                else:
+                    interim.append(text)
+            if interim:
+                yield from segments.hear("".join(interim))
     yield from segments.close()
 
 
-def aws(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Amazon Transcribe streaming `TranscriptEvent`, with or without that name around it."""
     segments = _Segments()
     current: str | None = None
     closed: set[str] = set()
-    for where, message in json_objects(feed):
-        event = message.get("TranscriptEvent", message)
-        for i in range(len(_get(event, where, list, "Transcript", "Results"))):
-            at = ("Transcript", "Results", i)
-            partial = _get(event, where, bool, *at, "IsPartial")
-            text = _get(event, where, str, *at, "Alternatives", 0, "Transcript")
-            name = _get(event, where, str, *at, "ResultId")
-            if name in closed:
-                raise InputError(
-                    f"{where}: result {name!r} comes back after another one; "
-                    "feed one channel at a time"
-                )
-            if current not in (None, name):
-                yield from segments.close()
-                closed.add(str(current))
-            current = name if partial else None
-            if not partial:
-                closed.add(name)
-            yield from segments.hear(text, final=not partial)
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            event = message.get("TranscriptEvent", message)
+            for i in range(len(_get(event, where, list, "Transcript", "Results"))):
+                at = ("Transcript", "Results", i)
+                partial = _get(event, where, bool, *at, "IsPartial")
+                text = _get(event, where, str, *at, "Alternatives", 0, "Transcript")
+                name = _get(event, where, str, *at, "ResultId")
+                if name in closed:
+                    raise InputError(
+                        f"{where}: result {name!r} comes back after another one; "
+                        "feed one channel at a time"
+                    )
+                if current not in (None, name):
+                    yield from segments.close()
+                    closed.add(str(current))
+                current = name if partial else None
+                if not partial:
+                    closed.add(name)
+                yield from segments.hear(text, final=not partial)
     yield from segments.close()
 
 
-def deepgram(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
     `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
     segments = _Segments()
     kept: list[str] = []
-    for where, message in json_objects(feed):
-        kind = message.get("type", "Results")
-        if kind == "UtteranceEnd":
-            yield from segments.hear(" ".join(kept), final=True)
-            kept = []
-        if kind != "Results":
-            continue
-        text = _get(message, where, str, "channel", "alternatives", 0, "transcript").strip()
-        said = [*kept, text] if text else kept
-        final = _flag(message, where, "speech_final")
-        yield from segments.hear(" ".join(said), final=final)
-        if final:
-            kept = []
-        elif _flag(message, where, "is_final"):
-            kept = said
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            kind = message.get("type", "Results")
+            if kind == "UtteranceEnd":
+                yield from segments.hear(" ".join(kept), final=True)
+                kept = []
+            if kind != "Results":
+                continue
+            text = _get(message, where, str, "channel", "alternatives", 0, "transcript").strip()
+            said = [*kept, text] if text else kept
+            final = _flag(message, where, "speech_final")
+            yield from segments.hear(" ".join(said), final=final)
+            if final:
+                kept = []
+            elif _flag(message, where, "is_final"):
+                kept = said
     yield from segments.close()
 
 
-def azure(feed: Iterable[str]) -> Iterator[Hypothesis]:
+def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Azure Speech: what `event.result.json` holds in the handlers of `recognizing` and
     `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
     segments = _Segments()
-    for where, message in json_objects(feed):
-        if "event" in message:
-            name = _get(message, where, str, "event")
-            if name not in _AZURE_EVENTS:
-                raise InputError(f"{where}: unknown event {name!r}{nearest(name, _AZURE_EVENTS)}")
-            text, final = _get(message, where, str, "text"), _AZURE_EVENTS[name]
-        elif "RecognitionStatus" not in message:
-            text, final = _get(message, where, str, "Text"), False
-        elif message["RecognitionStatus"] != "Success":  # silence, or nothing that it understood
-            text, final = "", True
-        elif "DisplayText" in message:
-            text, final = _get(message, where, str, "DisplayText"), True
-        else:
-            text, final = _get(message, where, str, "NBest", 0, "Display"), True
-        yield from segments.hear(text, final=final)
+    for where, message in json_objects(feed, "", on_bad):
+        with skipping(on_bad):
+            if "event" in message:
+                name = _get(message, where, str, "event")
+                if name not in _AZURE_EVENTS:
+                    raise InputError(
+                        f"{where}: unknown event {name!r}{nearest(name, _AZURE_EVENTS)}"
+                    )
+                text, final = _get(message, where, str, "text"), _AZURE_EVENTS[name]
+            elif "RecognitionStatus" not in message:
+                text, final = _get(message, where, str, "Text"), False
+            elif message["RecognitionStatus"] != "Success":
+                # silence, or nothing that it understood
+                text, final = "", True
+            elif "DisplayText" in message:
+                text, final = _get(message, where, str, "DisplayText"), True
+            else:
+                text, final = _get(message, where, str, "NBest", 0, "Display"), True
+            yield from segments.hear(text, final=final)
     yield from segments.close()
 
 
@@ -312,6 +321,16 @@ def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:
             f"got {json.dumps(message, ensure_ascii=False)[:80]}"
         )
     return value
+
+
+def _time(message: dict[str, Any], where: str, name: str) -> float | None:
+    """Seconds from the beginning; None: it does not say."""
+    time: Any = message.get(name)
+    if time is None:
+        return None
+    if type(time) not in (int, float) or time < 0:
+        raise InputError(f"{where}: expected 0 or more seconds at {name}, got {time!r}")
+    return float(time)
 
 
 def _flag(message: dict[str, Any], where: str, *names: str) -> bool:

@@ -170,9 +170,10 @@ def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -
 def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
     """c in 1 / speed-up = (1 - A/O) + c: what drafts cost, in decoding steps per output token.
 
-    The tokens that were not accepted cost one step each; c is the rest, verification and prefill.
-    The measurements of SSBD (arXiv 2509.21740) give .13 to .30; far from that, a clock or a count
-    is wrong. It assumes that nothing was drafted again.
+    The tokens that were not accepted cost one step each; c is the rest: what judging drafts takes
+    beyond the prefill of the baseline, whose time is in the speed-up already. The tables of SSBD
+    (arXiv 2509.21740) give .13 to .30, a small model on a processor a fraction of that. What was
+    drafted again in the same update saves steps, which makes c smaller, or negative.
     """
     return 1 / speedup - (1 - accepted_of_tokens)
 
@@ -209,6 +210,9 @@ class Report:
     empty_finals: int
     """Segments whose final text is empty: not in the erasure, whose denominator they are."""
     degenerate: int
+    """Outputs that said nothing or did not end: never drafted from, but their tokens count."""
+    restarts: int
+    """Updates that were read from scratch because the target had failed."""
     longest_freeze: int
     """Updates in a row, within a segment, that changed nothing for the reader."""
     erasure_macro: float | None
@@ -254,6 +258,7 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> Report:
         open_segments=sum(not part[-1].final for part in parts),
         empty_finals=len(erased) - len(scored),
         degenerate=sum(r.degenerate for r in records),
+        restarts=sum(r.restarts for r in records),
         longest_freeze=max((_longest_freeze(part) for part in parts), default=0),
         erasure_macro=fmean(gone / length for gone, length in scored) if scored else None,
         erasure_micro=_ratio(sum(gone for gone, _ in scored), sum(n for _, n in scored)),

@@ -9,8 +9,10 @@ Both are lines of JSON files; unknown keys are errors that name the nearest know
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +22,10 @@ from draftsmith.errors import InputError
 from draftsmith.provenance import write_text_atomic
 
 T = TypeVar("T")
+OnBad = Callable[[InputError], None]
+"""Told of a line that cannot be read; without one, such a line is an error."""
+NUMBERS = 2**53
+"""Whole numbers below it mean the same in every reader of JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +45,11 @@ class Hypothesis:
     """Seconds from the beginning at which it came; None: not known."""
 
     def __post_init__(self) -> None:
-        if min(self.seg, self.rev) < 0:
-            raise InputError(f"seg and rev are 0 or more, got {self.seg} and {self.rev}")
+        for name, number in (("seg", self.seg), ("rev", self.rev)):
+            if not 0 <= number < NUMBERS:
+                raise InputError(f"{name} must be 0 or more and below 2^53, got {number}")
+        if self.time is not None and not 0 <= self.time < math.inf:  # NaN is not
+            raise InputError(f"time must be 0 or more seconds, got {self.time}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +82,8 @@ class UpdateRecord:
     """Of the whole update."""
     first_seconds: float = 0.0
     """Of its first forward, which reads the source and judges the draft."""
+    restarts: int = 0
+    """1: the target failed, and all was read anew, without a draft."""
     degenerate: bool = False
     """Nothing was said, or too much: the text before is still shown, and drafted from."""
     reference: str | None = None
@@ -85,34 +96,102 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
         InputError: the file, or one of its lines (by number), cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    except OSError as error:
         raise InputError(f"cannot read {path}: {error}") from None
     for where, values in json_objects(lines, f"{path}, "):
-        yield from_dict(kind, values, where=where)
+        yield as_record(kind, values, where)
 
 
-def json_objects(lines: Iterable[str], source: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, object) of every line that is not empty; `source` begins what names a line.
+def as_record(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """A record of these values; errors name the line."""
+    try:
+        return from_dict(kind, values, where=where)
+    except InputError as error:
+        if where in str(error):
+            raise
+        raise InputError(f"{where}: {error}") from None
+
+
+@contextlib.contextmanager
+def skipping(on_bad: OnBad | None) -> Iterator[None]:
+    """What is done with one line: where it cannot be read, `on_bad` is told, and the next comes."""
+    try:
+        yield
+    except InputError as error:
+        if on_bad is None:
+            raise
+        on_bad(error)
+
+
+def numbered(
+    lines: Iterable[str], source: str = "", on_bad: OnBad | None = None
+) -> Iterator[tuple[str, str]]:
+    """(where, line) of every line that is text; `source` begins what names a line.
+
+    Raises:
+        InputError: bytes that are no UTF-8 (read with `surrogateescape`), or a NUL character.
+    """
+    for number, line in enumerate(lines, 1):
+        where, good = f"{source}line {number}", False
+        with skipping(on_bad):
+            if not line.isascii() and any("\ud800" <= char <= "\udfff" for char in line):
+                raise InputError(
+                    f"{where} is not UTF-8: convert the text, or its recogniser's output"
+                )
+            if "\0" in line:
+                raise InputError(f"{where} holds a NUL character: is it UTF-16, or no text?")
+            good = True
+        if good:
+            yield where, line
+
+
+def json_objects(
+    lines: Iterable[str], source: str = "", on_bad: OnBad | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of every line that is not empty.
 
     Raises:
         InputError: a line is no JSON object, or holds half a character.
     """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{source}line {number}"
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where} is not JSON: {error.msg}") from None
-        if not isinstance(values, dict):
-            raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
-        try:  # half an emoji, written as an escape, is JSON but no text
-            json.dumps(values, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
-        yield where, values
+    for where, line in numbered(lines, source, on_bad):
+        values = None
+        with skipping(on_bad):
+            values = _object(where, line) if line.strip() else None
+        if values is not None:
+            yield where, values
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:  # Python itself reads thousands, and then fails to write them
+        raise ValueError(f"expected a number below 2^53, got {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"expected a finite number, got {text[:20]}")
+    return float(text)
+
+
+def _object(where: str, line: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise InputError(
+            f"{where} is not JSON that can be read: its brackets are too deep"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
+    try:  # half an emoji, written as an escape, is JSON but no text
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+    return values
 
 
 def write_lines(path: Path, records: Iterable[Hypothesis | UpdateRecord]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from draftsmith.live.display import DisplayOptions, make_display
+from draftsmith.live.display import DisplayOptions, make_display, without_thoughts
 from draftsmith.live.metrics import Pieces, report, speedup
 from draftsmith.live.quality import quality, translations
 from draftsmith.live.records import Hypothesis, UpdateRecord
@@ -140,7 +140,7 @@ def hidden(shown: Replayed, setting: Setting, tokenizer: Any) -> Replayed:
             if record.final:  # nothing is hidden any more
                 before = record.full
             elif not record.degenerate:
-                before = display.show(tokens, final=False).text
+                before = display.show(without_thoughts(tokens, tokenizer), final=False).text
             records.append(replace(record, shown=before))
     return replace(shown, setting=setting, records=tuple(records))
 

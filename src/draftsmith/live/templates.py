@@ -4,19 +4,20 @@
     instruction    any text with {source}, and {language} if it likes
     chat           the model's own template around an instruction
 
-What comes from outside is text: a token of the template that is spelt out in a source, such as
-<|im_end|>, is encoded letter by letter.
+A template is read as the model reads texts, its own tokens such as <|im_end|> included. What comes
+from outside is text: such a token that is spelt out in a source is encoded as letters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from draftsmith.errors import InputError
-from draftsmith.live_options import MINI
+from draftsmith.live_options import MINI, check_prompt, filled
 
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
@@ -37,80 +38,78 @@ class Template:
     """The text is a user's message in the model's chat template."""
 
     def __post_init__(self) -> None:
-        if self.text.count("{source}") != 1:
-            raise InputError(f"a template holds {{source}} once, got {self.text!r}")
+        check_prompt(self.text, "a template")
         if self.chat and not getattr(self.tokenizer, "chat_template", None):
             raise InputError("the model has no chat template: give a plain one")
 
     def encode(self, source: str, context: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Token ids of the prompt; `context` are (source, translation) pairs of earlier segments.
 
+        rendered   Translate to 0: 1 \\n      0 .. n: marks, one per text from outside
+
         Raises:
             InputError: the source is not valid Unicode.
         """
         for text in (source, *(side for pair in context for side in pair)):
             check_text(text)
-        if self.chat:
-            return self._chat(source, context)
-        pairs = [self._filled(said) + answer for said, answer in context]
-        text = "".join(f"{pair}\n" for pair in pairs) + self._filled(source)
-        return [*self._begins(), *self._letters(text)]  # one text, as in training
-
-    def _filled(self, source: str) -> str:
-        return self.text.replace("{language}", self.language).replace("{source}", source)
-
-    def _begins(self) -> list[int]:
-        """What the tokenizer puts before every text, such as a beginning of sequence."""
-        first = getattr(self.tokenizer, "bos_token_id", None)
-        return [first] if first is not None and self.tokenizer.encode("")[:1] == [first] else []
-
-    def _chat(self, source: str, context: Sequence[tuple[str, str]]) -> list[int]:
-        """The model's own turns, with what comes from outside put in as letters.
-
-        rendered   <|user|> Translate 0. Hi <|end|> ...      0 .. n: marks, one per outside text
-        """
         outside: list[str] = []
 
         def mark(text: str) -> str:
             outside.append(text)
             return f"{_MARK}{len(outside) - 1}{_MARK}"
 
-        def turn(said: str) -> str:
-            text = self.text.replace("{language}", mark(self.language))
-            return text.replace("{source}", mark(said))
+        def asked(said: str) -> str:
+            return filled(self.text, language=mark(self.language), source=mark(said))
 
+        turns = [(asked(said), mark(answer)) for said, answer in context]
+        if self.chat:
+            return self._encoded(self._chat(turns, asked(source)), outside)
+        pairs = [f"{question}{answer}\n" for question, answer in turns]
+        ids = self._encoded("".join([*pairs, asked(source)]), outside)
+        return [*self._begins(), *ids]
+
+    def _begins(self) -> list[int]:
+        """What the tokenizer puts before every text, such as a beginning of sequence."""
+        first = getattr(self.tokenizer, "bos_token_id", None)
+        return [first] if first is not None and self.tokenizer.encode("")[:1] == [first] else []
+
+    def _chat(self, turns: Sequence[tuple[str, str]], asked: str) -> str:
+        """The model's own turns around these."""
         messages = []
-        for said, answer in context:
-            messages.append({"role": "user", "content": turn(said)})
-            messages.append({"role": "assistant", "content": mark(answer)})
-        messages.append({"role": "user", "content": turn(source)})
+        for question, answer in turns:
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": asked})
         rendered: str = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
-        ids: list[int] = []
+        return rendered
+
+    def _encoded(self, rendered: str, outside: Sequence[str]) -> list[int]:
+        """One text, as in training, but cut in the middle of tokens that came from outside."""
+        text, spans = "", []
         for number, piece in enumerate(rendered.split(_MARK)):
+            inner = outside[int(piece)] if number % 2 else piece
             if number % 2:
-                ids += self._letters(outside[int(piece)])
-            elif piece:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False)
+                spans.append((len(text), len(text) + len(inner)))
+            text += inner
+        places = sorted({0, *self._spelt(text, spans), len(text)})
+        ids: list[int] = []
+        for begin, end in pairwise(places):
+            ids += self.tokenizer.encode(text[begin:end], add_special_tokens=False)
         return ids
 
-    def _letters(self, text: str) -> list[int]:
-        """Nothing in the text is an added token, special or not: each is cut behind its first
-        letter."""
-        added = self.tokenizer.get_added_vocab()
-        pieces = [text]
-        if any(token in text for token in added):
-            pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
-            pieces, start = [], 0
-            for found in re.finditer(pattern, text):
-                pieces.append(text[start : found.start() + 1])
-                start = found.start() + 1
-            pieces.append(text[start:])
-        ids: list[int] = []
-        for piece in filter(None, pieces):
-            ids += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
-        return ids
+    def _spelt(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Places inside added tokens, special or not, of which a part lies in one of the spans."""
+        added = [token for token in self.tokenizer.get_added_vocab() if token in text]
+        if not added:
+            return
+        longest = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        for found in re.finditer(f"(?=({longest}))", text):  # they may overlap
+            begin, end = found.span(1)
+            for first, last in spans:
+                if begin < last and first < end:
+                    yield max(begin + 1, first)
 
 
 def check_text(text: str) -> None:

@@ -14,16 +14,19 @@ end of sequence. It is kept as tokens: text that is encoded again may fall into 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from draftsmith.biased import check_bias
 from draftsmith.decode import Session
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions, Shown, make_display
-from draftsmith.live.engine import Engine, Job, LiveTarget, Outcome
+from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts
+from draftsmith.live.engine import FAILURES, Engine, Job, LiveTarget, Outcome
+from draftsmith.live.graphemes import word_ends
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
+from draftsmith.live_options import check_bias
 
 KEPT_SEGMENTS = 200
 """Finished ones that are remembered."""
@@ -50,6 +53,9 @@ class LiveConfig:
     them costs no draft)."""
     trim_full_stop: bool = False
     """Do not draft a closing full stop: the sentence may go on."""
+    min_common: float = 0.0
+    """Drop the draft where less than this share of the last source's words is still there: it is
+    about something else, or in another script."""
     max_ratio: float = 2.0
     """Longest output, in tokens of the source ..."""
     max_extra: int = 32
@@ -66,6 +72,8 @@ class LiveConfig:
         for name, least in (("trim_draft", 0), ("max_extra", 1), ("context", 0), ("resync", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if not 0 <= self.min_common <= 1:
+            raise InputError(f"min_common must lie between 0 and 1, got {self.min_common}")
         if not 0 <= self.max_ratio < math.inf:
             raise InputError(f"max_ratio must be 0 or more, got {self.max_ratio}")
         if self.resync and not self.redraft:
@@ -155,7 +163,7 @@ class LiveTranslator:
 
         Raises:
             InputError: text that cannot be read, or a source that leaves no room in the context.
-            BackendError: the target failed; the translation goes on from what it had.
+            BackendError: the target failed twice; the translation goes on from what it had.
         """
         wanted = self.wanted(source)
         if wanted is None or (self.is_known(wanted) and not final):
@@ -164,7 +172,11 @@ class LiveTranslator:
                 self.close()
             return update
         job = self.job(wanted, final=final)
-        return self.take_in(wanted, self.engine.run(job, self.session), final=final)
+        try:
+            outcome = self.engine.run(job, self.session)
+        except FAILURES:
+            outcome = self.engine.run_afresh(job, self.session)
+        return self.take_in(wanted, outcome, final=final)
 
     def append(self, words: str) -> Update | None:
         """The source goes on with these."""
@@ -237,17 +249,18 @@ class LiveTranslator:
                 )
             limit = min(limit, room - len(prompt))
         revised = not _spaced(source).startswith(_spaced(self.source))
+        known = _common(self.source, source) >= self.config.min_common
         return Job(
             prompt=tuple(prompt),
-            draft=self._draft[:limit],
+            draft=self._draft[: limit - 1] if known else (),
             bias=self.config.bias_of(final=final, revised=revised),
             max_new_tokens=limit,
         )
 
     def take_in(self, source: str, outcome: Outcome, *, final: bool) -> Update:
         """The update that an outcome of `job` makes."""
-        degenerate = not outcome.tokens or not outcome.whole
-        tokens = outcome.tokens
+        tokens = without_thoughts(outcome.tokens, self.target.tokenizer)
+        degenerate = not tokens or not outcome.whole
         if degenerate and self._kept:  # what can be read stays, and is what is drafted from
             tokens = self._kept
         if degenerate and not final:
@@ -271,6 +284,7 @@ class LiveTranslator:
                 accepted=outcome.accepted,
                 redrafted=outcome.redrafted,
                 reaccepted=outcome.reaccepted,
+                restarts=outcome.restarts,
                 forwards=outcome.forwards,
                 fed=outcome.fed,
                 seconds=outcome.seconds,
@@ -280,7 +294,7 @@ class LiveTranslator:
         )
         self.source, self.last, self.rev = source, update, self.rev + 1
         if not degenerate:
-            self._kept, self._draft = outcome.tokens, self._drafted(outcome.tokens)
+            self._kept, self._draft = tokens, self._drafted(outcome.tokens)
         if final:
             self._end(update)
         return update
@@ -301,6 +315,15 @@ class LiveTranslator:
             del self._said[:-KEPT_SEGMENTS]
         self.seg += 1
         self._begin()
+
+
+def _common(before: str, after: str) -> float:
+    """Share of the words before that are there after, too; the last one may only have grown."""
+    old, new = (
+        Counter(text[start:end].strip() for start, end in pairwise([0, *ends]))
+        for text, ends in ((before, word_ends(before)[:-1]), (after, word_ends(after)))
+    )
+    return (old & new).total() / old.total() if old else 1.0
 
 
 def _spaced(text: str) -> str:

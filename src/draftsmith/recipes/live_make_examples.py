@@ -12,7 +12,7 @@ from rich.console import Console
 
 from draftsmith.errors import InputError
 from draftsmith.live.prefixes import prefix_pairs
-from draftsmith.live_options import LiveMakeExamplesOptions
+from draftsmith.live_options import LiveMakeExamplesOptions, filled
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._text import read_text
 
@@ -64,9 +64,8 @@ def read(path: Path, limit: int | None) -> list[tuple[str, str]]:
 
 
 def _lines(pairs: list[tuple[str, str]], options: LiveMakeExamplesOptions) -> Iterator[str]:
-    text = options.template.replace("{language}", options.language)
     for number, (source, target) in enumerate(pairs):
-        prompt = text.replace("{source}", source)
+        prompt = filled(options.template, language=options.language, source=source)
         example = {"prompt": prompt, "completion": target}
         if options.form == "prompts":
             example = {"id": f"{number:07}", "prompt": prompt, "reference": target}

@@ -21,6 +21,7 @@ from draftsmith.live.metrics import flores_pieces
 from draftsmith.live.quality import check_installed
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
 from draftsmith.live.replay import Method, Replayed, Row, replay, settings, table
+from draftsmith.live.translator import LiveTranslator
 from draftsmith.live_options import LiveReplayOptions
 from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
 from draftsmith.recipes import _live_pictures
@@ -39,6 +40,8 @@ class ReplayResult:
     signature: str
     """Of the erasure."""
     updates: int
+    degenerate: dict[str, int]
+    """Per setting, outputs that said nothing or did not end; the other figures count them, too."""
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,18 +58,25 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     methods = [known for known in get_args(Method) if known in options.methods()]
     wanted = settings(methods, options.biases(), options.masks(), options.mask)
     make = maker(target, options.prompt, options.redraft)
+    check_fits(stream, make(wanted[0]), options.stream)
     made = list(replay(stream, wanted, make, _progress).values())
     pieces = flores_pieces()
     rows = table(made, pieces, target_language=options.prompt.language if has_references else None)
     result = ReplayResult(
-        rows=tuple(rows), signature=f"erasure:{pieces.name}", updates=len(made[0].records)
+        rows=tuple(rows),
+        signature=f"erasure:{pieces.name}",
+        updates=len(made[0].records),
+        degenerate={
+            one.setting.name: sum(record.degenerate for record in one.records) for one in made
+        },
     )
-    write(options.out, made, rows, stream, options.prompt.language, result.signature)
+    facts = {"language": options.prompt.language, "target": options.model.target}
+    write(options.out, made, result, stream, facts)
     payload = result.json_payload()
     write_json_atomic(options.out / "run.json", record.record(results=payload))
     console = Console(highlight=False)
     console.print(Markdown(_live_pictures.markdown(rows)))
-    console.print(f"NE counts: {result.signature}", markup=False)
+    console.print(notes(result), markup=False, soft_wrap=True)
     console.print(f"wrote {options.out}", markup=False, soft_wrap=True)
     return result
 
@@ -94,18 +104,29 @@ def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
     return [one for one in stream if one.seg in kept]
 
 
+def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: Path) -> None:
+    """InputError for what could not be translated, before hours of decoding."""
+    for one in stream:
+        try:
+            source = translator.wanted(one.text)
+            if source is not None:
+                translator.job(source, final=one.final)
+        except InputError as error:
+            where = f"{path}: segment {one.seg} revision {one.rev}"
+            raise InputError(f"{where}: {error}; leave this segment out of the stream") from None
+
+
 def write(
     folder: Path,
     made: Sequence[Replayed],
-    rows: Sequence[Row],
+    result: ReplayResult,
     stream: Sequence[Hypothesis],
-    language: str,
-    signature: str,
+    facts: dict[str, str],
 ) -> None:
     """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"signature": signature, "rows": [asdict(row) for row in rows]}
-    write_json_atomic(folder / "table.json", content)
+    rows = result.rows
+    write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()
@@ -113,7 +134,7 @@ def write(
         {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
     )
     write_text_atomic(folder / "table.csv", text.getvalue())
-    said = f"{_live_pictures.markdown(rows)}\nNE counts: {signature}\n"
+    said = f"{_live_pictures.markdown(rows)}\n{notes(result)}\n"
     write_text_atomic(folder / "tables.md", said)
     _live_pictures.save(rows, folder)
     times = clock(stream)
@@ -121,18 +142,33 @@ def write(
         own = folder / one.setting.name
         own.mkdir(exist_ok=True)
         write_lines(own / "records.jsonl", one.records)
-        lines = simuleval_lines(one.records, target=units_of(language))
+        lines = simuleval_lines(one.records, target=units_of(facts["language"]))
         log = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_text_atomic(own / "instances.log", log)
         write_subtitles(own, "subtitles", spoken(one.records, times))
 
 
+def notes(result: ReplayResult) -> str:
+    """What stands below the tables."""
+    odd = ", ".join(f"{name} {count}" for name, count in result.degenerate.items() if count)
+    return (
+        f"NE counts: {result.signature}. c: cost of drafts, in decoding steps per output token.\n"
+        f"Outputs that said nothing or did not end, of {result.updates} per setting: "
+        f"{odd or 'none'}; what was shown before stays, their tokens and seconds count."
+    )
+
+
 def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
-    """When each update came, in seconds; one after the other where the stream does not say it."""
-    return {
-        (one.seg, one.rev): SECONDS * number if one.time is None else one.time
-        for number, one in enumerate(stream)
-    }
+    """When each update came, in seconds; one after the other where the stream does not say it.
+
+    They never go back: an update that came late has the time of the one before it.
+    """
+    times: dict[tuple[int, int], float] = {}
+    now = -SECONDS
+    for one in stream:
+        now = now + SECONDS if one.time is None else max(now, one.time)
+        times[one.seg, one.rev] = now
+    return times
 
 
 def spoken(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
@@ -140,7 +176,7 @@ def spoken(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float])
     begins = [times[one.seg, one.rev] for one in records]
     ends = [*begins[1:], begins[-1] + SECONDS] if begins else []
     return [
-        (begin, max(end, begin), one.shown)
+        (begin, end, one.shown)
         for begin, end, one in zip(begins, ends, records, strict=True)
         if one.shown
     ]

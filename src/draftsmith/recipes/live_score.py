@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from draftsmith.errors import InputError
@@ -15,8 +16,10 @@ from draftsmith.live.metrics import Report, flores_pieces, report
 from draftsmith.live.quality import Quality, Score, comet, quality, translations, write_texts
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 from draftsmith.live_options import LiveScoreOptions
+from draftsmith.option_groups import require
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._live import units_of
+from draftsmith.recipes._live_joined import JoinedResult, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +37,15 @@ class ScoreResult:
         return asdict(self)
 
 
-def run(options: LiveScoreOptions) -> ScoreResult:
-    """Read, score, print."""
+def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
+    """Read, score, print. A folder of replays has been scored: its tables are joined."""
+    if options.records.is_dir():
+        for name in ("stream", "comet", "texts", "out"):
+            sentence = f"--{name} needs the records of one setting, not a folder"
+            require(not getattr(options, name), sentence)
+        joined = join(options.records)
+        Console(highlight=False).print(Markdown(joined.markdown()))
+        return joined
     records = list(read_lines(options.records, UpdateRecord))
     if not records:
         raise InputError(f"{options.records} holds no records")

@@ -1,0 +1,119 @@
+"""Several live translations in the same forwards: everyone gets what they get alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.live_cases import a_stream, a_target, a_translator
+
+from draftsmith.live import engine
+from draftsmith.live.engine import Job, Outcome
+from draftsmith.live.records import UpdateRecord
+from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.targets.hf import HFTarget
+from draftsmith.types import ALIGNED, DecodeStep
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return a_target()
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.3])
+@pytest.mark.parametrize("resync", [0, 4])
+def test_side_by_side_everyone_gets_what_they_get_alone(
+    target: HFTarget, bias: float, resync: int
+) -> None:
+    """Eight translations, some of which pause, in the same forwards."""
+    options = {"bias": bias, "resync": resync, "max_extra": 12}
+    streams = [a_stream(seed) for seed in range(8)]
+    expected = [_alone(a_translator(target, **options), stream) for stream in streams]
+    together = [a_translator(target, **options) for _ in streams]
+    made: list[list[UpdateRecord | None]] = [[] for _ in streams]
+    batches = 0
+    for turn in range(2 * max(map(len, streams))):
+        asked = {}
+        for n, (stream, translator) in enumerate(zip(streams, together, strict=True)):
+            if (turn + n) % 2 or len(made[n]) == len(stream):
+                continue
+            source, final = stream[len(made[n])]
+            if translator.last is not None and source == translator.source and not final:
+                made[n].append(translator.last.record)
+            else:
+                asked[n] = (translator.job(source, final=final), source, final)
+        if not asked:
+            continue
+        outcomes: dict[int, Outcome] = {}
+        together[0].engine.run_together(
+            [job for job, _, _ in asked.values()],
+            [together[n].session for n in asked],
+            outcomes.__setitem__,
+        )
+        for row, (n, (_, source, final)) in enumerate(asked.items()):
+            update = together[n].take_in(source, outcomes[row], final=final)
+            made[n].append(update.record)
+        batches += 1
+    assert batches < sum(map(len, streams)) / 2
+    for one, other in zip(made, expected, strict=True):
+        assert [_facts(record) for record in one] == [_facts(record) for record in other]
+
+
+@pytest.mark.parametrize(("bias", "resync"), [(0.4, 0), (0.0, 4)])
+def test_a_neighbour_with_a_larger_limit_changes_nothing(bias: float, resync: int) -> None:
+    """Where the source shrinks, the last output may be longer than the next one can be."""
+    cut = redrafted = 0
+    for seed in range(12):
+        target = a_target(seed % 10, ends=20)
+        words = a_stream(seed)[-1][0]
+        options = {"bias": bias, "resync": resync}
+        alone, together = (a_translator(target, **options) for _ in range(2))
+        for one in (alone, together):
+            one.update(f"{words} {words}")
+            one.config = LiveConfig(**options, max_ratio=0.2, max_extra=6 + seed % 10)
+        job = alone.job(words, final=False)
+        neighbour = a_translator(target, **options)
+        outcomes: dict[int, Outcome] = {}
+        together.engine.run_together(
+            [together.job(words, final=False), neighbour.job(words, final=False)],
+            [together.session, neighbour.session],
+            outcomes.__setitem__,
+        )
+        expected = alone.engine.run(job, alone.session)
+        assert _untimed(outcomes[0]) == _untimed(expected)
+        assert expected.drafted == len(job.draft) < job.max_new_tokens
+        cut += len(job.draft) == job.max_new_tokens - 1
+        redrafted += expected.redrafted
+    assert cut > 3 and (redrafted > 0) == (resync > 0)
+
+
+def test_a_row_is_cut_where_its_own_limit_lies() -> None:
+    """A batch goes on to the largest limit: counts are those of a draft that ends before it."""
+    job = Job(prompt=(1,), draft=(2, 3), bias=0.0, max_new_tokens=5)
+    row = engine._Row(job=job, draft=job.draft, kept=0)
+
+    def step(emitted: tuple[int, ...], origins: tuple[int, ...], offered: int) -> DecodeStep:
+        return DecodeStep(
+            emitted=(emitted,), origins=(origins,), offered_depth=(offered,), finish=(None,),
+            accepted=(len(origins),), proposed=(offered,), prefill=False,
+        )  # fmt: skip
+
+    assert not row.take_in(step((2, 3, 4), (ALIGNED, ALIGNED), 2), 0, 1.0)
+    assert row.take_in(step((5, 6, 7, 8), (1, 1, 1), 4), 0, 2.0)
+    made = row.outcome(frozenset())
+    assert made.tokens == (2, 3, 4, 5, 6) and not made.whole
+    assert (made.drafted, made.accepted, made.redrafted, made.reaccepted) == (2, 2, 1, 1)
+
+
+def _untimed(outcome: Outcome) -> Outcome:
+    return replace(outcome, seconds=0.0, first_seconds=0.0)
+
+
+def _alone(translator: LiveTranslator, stream: list[tuple[str, bool]]) -> list[UpdateRecord | None]:
+    updates = [translator.update(source, final=final) for source, final in stream]
+    return [update and update.record for update in updates]
+
+
+def _facts(record: UpdateRecord | None) -> UpdateRecord | None:
+    """Without times."""
+    return record and replace(record, seconds=0.0, first_seconds=0.0)
