@@ -1,13 +1,15 @@
 """Live translation of FLORES-200 devtest, English -> German, in streams that grow by three words.
 
     python benchmarks/live/flores.py [--limit 100]
+    python benchmarks/live/flores.py --target runs/live_prefixes/beginnings --name live_beginnings
 
 The paper's tables (SSBD, arXiv 2509.21740) with the shipped small model, which knows everyday
 sentences and software texts: news are beyond it, and its chrF says so. What is compared holds
 nevertheless: the same sources, prompts and cache with and without drafts, by bias and mask; then
 drafting on behind a divergence: from the old tail, by prompt lookup, with the shipped draft model.
+`--target` takes another model, such as the one that prefixes.py trains on beginnings of sentences.
 Reads ../shared/data/parallel. Nothing else should run meanwhile. Writes
-benchmarks/results/live_flores.json and live_flores/.
+benchmarks/results/NAME.json and NAME/ (live_flores).
 """
 
 from __future__ import annotations
@@ -39,17 +41,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=100, help="sentences")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "live_flores")
+    parser.add_argument("--target", type=Path, default=MODELS / "target")
+    parser.add_argument("--name", default="live_flores", help="of the results")
+    parser.add_argument("--work", type=Path, help="left out: runs/NAME")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     sides = [
         (DATA / f"{name}.devtest").read_text(encoding="utf-8").splitlines()[: given.limit]
         for name in ("eng_Latn", "deu_Latn")
     ]
-    given.work.mkdir(parents=True, exist_ok=True)
-    stream = given.work / "stream.jsonl"
+    work = given.work or ROOT / "runs" / given.name
+    work.mkdir(parents=True, exist_ok=True)
+    stream = work / "stream.jsonl"
     write_lines(stream, make_stream(sides[0], sides[1], lag=3))
-    model = ModelOptions(target=str(MODELS / "target"), dtype=given.dtype)
+    model = ModelOptions(target=str(given.target), dtype=given.dtype)
 
     def replayed(name: str, bias: str, masks: str, redraft: RedraftOptions) -> list[Any]:
         options = LiveReplayOptions(
@@ -59,7 +64,7 @@ def main() -> None:
             mask_k=masks,
             prompt=PromptOptions(language="German"),
             redraft=redraft,
-            out=given.work / name,
+            out=work / name,
         )
         return list(live_replay.run(options).rows)
 
@@ -68,14 +73,14 @@ def main() -> None:
         name: next(row for row in replayed(name.replace(" ", "-"), "0.2", "0", way) if row.bias)
         for name, way in BEHIND.items()
     }
-    folder = given.out / "live_flores"
+    folder = given.out / given.name
     folder.mkdir(parents=True, exist_ok=True)
     _live_pictures.save(rows, folder)
-    (folder / "tables.md").write_text((given.work / "paper" / "tables.md").read_text("utf-8"))
+    (folder / "tables.md").write_text((work / "paper" / "tables.md").read_text("utf-8"))
     as_dict = json.loads(json.dumps({"rows": rows, "behind": behind}, default=vars_of))
-    facts = {"sentences": given.limit, "dtype": given.dtype}
+    facts = {"model": given.target.name, "sentences": given.limit, "dtype": given.dtype}
     write_json_atomic(
-        given.out / "live_flores.json",
+        given.out / f"{given.name}.json",
         {**facts, **as_dict, "versions": versions(), "machine": machine_summary()},
     )
     for name, row in behind.items():
