@@ -47,7 +47,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def page(browser: Any, server: FakeServer) -> Page:
-    return Page(browser, server)
+    return Page(browser, server.url)
 
 
 @pytest.fixture

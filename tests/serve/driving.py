@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.serve.fake_server import FakeServer, Message
+from tests.serve.fake_server import Message
 
 SECONDS = 20
 
@@ -20,12 +20,12 @@ def until(true: Callable[[], object]) -> None:
 class Page:
     """A page with what tests ask of it."""
 
-    def __init__(self, browser: Any, server: FakeServer) -> None:
-        self.browser, self.server = browser, server
+    def __init__(self, browser: Any, url: str) -> None:
+        self.browser = browser
         browser.get("about:blank")
         for kind in ("browser", "performance"):
             browser.get_log(kind)  # what earlier pages left
-        browser.get(server.url)
+        browser.get(url)
         until(lambda: self.text("#status") == "live")
 
     def run(self, script: str, *values: object) -> Any:
@@ -54,6 +54,7 @@ class Page:
         self.run("document.querySelector(arguments[0]).click()", selector)
 
     def type(self, text: str) -> None:
+        self.click("[name=mode][value=type]")
         self.browser.find_element("id", "typed").send_keys(text)
 
     def slide(self, name: str, *values: float) -> None:

@@ -16,13 +16,9 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-PAGE = Path(__file__).parents[2] / "src" / "draftsmith" / "serve" / "page"
+from draftsmith.serve.assets import HEADERS, PAGE, TYPES
+
 MODULES = Path(__file__).parent / "modules"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'"
-)
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 SETTINGS = {
     "target": "German",
     "bias": 0.2,
@@ -81,14 +77,12 @@ class FakeServer:
         self._last_id += 1
         segment = {"seg": seg, "rev": rev, "source": source, "text": text}
         segment |= {"stable": others.pop("stable", 0), "final": others.pop("final", False)}
+        segment |= {"hidden": others.pop("hidden", "")}
+        segment |= {"degenerate": others.pop("degenerate", False)}
         self._segments[seg] = segment
-        said = {name: others.pop(name) for name in ("hidden", "degenerate") if name in others}
         stats = {"tokens": 8, "drafted": 6, "accepted": 5, "forwards": 3, "ms": 40.0}
         stats |= {"waited_ms": 1.0, "ne": 0.25, "ad": 0.8, "ao": 0.6} | others
-        defaults = {"hidden": "", "erased": 0, "degenerate": False}
-        return {"type": "update", "id": self._last_id, **segment, **defaults, **said} | {
-            "stats": stats
-        }
+        return {"type": "update", "id": self._last_id, **segment, "erased": 0, "stats": stats}
 
     def send(self, message: Message) -> None:
         """Tell everyone."""
@@ -191,7 +185,7 @@ def _response(status: HTTPStatus, media_type: str, body: bytes) -> Response:
         {
             "Content-Type": f"{media_type}; charset=utf-8",
             "Content-Length": str(len(body)),
-            "Content-Security-Policy": POLICY,
+            "Content-Security-Policy": HEADERS["Content-Security-Policy"],
             "Connection": "close",
         }
     )

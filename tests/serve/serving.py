@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -19,7 +19,6 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 client = pytest.importorskip("websockets.sync.client")
 
-import uvicorn  # noqa: E402
 from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
 
 from draftsmith.errors import BackendError  # noqa: E402
@@ -28,6 +27,7 @@ from draftsmith.serve.app import Door, create_app  # noqa: E402
 from draftsmith.serve.gauges import Gauges  # noqa: E402
 from draftsmith.serve.hall import Hall, HallOptions  # noqa: E402
 from draftsmith.serve.messages import Settings  # noqa: E402
+from draftsmith.serve.running import Server  # noqa: E402
 
 SETTINGS = Settings(
     target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0
@@ -42,8 +42,7 @@ class Served:
         gauges = Gauges()
         self.hall = a_hall(gauges, **options)
         app = create_app(self.hall, gauges, "tiny", door or Door())
-        config = uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio")
-        self.server = uvicorn.Server(config)
+        self.server = Server(app, self.hall)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self) -> Served:
@@ -52,6 +51,10 @@ class Served:
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         return self
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
     def __exit__(self, *reason: object) -> None:
         self.server.should_exit = True
         self.thread.join(WAIT)
@@ -59,18 +62,25 @@ class Served:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT) as got:
+            with urllib.request.urlopen(self.url.rstrip("/") + path, timeout=WAIT) as got:
                 return got.status, got.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
 
+class HasUrl(Protocol):
+    """A server, in this process or in another."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class Client:
     """A connection that speaks in dictionaries."""
 
-    def __init__(self, served: Served, query: str = "", **headers: str) -> None:
+    def __init__(self, served: HasUrl, query: str = "", **headers: str) -> None:
         self._opened = client.connect(
-            f"ws://127.0.0.1:{served.port}/ws{query}",
+            f"ws{served.url.removeprefix('http')}ws{query}",
             additional_headers=headers,
             max_size=None,
             open_timeout=WAIT,

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from draftsmith.serve.assets import PAGE
 from tests.serve.driving import Page, until
-from tests.serve.fake_server import PAGE, FakeServer
+from tests.serve.fake_server import FakeServer
 
 
 def test_an_update_shows_and_its_figures(page: Page, server: FakeServer) -> None:
@@ -184,7 +185,9 @@ def test_it_fits(page: Page, server: FakeServer, width: int) -> None:
         until(lambda: page.row(0, ".translation"))
         assert page.run("return document.documentElement.scrollWidth") <= width
         assert page.run("return document.documentElement.scrollHeight") <= 740
-        box = "return document.getElementById('typed').getBoundingClientRect().bottom"
-        assert page.run(box) <= 740
+        for mode, name in (("replay", "play"), ("type", "typed")):
+            page.click(f"[name=mode][value={mode}]")
+            box = f"return document.getElementById('{name}').getBoundingClientRect().bottom"
+            assert 0 < page.run(box) <= 740
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -66,6 +66,18 @@ def test_replay_sends_growing_hypotheses(page: Page, server: FakeServer) -> None
     until(lambda: page.text("#play") == "Play")
 
 
+def test_a_first_visit_opens_with_the_sample(page: Page, server: FakeServer) -> None:
+    until(lambda: page.run("return document.getElementById('transcript').value"))
+    assert page.shown("#transcript") and page.shown("#play") and page.shown("#empty")
+    assert server.of("source") == []
+    page.click("#play")
+    until(lambda: page.row(0, ".source"))
+    page.click("#play")
+    page.browser.refresh()  # a session goes on: it is somebody's own by now
+    until(lambda: page.text("#status") == "live")
+    assert page.shown("#typed") and not page.shown("#transcript")
+
+
 def test_the_sample_plays_at_a_click(page: Page, server: FakeServer) -> None:
     page.click("#try")
     until(lambda: len(server.of("source")) >= 2)

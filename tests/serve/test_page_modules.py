@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.fake_server import MODULES, PAGE, FakeServer
+from draftsmith.serve.assets import PAGE
+from tests.serve.fake_server import MODULES, FakeServer
 
 FILES = sorted({path.name for path in MODULES.glob("*.js")} - {"check.js", "main.js"})
 IN_THE_BROWSER = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import pytest
-
 from draftsmith.live.display import DisplayOptions
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from tests.live_cases import a_stream
@@ -178,15 +176,3 @@ def test_outputs_that_agree_are_shown() -> None:
         assert first["hidden"].startswith(second["text"])
         talk.say("config", mask_k=2)
         assert talk.hear("error")["code"] == "bad_settings"
-
-
-def test_the_speed_up_is_measured_on_what_was_said(talk: Client) -> None:
-    talk.source(0, 0, "the cat sat")
-    talk.hear("update")
-    talk.source(0, 1, "the cat sat on the mat", final=True)
-    talk.hear("update")
-    talk.say("measure")
-    found = talk.hear("measured")
-    assert found["updates"] == 2 and found["speedup"] == pytest.approx(
-        found["tps"] / found["tps_ar"]
-    )

@@ -12,7 +12,7 @@ import pytest
 
 from draftsmith.serve.app import Door
 from draftsmith.serve.outbox import MOST, Outbox
-from tests.serve.serving import WAIT, Client, Served, name_of, until
+from tests.serve.serving import WAIT, Client, ConnectionClosed, Served, held, name_of, until
 
 
 def test_a_session_outlives_its_connection(served: Served) -> None:
@@ -48,6 +48,42 @@ def test_readers_follow_by_events(served: Served, talk: Client) -> None:
         talk.say("stop")
         assert json.loads(next(lines)[5:])["type"] == "bye"
     assert served.get("/events?session=nobody")[0] == 404
+
+
+def test_who_has_seen_the_newest_is_not_told_again(served: Served, talk: Client) -> None:
+    talk.source(0, 0, "the cat sat")
+    first = talk.hear("update")
+    talk.source(0, 1, "the cat sat on", final=True)
+    last = talk.hear("update")
+    for last_id, kinds in ((last["id"], ["ready", "pong"]), (first["id"], ["ready", "full_state"])):
+        with Client(served) as back:
+            back.say("resume", session=name_of(served), last_id=last_id)
+            back.say("ping")
+            assert [back.hear()["type"] for _ in range(2)] == kinds
+
+
+def test_the_whole_state_is_all_that_updates_said(served: Served, talk: Client) -> None:
+    talk.say("config", mask_k=2)
+    talk.source(0, 0, "the cat sat")
+    said = talk.hear("update")
+    with Client(served) as back:
+        back.say("resume", session=name_of(served))
+        (segment,) = back.hear("full_state")["segments"]
+    assert segment == {name: said[name] for name in segment}
+    assert {*said} - {*segment} == {"type", "id", "erased", "stats"}
+
+
+def test_who_says_nothing_for_too_long_is_told_and_let_go() -> None:
+    with Served(Door(idle_seconds=0.3)) as served, Client(served) as one:
+        name = one.start()["session"]
+        refused = one.hear()
+        assert (refused["code"], refused["fatal"]) == ("idle", True)
+        with pytest.raises(ConnectionClosed):
+            one.hear()
+        assert one.socket.close_code == 1000
+        with Client(served) as back:
+            back.say("resume", session=name)
+            assert back.hear()["type"] == "ready"
 
 
 def test_sessions_that_nobody_comes_back_to_are_forgotten() -> None:
@@ -93,15 +129,26 @@ def test_strangers_stay_outside() -> None:
 def test_a_local_server_answers_to_local_names_only() -> None:
     with Served(Door(local=True)) as served:
         codes = {}
-        for host in ("127.0.0.1", "localhost", "[::1]", "elsewhere.example", "["):
+        hosts = (
+            "127.0.0.1",
+            "127.0.0.2",
+            "localhost",
+            "[::1]",
+            "elsewhere.example",
+            "8.8.8.8",
+            "[",
+        )
+        for host in hosts:
             url = f"http://127.0.0.1:{served.port}/events?session=nobody"
             asked = urllib.request.Request(url, headers={"Host": f"{host}:{served.port}"})
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(asked, timeout=WAIT)
             codes[host] = json.loads(refused.value.read())["code"]
+            assert refused.value.code == (403 if codes[host] == "host" else 404)
         assert codes == {
-            "127.0.0.1": "unknown_session", "localhost": "unknown_session",
-            "[::1]": "unknown_session", "elsewhere.example": "host", "[": "host",
+            "127.0.0.1": "unknown_session", "127.0.0.2": "unknown_session",
+            "localhost": "unknown_session", "[::1]": "unknown_session",
+            "elsewhere.example": "host", "8.8.8.8": "host", "[": "host",
         }  # fmt: skip
         with Client(served, Origin="http://[") as one:
             assert one.hear("error")["code"] == "origin"
@@ -113,6 +160,12 @@ def test_health_metrics_and_unknown_pages(served: Served, talk: Client) -> None:
     status, text = served.get("/healthz")
     assert status == 200 and json.loads(text)["sessions"] == 1
     until(lambda: "live_finals_total 1.0" in served.get("/metrics")[1])
+    assert "live_coalesced_total 0.0" in served.get("/metrics")[1]
+    with held(served.hall):
+        for rev in range(4):
+            talk.source(1, rev, "the " * (rev + 1))
+    talk.hear("coalesced")
+    assert "live_coalesced_total 0.0" not in served.get("/metrics")[1]
     for path in ("/page/..%2Fapp.py", "/page/nothing.js", "/page/%2e%2e"):
         assert served.get(path)[0] == 404
 
@@ -132,3 +185,14 @@ def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -
     assert {one["seg"]: one["rev"] for one in few} == {0: 999, 1: 997, 2: 998}
     assert after[0] == {"type": "full_state"}
     assert [one["revs"] for one in after[1:]] == [[MOST + n] for n in range(5)]
+
+
+def test_what_takes_the_place_of_an_update_goes_to_the_end_of_the_line() -> None:
+    async def read() -> list[Any]:
+        outbox = Outbox()
+        outbox.put({"type": "update", "seg": 0, "rev": 0})
+        outbox.put({"type": "coalesced", "seg": 0, "revs": [1]})
+        outbox.put({"type": "update", "seg": 0, "rev": 2})
+        return [await outbox.next() for _ in range(2)]
+
+    assert [one["type"] for one in asyncio.run(read())] == ["coalesced", "update"]

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import sys
 from typing import Any
+from urllib.parse import quote
 
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.templates import Template
@@ -23,12 +24,11 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         BackendError: the address is taken.
     """
     try:
-        import uvicorn
-
         from draftsmith.serve.app import Door, create_app, origins
         from draftsmith.serve.gauges import Gauges
         from draftsmith.serve.hall import Hall, HallOptions
-        from draftsmith.serve.messages import MOST_BYTES, Settings
+        from draftsmith.serve.messages import Settings
+        from draftsmith.serve.running import Server
     except ImportError as error:
         raise InputError(
             f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
@@ -75,24 +75,19 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         )
         app = create_app(hall, gauges, target.name, door)
         host, port = listener.getsockname()[:2]
-        query = f"?token={options.token}" if options.token else ""
-        print(f"live translation at http://{host}:{port}/{query}", flush=True)
+        query = f"?token={quote(options.token)}" if options.token else ""
+        name = f"[{host}]" if ":" in host else host
+        print(f"live translation at http://{name}:{port}/{query}", flush=True)
         print("stop with Ctrl-C", file=sys.stderr, flush=True)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            ws="websockets-sansio",
-            ws_max_size=16 * MOST_BYTES,
-            timeout_graceful_shutdown=5,
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(app, hall).run(sockets=[listener])
     return {}
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Taken before the model is loaded: who cannot have the port need not wait for it."""
     try:
-        return socket.create_server((host, port), reuse_port=False)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, reuse_port=False)
     except (OSError, OverflowError) as error:
         raise BackendError(
             f"cannot listen at {host}:{port} ({error}): choose another --port or --host"

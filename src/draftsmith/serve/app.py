@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,6 +23,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
 from draftsmith.live_options import bias_warning
+from draftsmith.serve.assets import HEADERS, PAGE, TYPES
 from draftsmith.serve.gauges import Gauges
 from draftsmith.serve.hall import Hall
 from draftsmith.serve.messages import (
@@ -44,23 +45,13 @@ from draftsmith.serve.messages import (
 from draftsmith.serve.outbox import Outbox
 from draftsmith.serve.room import Room, spelt
 
-PAGE = Path(__file__).parent / "page"
 MOST_FAULTS = 20
 """Refused frames in a row after which a connection is closed."""
 SWEEP_SECONDS = 5.0
 _GONE = (WebSocketDisconnect, RuntimeError)
 """What starlette raises for a client that is no longer there."""
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'"
-)
-_HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+_STATUS = {"host": 403, "origin": 403, "token": 403, "broken": 503}
+"""Of what is refused over HTTP; what is not here is not found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +70,7 @@ class Door:
     def check(self, headers: Headers, token: str | None) -> None:
         """Raises Refused for a stranger."""
         origin, host = headers.get("origin"), headers.get("host", "")
-        if self.local and _parts(f"//{host}").hostname not in _LOCAL:
+        if self.local and not _is_local(_parts(f"//{host}").hostname or ""):
             raise Refused("host", f"this server is not called {host}", fatal=True)
         own = origin is None or _parts(origin).netloc == host != ""
         if not own and origin not in self.origins:
@@ -89,7 +80,12 @@ class Door:
             raise Refused("token", "this server wants its token: ?token=...", fatal=True)
 
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+def _is_local(name: str) -> bool:
+    """Whether it can only mean this machine."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _parts(url: str) -> SplitResult:
@@ -142,7 +138,7 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
             door.check(request.headers, token)
             room = hall.find(session)
         except Refused as refused:
-            return JSONResponse(refused.message(), status_code=404)
+            return JSONResponse(refused.message(), _STATUS.get(refused.code, 404))
         return EventSourceResponse(_mirror(hall, room), headers={"Cache-Control": "no-store"})
 
     @app.websocket("/ws")
@@ -182,9 +178,9 @@ async def _mirror(hall: Hall, room: Room) -> AsyncIterator[dict[str, str]]:
 
 def _page(name: str) -> Response:
     path = PAGE / name
-    if path.parent != PAGE or path.suffix not in _TYPES or not path.is_file():
+    if path.parent != PAGE or path.suffix not in TYPES or not path.is_file():
         return PlainTextResponse("not found", status_code=404)
-    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
+    return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
 
 
 def _wire(message: dict[str, Any]) -> str:
@@ -233,7 +229,8 @@ class Connection:
         faults = 0
         while True:
             try:
-                frame = await asyncio.wait_for(self.socket.receive(), self.idle_seconds)
+                async with asyncio.timeout(self.idle_seconds):  # wait_for may miss a cancellation
+                    frame = await self.socket.receive()
             except TimeoutError:
                 self._tell(Refused("idle", "nothing was said for too long", fatal=True))
                 return
@@ -274,12 +271,12 @@ class Connection:
             raise Refused("no_session", "say start (or resume) first")
         match message:
             case Source():
-                room.hear(message)
+                self.gauges.coalesced.inc(room.hear(message))
                 self.gauges.heard.inc()
             case Finish():
                 room.finish(message.seg)
             case Config():
-                room.configure(self.hall.merged(room.wanted, message.settings))
+                room.configure(self.hall.merged(room.wanted, message.settings, message.cleared))
                 self._warn(message.settings)
             case Measure():
                 self.hall.measure(room)
@@ -293,7 +290,7 @@ class Connection:
         if isinstance(message, Resume):
             room = self.hall.find(message.session)
         else:
-            room = self.hall.open(message.settings)
+            room = self.hall.open(message.settings, message.cleared)
         self.room = room
         self.hall.join(room, self.outbox, keeps=True)
         self.outbox.put(

@@ -25,8 +25,14 @@ class Gauges:
         self._registry = registry = CollectorRegistry()
         self.sessions = Gauge("live_sessions", "Open sessions", registry=registry)
         self.heard = Counter("live_hypotheses", "Hypotheses taken in", registry=registry)
+        self.coalesced = Counter(
+            "live_coalesced", "Hypotheses whose place a newer one took", registry=registry
+        )
         self.updates = Counter("live_updates", "Updates decoded", registry=registry)
         self.finals = Counter("live_finals", "Final updates decoded", registry=registry)
+        self.retried = Counter(
+            "live_retried", "Updates decoded once more, from scratch", registry=registry
+        )
         self.failed = Counter("live_failed", "Updates that could not be decoded", registry=registry)
         self.tokens = Counter("live_tokens", "Tokens of outputs", registry=registry)
         self.drafted = Counter("live_drafted", "Tokens drafted", registry=registry)
@@ -46,6 +52,7 @@ class Gauges:
         """Add what a batch did."""
         self.rows.observe(batch.rows)
         self.seconds.observe(batch.seconds)
+        self.retried.inc(batch.retried)
         self.failed.inc(batch.failed)
         for record in batch.records:
             self.updates.inc()

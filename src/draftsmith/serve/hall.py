@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,22 +71,25 @@ class Hall:
         self._plain_engine = Engine(target, redraft=False)
         self.pump = Pump(self.engine, on_batch)
         self._seats: dict[str, _Seat] = {}
+        self._ending = False
 
     def __len__(self) -> int:
         return len(self._seats)
 
     # ------------------------------------------------------------------ rooms
 
-    def open(self, wanted: Settings) -> Room:
+    def open(self, wanted: Settings, cleared: Sequence[str] = ()) -> Room:
         """A new session.
 
         Raises:
-            Refused: there are too many, or these settings cannot be.
+            Refused: there are too many, these settings cannot be, or nothing is decoded any more.
         """
         self.sweep()
+        if self._ending:
+            raise Refused("stopping", "the server is about to end", fatal=True)
         if len(self._seats) >= self.options.sessions:
             raise Refused("busy", f"{len(self._seats)} sessions are open already", fatal=True)
-        settings = self.merged(self.options.settings, wanted)
+        settings = self.merged(self.options.settings, wanted, cleared)
         name = secrets.token_urlsafe(16)
         loop = asyncio.get_running_loop()
 
@@ -94,20 +97,28 @@ class Hall:
             loop.call_soon_threadsafe(self._deliver, name, message)
 
         room = Room(name, settings, self._make, tell)
-        self._seats[name] = _Seat(room=room)
         self.pump.add(room)
+        self._seats[name] = _Seat(room=room)
         return room
 
     def find(self, name: str) -> Room:
         """The session of this name.
 
         Raises:
-            Refused: there is none (any more).
+            Refused: there is none (any more), or nothing is decoded any more.
         """
         self.sweep()
+        self.pump.check()
         if name not in self._seats:
             raise Refused("unknown_session", "there is no such session (any more)", fatal=True)
         return self._seats[name].room
+
+    def end(self) -> None:
+        """No more is heard. What waits is still answered, then everyone is told."""
+        self._ending = True
+        for seat in self._seats.values():
+            seat.room.stop()
+        self.pump.wake()
 
     def close(self, room: Room) -> None:
         """Everyone is told, and the session is forgotten."""
@@ -155,13 +166,13 @@ class Hall:
 
     # ------------------------------------------------------------------ settings
 
-    def merged(self, settings: Settings, wanted: Settings) -> Settings:
-        """`wanted`, and the others as they are.
+    def merged(self, settings: Settings, wanted: Settings, cleared: Sequence[str] = ()) -> Settings:
+        """`wanted`, and the others as they are, but None for those that are `cleared`.
 
         Raises:
             Refused: a value that cannot be, with its range.
         """
-        given = {
+        given: dict[str, Any] = dict.fromkeys(cleared) | {
             name: value
             for name in Settings.__dataclass_fields__
             if (value := getattr(wanted, name)) is not None
@@ -207,5 +218,6 @@ class Hall:
 def _check(settings: Settings) -> None:
     language = (settings.target or "").strip()
     good = 0 < len(language) <= _LONGEST_LANGUAGE and language.isprintable()
-    require(good, f"target names a language, in at most {_LONGEST_LANGUAGE} letters")
+    good = good and not set(language) & set("{}")  # as a template writes what is filled in
+    require(good, f"target names a language, in at most {_LONGEST_LANGUAGE} letters, no braces")
     require(settings.mask in ("display", "draft"), f"mask is display or draft: {settings.mask!r}")

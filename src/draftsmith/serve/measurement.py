@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator
-from draftsmith.serve.room import Heard, Room
+from draftsmith.serve.hearing import Heard
+from draftsmith.serve.room import Room
 
 
 @dataclass

@@ -21,6 +21,10 @@ from draftsmith.live.templates import check_text
 VERSION = 1
 MOST_BYTES = 64 * 1024
 """Of a frame."""
+_MOST_DIGITS = 15
+"""Of an integer: what every client can hold, and one more."""
+CLEARED = ("final_bias", "revision_bias")
+"""Settings that may be null: then the bias holds there, too. Of others null changes nothing."""
 _FAULTS = frozenset(
     ("binary", "too_large", "not_json", "unknown_type", "bad_field", "bad_text", "version")
 )
@@ -56,7 +60,7 @@ class Refused(DraftsmithError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What a session may choose; None: the server's own."""
+    """What a session may choose; None: as it was, at first the server's own."""
 
     target: str | None = None
     """The language to translate into."""
@@ -77,6 +81,8 @@ class Start:
 
     v: int = VERSION
     settings: Settings = Settings()
+    cleared: tuple[str, ...] = ()
+    """Of CLEARED."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +109,7 @@ class Config:
     """Other settings from the next update on; another language ends the segment."""
 
     settings: Settings
+    cleared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +167,8 @@ def parse(frame: str) -> Message:
     if size > MOST_BYTES:
         raise Refused("too_large", f"a frame has at most {MOST_BYTES} bytes, this has {size}")
     try:
-        values = json.loads(frame)
-    except (json.JSONDecodeError, RecursionError) as error:
+        values = json.loads(frame, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
         raise Refused("not_json", f"the frame is not JSON: {error}") from None
     if not isinstance(values, Mapping):
         raise Refused("not_json", "a frame is one JSON object")
@@ -172,7 +179,11 @@ def parse(frame: str) -> Message:
         raise Refused("unknown_type", f"unknown type {kind!r}{hint}", place=_place(values))
     if kind in ("start", "config"):  # settings stand beside the type
         own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
-        values["settings"] = own
+        for name in ("settings", "cleared"):
+            if name in values:
+                raise Refused("bad_field", f"unknown option {name!r} in the {kind} message")
+        cleared = [name for name in CLEARED if name in own and own[name] is None]
+        values |= {"settings": own, "cleared": cleared}
     try:
         message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
     except InputError as error:
@@ -187,6 +198,13 @@ def parse(frame: str) -> Message:
     if isinstance(message, Start) and message.v != VERSION:
         raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
     return message
+
+
+def _integer(digits: str) -> int:
+    """Refused: one that no client could count on from."""
+    if len(digits) > _MOST_DIGITS:
+        raise Refused("bad_field", f"an integer has at most {_MOST_DIGITS} digits")
+    return int(digits)
 
 
 def _place(values: Mapping[str, Any]) -> dict[str, int]:

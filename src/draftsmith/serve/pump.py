@@ -4,8 +4,8 @@
     room b   ──asked──┼── one batch per bias ─┼── update b (as soon as it is through)
     room c   (waits)  ┘                       └──
 
-One thread. What waits longest goes first. A batch that fails is tried again row by row, from
-scratch, so that one broken session does not take others with it.
+One thread. What waits longest goes first. A batch that fails, for whatever reason, is tried again
+row by row, from scratch and without drafts: one broken session does not take others with it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from draftsmith.errors import BackendError, InputError
 from draftsmith.live.engine import Engine, Outcome
 from draftsmith.live.records import UpdateRecord
 from draftsmith.serve.measurement import Measurement
 from draftsmith.serve.messages import Refused
 from draftsmith.serve.room import Asked, Room
 
-FAILURES = (BackendError, RuntimeError, MemoryError)
-"""Of a target: its own errors, and what torch raises when there is no memory."""
 MOST_ROWS = 32
 """Sessions in one batch."""
 
@@ -36,6 +33,7 @@ class Batch:
     rows: int
     seconds: float
     records: tuple[UpdateRecord, ...]
+    retried: int
     failed: int
 
 
@@ -59,8 +57,15 @@ class Pump(threading.Thread):
 
     # ------------------------------------------------------------------ from other threads
 
+    def check(self) -> None:
+        """Refused: it does not run any more, and who waits would wait in vain."""
+        if self.broken is not None:
+            raise Refused("broken", self.broken, fatal=True)
+
     def add(self, room: Room) -> None:
+        """Raises Refused like `check`."""
         with self._changed:
+            self.check()
             self._rooms[room.name] = room
 
     def remove(self, room: Room) -> None:
@@ -94,8 +99,8 @@ class Pump(threading.Thread):
                 pass
         finally:
             if not self._stopping:  # a fault of ours: nobody may wait for an answer in vain
-                self.broken = f"decoding has ended: {sys.exception()!r}"
                 with self._changed:
+                    self.broken = f"decoding has ended: {sys.exception()!r}"
                     rooms = list(self._rooms.values())
                 for room in rooms:
                     room.tell(Refused("broken", self.broken, fatal=True).message())
@@ -128,22 +133,24 @@ class Pump(threading.Thread):
 
         def take_in(row: int, outcome: Outcome) -> None:
             room, asked = batch[row]
-            done.add(row)
             records.append(room.take_in(asked, outcome))
+            done.add(row)
 
         sessions = [room.translator.session for room, _ in batch]
+        left: list[tuple[Room, Asked]] = []
         try:
             self.engine.run_together([asked.job for _, asked in batch], sessions, take_in)
-        except FAILURES as error:
-            for row, (room, asked) in enumerate(batch):
-                if row not in done:
-                    self._again(room, asked, error if len(batch) == 1 else None, records)
+        except Exception as error:  # of the target, of torch, or of a model's own code
+            left = [one for row, one in enumerate(batch) if row not in done]
+            for room, asked in left:
+                self._again(room, asked, error if len(batch) == 1 else None, records)
         if self._on_batch is not None:
             self._on_batch(
                 Batch(
                     rows=len(batch),
                     seconds=time.perf_counter() - began,
                     records=tuple(records),
+                    retried=len(left),
                     failed=len(batch) - len(records),
                 )
             )
@@ -152,20 +159,20 @@ class Pump(threading.Thread):
         self, room: Room, asked: Asked, error: Exception | None, records: list[UpdateRecord]
     ) -> None:
         """Alone and from scratch: the fault may have been a neighbour's, or the cache's."""
+        room.retried += 1
         try:
-            outcome = self.engine.run(asked.job, room.translator.session)
-        except FAILURES as again:
-            room.fail(asked, error or again)
-        else:
+            outcome = self.engine.run_afresh(asked.job, room.translator.session)
             records.append(room.take_in(asked, outcome))
+        except Exception as again:
+            room.fail(asked, error or again)
 
 
 def _goes_on(measurement: Measurement) -> bool:
     """One step of it; one that fails is over."""
     try:
         return measurement.step()
-    except (*FAILURES, InputError) as error:
-        measurement.room.tell(Refused("measure", str(error)).message())
+    except Exception as error:
+        measurement.room.tell(Refused("measure", str(error) or repr(error)).message())
         return False
 
 

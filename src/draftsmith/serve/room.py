@@ -14,13 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from draftsmith.live.engine import Job, Outcome
+from draftsmith.live.engine import Outcome
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator, SourceTooLong, Update
+from draftsmith.serve.hearing import Asked, Heard, Stopping
 from draftsmith.serve.messages import Refused, Settings, Source
 
 MOST_WAITING = 64
@@ -33,33 +34,6 @@ KEPT_UPDATES = 200
 
 Said = dict[str, Any]
 Tell = Callable[[Said], None]
-
-
-class Stopping:
-    """Waits behind everything that was heard: then the session is over."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
-    """A hypothesis that waits."""
-
-    seg: int
-    rev: int
-    said: str
-    """As it came."""
-    text: str
-    """Silence stands for the words before it."""
-    final: bool
-    came: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A hypothesis on its way through the target."""
-
-    heard: Heard
-    source: str
-    job: Job
 
 
 Make = Callable[[Settings, LiveTranslator | None], LiveTranslator]
@@ -86,6 +60,8 @@ class Room:
         self.coalesced = 0
         self.failed = 0
         """Updates that could not be decoded; their clients may say them again."""
+        self.retried = 0
+        """Updates that were decoded once more, from scratch."""
         self._waiting: deque[Heard | Settings | Stopping] = deque()
         self._heard: Heard | None = None
         """The newest of all, as the network side knows it."""
@@ -98,8 +74,8 @@ class Room:
 
     # ------------------------------------------------------------------ the network side
 
-    def hear(self, source: Source) -> None:
-        """Take a hypothesis in; what comes twice changes nothing.
+    def hear(self, source: Source) -> bool:
+        """Take a hypothesis in; what comes twice changes nothing. True: it took another's place.
 
         Raises:
             Refused: it is older than another, contradicts one, its segment is over, or too many
@@ -110,22 +86,23 @@ class Room:
                 raise Refused("stopping", "the session is about to end", place=source.place)
             last = self._heard
             if last is not None and self._is_known(source, last):
-                return
+                return False
             same = last is not None and last.seg == source.seg
             text = last.text if same and last and not source.text.strip() else source.text
             heard = Heard(
                 seg=source.seg, rev=source.rev, said=source.text, text=text, final=source.final
             )
             before = self._waiting[-1] if self._waiting else None
-            if isinstance(before, Heard) and before.seg == heard.seg and not before.final:
-                self._waiting[-1] = replace(heard, came=before.came)
+            if isinstance(before, Heard) and before.seg == heard.seg:
+                self._waiting[-1] = self._heard = heard.over(before)
                 self.coalesced += 1
                 self.tell({"type": "coalesced", "seg": heard.seg, "revs": [before.rev]})
-            elif len(self._waiting) >= (MOST_FINALS if heard.final else MOST_WAITING):
+                return True
+            if len(self._waiting) >= (MOST_FINALS if heard.final else MOST_WAITING):
                 raise Refused("busy", f"{len(self._waiting)} updates wait", place=source.place)
-            else:
-                self._waiting.append(heard)
+            self._waiting.append(heard)
             self._heard = heard
+            return False
 
     @staticmethod
     def _is_known(source: Source, last: Heard) -> bool:
@@ -154,7 +131,7 @@ class Room:
         last = self._heard
         if last is None or last.seg != seg:
             raise Refused("unknown_segment", f"there is no open segment {seg}", place={"seg": seg})
-        self.hear(Source(seg=seg, rev=last.rev + 1, text=last.text, final=True))
+        self.hear(Source(seg=seg, rev=last.rev + 1, text="", final=True))
 
     def configure(self, settings: Settings) -> None:
         """From what is heard next on. The new settings have been checked."""
@@ -187,6 +164,7 @@ class Room:
         """The last message, with a report."""
         with self.lock:
             counts = {"coalesced": self.coalesced, "updates": self.last_id, "failed": self.failed}
+            counts["retried"] = self.retried
             return {"type": "bye", "report": self._figures() | counts}
 
     # ------------------------------------------------------------------ the decoding side
@@ -215,7 +193,10 @@ class Room:
             try:
                 asked = self._asked(one)
             except SourceTooLong as error:
-                self._refuse(one, "source_too_long", error)
+                self._go_back(one, error)
+                continue
+            except Exception as error:  # one text that the tokenizer cannot take is no one else's
+                self._refuse(one, "backend", error)
                 continue
             if asked is not None:
                 return asked
@@ -230,7 +211,7 @@ class Room:
         shown = self.translator.last
         old = self._segments.get(-1 if self._seg is None else self._seg)
         if shown is not None and old is not None:
-            self._tell_update(shown, seg=old["seg"], rev=old["rev"], waited=0.0)
+            self._tell_update(replace(shown, erased=0), seg=old["seg"], rev=old["rev"], waited=0.0)
 
     def _asked(self, heard: Heard) -> Asked | None:
         if self._seg is not None and self._seg != heard.seg and self.translator.last is not None:
@@ -262,15 +243,42 @@ class Room:
         """The target failed, also on its own: what was there stays."""
         self._refuse(asked.heard, "backend", error)
 
-    def _refuse(self, heard: Heard, code: str, error: Exception) -> None:
-        """Nothing came of it. Unless more was heard since, it may be said again, word for word."""
+    def _go_back(self, heard: Heard, error: SourceTooLong) -> None:
+        """The newest does not fit: what it took the place of does, or what is shown stays."""
+        shown = self.translator.source
+        best = heard.next_best(shown)
+        if best is not None:
+            with self.lock:
+                self._waiting.appendleft(best)
+        self._refuse(heard, "source_too_long", error, known=best, text=shown)
+
+    def _refuse(
+        self,
+        heard: Heard,
+        code: str,
+        error: Exception,
+        *,
+        known: Heard | None = None,
+        text: str | None = None,
+    ) -> None:
+        """Nothing came of it. Unless more was heard since, it may be said again, word for word.
+
+        Args:
+            known: what is the newest now; None: nothing is, and `text` is the segment's.
+            text: None: that of the refused one.
+        """
+        said = heard.text if text is None else text
+        before = known or replace(
+            heard, rev=heard.rev - 1, said="", text=said, final=False, instead=()
+        )
         with self.lock:
             self.failed += 1
             last = self._heard
             if last is not None and (last.seg, last.rev) == (heard.seg, heard.rev):
-                self._heard = replace(heard, rev=heard.rev - 1, said="", final=False)
+                self._heard = before
         place = {"seg": heard.seg, "rev": heard.rev}
-        self.tell(Refused(code, str(error), place=place).message())
+        sentence = str(error) or type(error).__name__
+        self.tell(Refused(code, sentence, place=place).message())
 
     def _tell_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
         record = update.record
@@ -282,7 +290,9 @@ class Room:
                 "source": record.source,
                 "text": update.text,
                 "stable": update.stable,
+                "hidden": record.full[len(update.text) :],
                 "final": record.final,
+                "degenerate": record.degenerate,
             }
             self._segments[seg] = segment
             while len(self._segments) > KEPT_SEGMENTS:
@@ -300,9 +310,7 @@ class Room:
                 "type": "update",
                 "id": self.last_id,
                 **segment,
-                "hidden": record.full[len(update.text) :],
                 "erased": update.erased,
-                "degenerate": record.degenerate,
                 "stats": stats,
             }
         self.tell(said)

@@ -207,7 +207,7 @@ export const tests = {
     const { client, say, sent, update } = connected();
     client.hear("mine", false);
     update(1, 3, 0);
-    say(error("stale_rev", { rev: 0 }));
+    say(error("stale_rev", { seg: 0, rev: 0 }));
     equal(sources(sent()), ["0.0 mine", "4.0 mine"]);
     equal(client.state.notice, null);
   },
@@ -220,8 +220,28 @@ export const tests = {
     parts.again();
     parts.open();
     parts.ready();
-    parts.say(error("segment_closed", { rev: 0 }));
+    parts.say(error("segment_closed", { seg: 0, rev: 0 }));
     equal(sources(parts.sent()), ["0.0 a|", "1.0 b"]);
+    parts.lose();
+    parts.again();
+    parts.open();
+    parts.ready();
+    equal(sources(parts.sent()), ["1.0 b"]);
+  },
+
+  "what was said twice once is no reason to hold one's tongue later"() {
+    const parts = connected();
+    parts.client.hear("x", false);
+    parts.client.hear("x y", true);
+    parts.lose();
+    parts.again();
+    parts.open();
+    parts.ready();
+    parts.update(1, 0, 1);
+    parts.client.hear("b", false);
+    parts.client.hear("b c", false);
+    parts.say(error("segment_closed", { seg: 1, rev: 1 }));
+    equal(sources(parts.sent()).at(-1), "2.0 b c");
   },
 
   "after a silence it goes on when someone speaks"() {

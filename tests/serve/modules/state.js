@@ -69,6 +69,11 @@ export const tests = {
     equal(texts(state), [[0, "Eins!"]]);
   },
 
+  "a warning is shown"() {
+    const state = after(ready("a"), { type: "warning", message: "mistakes stay" });
+    equal(state.notice, { code: "warning", message: "mistakes stay", fatal: false });
+  },
+
   "one's own source shows before its translation"() {
     const state = after(
       ready("a"),

@@ -23,7 +23,6 @@ export class Client {
   #wanted; // settings the reader chose
   #toConfigure = {};
   #before = {}; // settings that the server accepted
-  #resent = new Set(); // revisions of finals that it may have got before
   #resting = false;
 
   /**
@@ -135,9 +134,7 @@ export class Client {
       this.#take({ type: "configured", settings: this.#toConfigure });
       this.#sendSettings();
     }
-    const waiting = [...this.#unanswered.values()];
-    this.#resent = new Set(waiting.filter(({ final }) => final).map(({ rev }) => rev));
-    for (const source of waiting) this.connection.send(source);
+    for (const source of this.#unanswered.values()) this.connection.send(source);
   }
 
   #sendSettings() {
@@ -160,7 +157,7 @@ export class Client {
       return true;
     }
     if (OUTRUN.includes(code)) {
-      this.#outrun(rev);
+      this.#outrun(seg, rev);
       return true;
     }
     if (code === TIRED) {
@@ -170,15 +167,22 @@ export class Client {
     }
     if (HOPELESS.includes(code)) this.connection.close("closed");
     if (code === "bad_settings") this.#revoke();
-    if (this.#unanswered.get(seg)?.rev === rev) this.#unanswered.delete(seg);
+    this.#drop(seg, rev);
     return false;
   }
 
-  /** Someone else spoke in this session: say the open hypothesis again, as a new segment. */
-  #outrun(rev) {
+  #drop(seg, rev) {
+    if (this.#unanswered.get(seg)?.rev === rev) this.#unanswered.delete(seg);
+  }
+
+  /**
+   * The server had it already, or someone else spoke in this session: then the open hypothesis is
+   * said again, as a new segment.
+   */
+  #outrun(seg, rev) {
+    this.#drop(seg, rev);
     const open = this.#open;
-    if (this.#resent.delete(rev) || open?.rev !== rev) return;
-    this.#unanswered.delete(open.seg);
+    if (open?.seg !== seg || open.rev !== rev) return;
     this.#open = null;
     this.hear(open.text, false);
   }

@@ -23,7 +23,7 @@ export function renderGauges({ figures, ms, updates, coalesced, measured, measur
   put(
     "measured",
     speedup === null
-      ? "finish a segment first"
+      ? "say something first"
       : `${whole(tps)} against ${whole(plain)} tokens/s, ${measured.updates} updates`,
   );
 }

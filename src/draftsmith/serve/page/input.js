@@ -7,6 +7,7 @@ import { canListen, Listener } from "./speech.js";
 
 /** @param tell shows the reader a sentence */
 export function startInput(client, tell) {
+  const isFirst = client.state.session === null;
   const hear = (text, final) => client.hear(text, final);
   const hush = [
     startTyping(hear),
@@ -28,6 +29,7 @@ export function startInput(client, tell) {
     quiet();
     client.restart();
   });
+  if (isFirst) openSample(); // a first visit has something to play
 }
 
 // Each of these gives back what stops it.
@@ -68,17 +70,27 @@ function startReplay(hear, connected, tell) {
     label();
   }
 
-  async function loadSample() {
-    const answer = await fetch(address("page/sample.txt"));
-    byId("transcript").value = answer.ok ? await answer.text() : "";
-  }
-  byId("sample").addEventListener("click", loadSample);
+  byId("sample").addEventListener("click", async () => {
+    byId("transcript").value = await sample();
+  });
   byId("try").addEventListener("click", async () => {
-    document.querySelector("[name=mode][value=replay]").click();
-    await loadSample();
+    byId("transcript").value = "";
+    await openSample();
     play.click();
   });
   return () => player.stop();
+}
+
+/** The transcript's panel, with the sample in it unless there is something else. */
+async function openSample() {
+  document.querySelector("[name=mode][value=replay]").click();
+  const text = await sample();
+  byId("transcript").value ||= text;
+}
+
+async function sample() {
+  const answer = await fetch(address("page/sample.txt"));
+  return answer.ok ? await answer.text() : "";
 }
 
 function startListening(hear, tell) {

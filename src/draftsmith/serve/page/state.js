@@ -62,6 +62,10 @@ const REDUCERS = {
 
   measured: (state, message) => ({ ...state, measured: message, measuring: false }),
 
+  warning(state, { message }) {
+    return { ...state, notice: { code: "warning", message, fatal: false } };
+  },
+
   error(state, { code, message, fatal, seg }) {
     const next = { ...state, measuring: false, notice: { code, message, fatal: Boolean(fatal) } };
     const known = seg === undefined ? undefined : findSegment(state, seg);

@@ -1,0 +1,74 @@
+"""`draftsmith live serve` as a program: its address, its refusals, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.command import COMMAND, SECONDS, Running
+from tests.serve.serving import Client, ConnectionClosed
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    with Running() as one:
+        yield one
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_last_words_are_answered_when_it_is_interrupted(
+    running: Running, how: signal.Signals
+) -> None:
+    assert running.url == f"http://127.0.0.1:{running.port}/"
+    with Client(running) as talk:
+        talk.start()
+        for seg in range(4):
+            talk.source(seg, 0, "The children slept under the roof.", final=True)
+        talk.say("ping")
+        talk.hear("pong")
+        code, errors = running.end(how)
+        got = [talk.hear("update", "bye") for _ in range(5)]
+        with pytest.raises(ConnectionClosed):
+            talk.hear()
+        assert talk.socket.close_code == 1000
+    assert [one["type"] for one in got] == ["update"] * 4 + ["bye"]
+    assert all(one["final"] and one["text"] for one in got[:4])
+    assert code == (130 if how == signal.SIGINT else -signal.SIGTERM)
+    assert "Traceback" not in errors
+
+
+def run(*more: str) -> tuple[int, str]:
+    done = subprocess.run([*COMMAND, *more], capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stderr
+
+
+def test_a_port_that_is_taken_is_named_with_a_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, errors = run("--port", str(port))
+    assert code == 3 and "Traceback" not in errors
+    assert f"127.0.0.1:{port}" in errors and "--port" in errors
+
+
+def test_a_host_that_is_not_here_is_named_with_a_remedy() -> None:
+    code, errors = run("--host", "203.0.113.7", "--port", "0")
+    assert code == 3 and "203.0.113.7" in errors and "--host" in errors
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_the_address_that_is_printed_lets_clients_in(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+    with Running("--host", host) as one:
+        named = f"[{host}]" if ":" in host else host
+        assert one.url == f"http://{named}:{one.port}/"
+        with Client(one, Origin=f"http://{named}:{one.port}") as talk:
+            assert talk.start()["type"] == "ready"

@@ -1,0 +1,184 @@
+"""Frames of all kinds, broken in all places: each is answered, and every connection ends well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.serve.serving import Client, ConnectionClosed, Served
+
+CONNECTIONS, FRAMES = 120, 30
+TEXTS = ("the", "the cat", "the cat sat", "", "  ", "\u202ethe \U0001f600", "the " * 1500)
+BIG = "@big@"
+"""Stands for an integer of 5000 digits, which json.dumps does not write either."""
+BROKEN: tuple[Any, ...] = (
+    *(0, 1, -1, 1.5, 1e308, float("nan"), float("inf"), 2**53, 2**70, BIG, None, True),
+    *("", "\0", "\ud83d", "the cat", "a" * 70_000, [], {}, [[]], {"type": "ping"}),
+)
+SERVER = {
+    *("ready", "warning", "update", "full_state", "coalesced"),
+    *("measured", "error", "pong", "bye"),
+}
+
+
+class Fuzzer:
+    """Makes frames; knows the sessions that there are."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.sessions = ["nobody"]
+        self.heard = 0
+
+    def message(self) -> dict[str, Any]:
+        """One that makes sense."""
+        rng = self.rng
+        settings: dict[str, Any] = {
+            "bias": rng.choice([0, 0.2, 0.7]),
+            "final_bias": rng.choice([None, 0.5]),
+            "mask_k": rng.randrange(4),
+            "mask": rng.choice(["display", "draft"]),
+            "no_shrink": rng.random() < 0.5,
+            "context": rng.randrange(3),
+            "target": rng.choice(["cats", "dogs", "\u732b"]),
+        }
+        some = {name: settings[name] for name in rng.sample(sorted(settings), rng.randrange(4))}
+        seg, rev = divmod(self.heard, 9)
+        self.heard += 1
+        if rng.random() < 0.3:
+            seg, rev = rng.randrange(4), rng.randrange(9)
+        source = {"seg": seg, "rev": rev, "text": rng.choice(TEXTS)}
+        return rng.choice(
+            [
+                {"type": "start", "v": 1, **some},
+                {"type": "config", **some},
+                {"type": "source", **source, "final": rng.random() < 0.3},
+                {"type": "source", **source, "t": 1.5, "stability": 0.5},
+                {"type": "finish", "seg": seg},
+                {"type": "resume", "session": rng.choice(self.sessions), "last_id": 1},
+                {"type": "measure"},
+                {"type": "stop"} if rng.random() < 0.2 else {"type": "measure"},
+            ]
+        )
+
+    def frame(self, kind: float) -> str | bytes:
+        """What is sent: the smaller the kind, between 0 and 1, the more is broken."""
+        rng = self.rng
+        if kind < 0.05:
+            return rng.randbytes(rng.randrange(20))
+        if kind < 0.1:
+            return "".join(chr(rng.randrange(32, 300)) for _ in range(30))
+        if kind < 0.12:
+            return "[" * 5000
+        message = self.message() if kind < 0.95 else {"type": "ping", "x": 1}
+        if kind < 0.6:
+            name = rng.choice([*message, *message, "colour", "cleared", "settings"])
+            message[name] = rng.choice(BROKEN)
+        if kind < 0.2:
+            del message[rng.choice(list(message))]
+        return json.dumps(message).replace(f'"{BIG}"', "9" * 5000)
+
+
+class Talk:
+    """One connection and what was heard on it."""
+
+    def __init__(self, client: Client, seen: Counter[str]) -> None:
+        self.client, self.seen = client, seen
+        self.last: dict[str, Any] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.last.get("fatal")) or self.last.get("type") == "bye"
+
+    def hear(self) -> dict[str, Any]:
+        self.last = self.client.hear()
+        assert self.last["type"] in SERVER
+        self.seen[self.last["type"]] += 1
+        self.seen[self.last.get("code", "")] += 1
+        return self.last
+
+    def send(self, frame: str | bytes, *, text: bool | None = None) -> None:
+        try:
+            self.client.socket.send(frame, text=text)
+        except ConnectionClosed:
+            self.listen_on(1000)
+            assert self.is_over
+
+    def ping(self) -> None:
+        """It is answered, unless the talk is over by then."""
+        self.send('{"type": "ping"}')
+        while not self.is_over and self.hear()["type"] != "pong":
+            pass
+
+    def listen_on(self, code: int) -> None:
+        """To the end, which has this code, or was announced."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:  # a server that says nothing and stays is a TimeoutError
+                self.hear()
+        found = self.client.socket.close_code
+        assert found == code or (found == 1000 and self.is_over)
+
+
+def test_every_frame_is_answered_and_every_connection_ends_well() -> None:
+    fuzzer, seen = Fuzzer(0), Counter[str]()
+    with Served(sessions=1000) as served:
+        for number in range(CONNECTIONS):
+            pinged = (0.0, 0.1, 0.5, 1.0)[number % 4]
+            sense = 0.1 if number % 8 == 4 else 1.0
+            fuzzer.heard = 0
+            with Client(served) as client:
+                talk = Talk(client, seen)
+                if number % 5 == 1:
+                    client.say("resume", session=fuzzer.rng.choice(fuzzer.sessions))
+                elif number % 5:
+                    client.say("start")
+                    fuzzer.sessions.append(talk.hear()["session"])
+                for _ in range(FRAMES):
+                    talk.send(fuzzer.frame(sense * fuzzer.rng.random()))
+                    if not talk.is_over and fuzzer.rng.random() < pinged:
+                        talk.ping()
+                    if talk.is_over:
+                        break
+                if not talk.is_over:
+                    talk.ping()
+                if talk.is_over:
+                    talk.listen_on(1000)
+                elif number % 3 == 0:
+                    talk.send(b"\xff\xfe", text=True)
+                    talk.listen_on(1007)
+                elif number % 3 == 1:
+                    talk.send("a" * (2 << 20))
+                    talk.listen_on(1009)
+        with Client(served) as one:
+            assert one.start()["type"] == "ready"
+            one.source(0, 0, "the cat sat", final=True)
+            assert one.hear("update")["final"]
+        assert json.loads(served.get("/healthz")[1])["ok"]
+    assert set(seen) >= SERVER | {
+        *("not_json", "unknown_type", "bad_field", "bad_text", "bad_settings", "binary"),
+        *("too_large", "source_too_long", "stale_rev", "conflict", "segment_closed", "faults"),
+        *("no_session", "has_session", "unknown_session", "unknown_segment", "version"),
+    }
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        f'{{"type": "ping", "x": {"1" * 5000}}}',
+        f'{{"type": "source", "seg": 0, "rev": {"9" * 4300}, "text": "the cat"}}',
+        f'{{"type": "finish", "seg": {2**53}}}',
+        f'{{"type": "config", "mask_k": {"1" * 300}}}',
+        f'{{"type": "config", "bias": 1{"0" * 400}}}',
+    ],
+)
+def test_numbers_that_nobody_can_count_with_are_refused(served: Served, frame: str) -> None:
+    with Client(served) as talk:
+        talk.start()
+        talk.socket.send(frame)
+        assert talk.hear()["code"] == "bad_field"
+        talk.say("ping")
+        assert talk.hear()["type"] == "pong"

@@ -1,0 +1,152 @@
+"""What a session chooses reaches its translation; what a measurement compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from draftsmith.live.display import DisplayOptions
+from draftsmith.live.engine import Engine, Job, Outcome
+from draftsmith.live.translator import LiveConfig, LiveTranslator
+from tests.live_cases import a_stream
+from tests.serve.serving import SETTINGS, Client, Served
+
+STREAM = [
+    (seg, rev, source, final)
+    for seg in range(4)
+    for rev, (source, final) in enumerate(a_stream(seed=seg + 20))
+]
+PLAIN = LiveConfig(bias=0.0, display=DisplayOptions(no_shrink=True))
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with Served(settings=replace(SETTINGS, bias=0.0)) as one:
+        yield one
+
+
+def alone(served: Served, config: LiveConfig) -> list[Any]:
+    """What a translator of its own says to the stream."""
+    said: list[Any] = []
+    translator = LiveTranslator(served.hall.target, served.hall._template("cats"), config)
+    for _, _, source, final in STREAM:
+        before = translator.last
+        update = translator.update(source, final=final)
+        assert update is not None
+        if update is not before:
+            record = update.record
+            said.append((record.shown, record.full, record.drafted, record.accepted))
+    return said
+
+
+def served_alike(talk: Client) -> list[Any]:
+    """What the server says to it, one after the other."""
+    said, shown = [], ""
+    for seg, rev, source, final in STREAM:
+        talk.source(seg, rev, source, final=final)
+        if source != shown or final:  # else there is nothing to say
+            got = talk.hear("update")
+            full, stats = got["text"] + got["hidden"], got["stats"]
+            said.append((got["text"], full, stats["drafted"], stats["accepted"]))
+        shown = "" if final else source
+    return said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "config"),
+    [
+        ({"mask_k": 2}, replace(PLAIN, display=DisplayOptions(hide=2, no_shrink=True))),
+        (
+            {"mask_k": 2, "mask": "draft"},
+            replace(PLAIN, trim_draft=2, display=DisplayOptions(hide=2, no_shrink=True)),
+        ),
+        ({"context": 1}, replace(PLAIN, context=1)),
+        ({"bias": 0.5}, replace(PLAIN, bias=0.5)),
+        ({"final_bias": 0.5}, replace(PLAIN, final_bias=0.5)),
+        ({"revision_bias": 0.5}, replace(PLAIN, revision_bias=0.5)),
+        (
+            {"mask_k": 2, "no_shrink": False},
+            replace(PLAIN, display=DisplayOptions(hide=2)),
+        ),
+    ],
+)
+def test_a_session_translates_as_it_chose(
+    served: Served, chosen: Mapping[str, Any], config: LiveConfig
+) -> None:
+    expected = alone(served, config)
+    assert expected != alone(served, PLAIN)
+    with Client(served) as talk:
+        assert talk.start(**chosen)["type"] == "ready"
+        assert served_alike(talk) == expected
+
+
+@pytest.mark.parametrize("name", ["final_bias", "revision_bias"])
+def test_null_takes_a_bias_of_its_own_back(name: str) -> None:
+    with (
+        Served(settings=replace(SETTINGS, bias=0.0, **{name: 0.5})) as served,
+        Client(served) as talk,
+    ):
+        assert talk.start()["settings"][name] == 0.5
+        talk.say("config", **{name: None}, bias=None)
+        talk.say("config", mask_k=0)
+        expected = alone(served, PLAIN)
+        assert expected != alone(served, replace(PLAIN, **{name: 0.5}))
+        assert served_alike(talk) == expected
+        with Client(served) as other:
+            settings = other.start(**{name: None, "bias": None})["settings"]
+            assert (settings[name], settings["bias"]) == (None, 0.0)
+
+
+def test_what_ready_says_may_be_said_back(served: Served) -> None:
+    with Client(served) as one:
+        said = one.start(mask_k=3, final_bias=0.1)["settings"]
+    with Client(served) as two:
+        assert two.start(**said)["settings"] == said
+        two.say("config", **{**said, "final_bias": None})
+        two.say("ping")
+        assert two.hear()["type"] == "pong"
+
+
+def test_the_speed_up_is_measured_on_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
+) -> None:
+    """Both ways decode the same prompts, segment for segment; only one of them drafts."""
+    stream = [
+        (0, 0, "the cat sat"),
+        (0, 1, "the cat sat on"),
+        (1, 0, "mat"),
+        (1, 1, "on the mat"),
+    ]
+    for seg, rev, source in stream:
+        talk.source(seg, rev, source)
+        talk.hear("update")
+    ran: list[tuple[Job, Outcome]] = []
+    inner = Engine.run
+
+    def run(engine: Engine, job: Job, session: Any) -> Outcome:
+        outcome = inner(engine, job, session)
+        ran.append((job, outcome))
+        return outcome
+
+    monkeypatch.setattr(Engine, "run", run)
+    talk.say("measure")
+    found = talk.hear("measured", "error")
+    drafted, plain = ran[::2], ran[1::2]
+    assert found["updates"] == len(drafted) == len(stream)
+    assert [job.prompt for job, _ in drafted] == [job.prompt for job, _ in plain]
+    assert [outcome.drafted > 0 for _, outcome in drafted] == [False, True, False, True]
+    assert not any(outcome.drafted for _, outcome in plain)
+    for key, side in (("tps", drafted), ("tps_ar", plain)):
+        outcomes = [outcome for _, outcome in side]
+        pace = sum(len(one.tokens) for one in outcomes) / sum(one.seconds for one in outcomes)
+        assert found[key] == pytest.approx(pace)
+    assert found["speedup"] == pytest.approx(found["tps"] / found["tps_ar"])
+
+
+def test_nothing_was_said_and_nothing_is_measured(talk: Client) -> None:
+    talk.say("measure")
+    found = talk.hear("measured", "error")
+    assert (found["updates"], found["speedup"]) == (0, None)
