@@ -25,6 +25,8 @@ def test_typing_becomes_hypotheses_and_a_final(page: Page, server: FakeServer) -
 
 
 def test_dials_send_config(page: Page, server: FakeServer) -> None:
+    from selenium.webdriver.common.keys import Keys
+
     assert page.text("#bias-value") == "0.20"
     page.slide("bias", 0.25, 0.3, 0.4)
     assert "67 points" in (page.text("#bias-meaning") or "")
@@ -35,7 +37,8 @@ def test_dials_send_config(page: Page, server: FakeServer) -> None:
     page.slide("bias", 0.5)
     assert "wall" in (page.text("#bias-meaning") or "")
     target = page.browser.find_element("id", "target")
-    target.clear()
+    # `clear` leaves the field, and then the server's answer may fill it again
+    target.send_keys(Keys.CONTROL, "a")
     target.send_keys("French\n")
     until(lambda: {"type": "config", "target": "French"} in server.of("config"))
     until(lambda: page.text("#target-head") == "French")
