@@ -138,33 +138,21 @@ def live_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def live() -> Iterator[str]:
-    path = RESULTS / "live_flores.json"
-    if not path.exists():
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    yield (
-        f"Live translation, {found['sentences']} FLORES sentences that grow by three words, "
-        "`models/mini-ende`, over re-translation without drafts "
-        "([tables](benchmarks/results/live_flores/tables.md)):"
-    )
-    yield ""
-    rows = [live_row(row) for row in found["rows"] if not row["mask_k"]]
-    yield from table(LIVE, rows)
-    path = RESULTS / "live_prefixes.json"
-    if not path.exists():
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    kept = [row for row in found["rows"] if row["text"] == "FLORES"]
-    kept = [row for row in kept if row["model"] == "beginnings" and row["bias"] in (None, 0.2)]
-    hidden = [f", {row['mask_k']} hidden" if row["mask_k"] else "" for row in kept]
-    yield (
-        f"The same model after {found['steps']:,} more steps on sentence pairs, half of them cut to"
-        f" beginnings ({found['segments']} sentences, timed beside other work; without this "
-        "training: [live](docs/live.md#train-for-it)):"
-    )
-    yield ""
-    named = zip((live_row(row) for row in kept), hidden, strict=True)
-    yield from table(LIVE, [[name + more, *rest] for (name, *rest), more in named])
+    trained = "(how: [live](docs/live.md#train-for-it))"
+    for name, model in (
+        ("live_flores", "`models/mini-ende`, over re-translation without drafts"),
+        ("live_beginnings", f"the same model trained further, also on beginnings {trained}"),
+    ):
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        yield (
+            f"Live translation, {found['sentences']} FLORES sentences that grow by three words, "
+            f"{model} ([tables](benchmarks/results/{name}/tables.md)):"
+        )
+        yield ""
+        yield from table(LIVE, [live_row(row) for row in found["rows"] if not row["mask_k"]])
 
 
 def main() -> None:

@@ -54,16 +54,21 @@ def a_store(folder: Path, command: Command, name: str, *words: str) -> Path:
     return store
 
 
+def ran(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    """Runs a command line in this process: its JSON, or the sentence it failed with."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main(list(words))
+    out, err = capsys.readouterr()
+    assert end.value.code == code, err
+    return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+
+
 def a_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a verb in this process: its JSON, or the sentence and code it failed with."""
 
     def run(verb: str, *words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([verb, "--target", str(folder / "target"), "--json", *words])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+        return ran(capsys, verb, "--target", str(folder / "target"), "--json", *words, code=code)
 
     return run
 

@@ -32,8 +32,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from draftsmith.bias import check_bias
 from draftsmith.law import Law, Noise, Purpose
-from draftsmith.live_options import check_bias
 from draftsmith.sampler import Sampler
 from draftsmith.types import ALIGNED, ROOT, DraftTree, Proposal
 from draftsmith.verify import ALL, Children, Descent, Foreseen, Match, Node, Rule, holding

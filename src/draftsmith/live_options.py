@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from draftsmith.bias import check_bias
 from draftsmith.config import parse_list
 from draftsmith.flags import Leading
+from draftsmith.live.templates import MINI, check_prompt
 from draftsmith.option_groups import (
     Many,
     ModelOptions,
@@ -20,27 +21,7 @@ from draftsmith.option_groups import (
     unused,
 )
 
-MINI = "Translate to {language}: {source}\n"
-"""What the shipped translation model was trained with."""
-SOURCE = "{source}"
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
-
-
-def filled(text: str, *, language: str, source: str) -> str:
-    """A prompt's text with these in their places; what they hold themselves stays as it is."""
-    values = {"language": language, "source": source}
-    return re.sub(r"\{(language|source)\}", lambda found: values[found[1]], text)
-
-
-def check_prompt(text: str, name: str) -> None:
-    """Raise `InputError` unless a source has one place in this text."""
-    require(text.count(SOURCE) == 1, f"{name} must hold {SOURCE} once, got {text!r}")
-
-
-def check_bias(value: float, name: str = "bias") -> None:
-    """Raise `InputError` unless this can be a bias; NaN cannot."""
-    meant = "0: exact, from 0.5 on every draft stays"
-    require(0 <= value <= 1, f"{name} must lie between 0 and 1, got {value} ({meant})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +57,8 @@ class RedraftOptions(OptionGroup):
     """A drafter for what lies behind the divergence (see `draftsmith generate --help`)."""
     trim_full_stop: bool = False
     """Do not draft a closing full stop: the sentence may go on."""
+    min_common: float = 0.0
+    """Do not draft where less than this share of the last source's words is left."""
     max_ratio: float = 2.0
     """Longest output, in tokens of the source; 32 more are allowed."""
 
@@ -85,15 +68,10 @@ class RedraftOptions(OptionGroup):
             if value is not None:
                 check_bias(value, f"--{name.replace('_', '-')}")
         at_least(0, "--resync", self.resync)
+        share = 0 <= self.min_common <= 1
+        require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
         good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
         require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
-
-
-def bias_warning(*biases: float | None) -> str | None:
-    """What to know before such a bias is used; None: nothing."""
-    if any(bias is not None and bias >= 0.5 for bias in biases):
-        return "from a bias of 0.5 on text is only appended: early mistakes stay, quality collapses"
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,10 @@ def test_a_bias_that_only_appends_comes_with_a_warning(served: Served) -> None:
 
 def test_outputs_that_agree_are_shown() -> None:
     """Nothing at first, then what the last two have in common; a mask has no place beside it."""
-    with Served(display=DisplayOptions(policy="agreement")) as other, Client(other) as talk:
+    with (
+        Served(live=LiveConfig(display=DisplayOptions(policy="agreement"))) as other,
+        Client(other) as talk,
+    ):
         assert talk.start()["type"] == "ready"
         talk.source(0, 0, "the cat sat")
         first = talk.hear("update")

@@ -45,15 +45,22 @@ def busy(served: Served, talk: Client) -> None:
     until(lambda: not served.hall.pump._waiting() and talk_heard(served))
 
 
+@contextlib.contextmanager
+def several(served: Served, count: int) -> Iterator[list[Client]]:
+    """Sessions that have begun."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(served)) for _ in range(count)]
+        for one in clients:
+            one.start()
+        yield clients
+
+
 def talk_heard(served: Served) -> bool:
     return any(seat.room._heard is not None for seat in served.hall._seats.values())
 
 
 def test_sessions_that_wait_go_through_the_target_together(served: Served) -> None:
-    with watched(served.hall) as batches, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(Client(served)) for _ in range(4)]
-        for one in clients:
-            one.start()
+    with watched(served.hall) as batches, several(served, 4) as clients:
         with held(served.hall):
             busy(served, clients[0])
             for one in clients[1:]:
@@ -66,10 +73,7 @@ def test_sessions_that_wait_go_through_the_target_together(served: Served) -> No
 
 def test_who_waits_longest_is_served_first(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     monkeypatch.setattr("draftsmith.serve.pump.MOST_ROWS", 1)
-    with watched(served.hall) as batches, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(Client(served)) for _ in range(3)]
-        for one in clients:
-            one.start()
+    with watched(served.hall) as batches, several(served, 3) as clients:
         with held(served.hall):
             busy(served, clients[1])
             for waiting, number in enumerate((2, 0)):
@@ -219,7 +223,7 @@ def test_what_failed_is_tried_again_from_scratch_and_counted(served: Served, tal
 
 @pytest.mark.parametrize("error", [IndexError("out of range"), KeyError("x"), ValueError()])
 def test_a_fault_in_a_model_costs_one_update_and_no_other_session(
-    served: Served, talk: Client, error: Exception
+    served: Served, talk: Client, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(served) as other:
         other.start()
@@ -232,6 +236,8 @@ def test_a_fault_in_a_model_costs_one_update_and_no_other_session(
             one.source(1, 0, "the dog", final=True)
             assert one.hear("update", "error")["final"]
     assert served.get("/healthz")[0] == 200
+    traced = [one.exc_info[1] for one in caplog.records if one.exc_info]
+    assert traced == [error, error], "who runs the server sees where it came from"
 
 
 def test_a_text_that_cannot_be_encoded_costs_one_update(

@@ -12,6 +12,7 @@ from tests.robustness.test_command_line import Command, command, models, refused
 from draftsmith.bench import step_costs
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.cost_cache import REFRESH
+from draftsmith.config import from_dict
 from draftsmith.drafting_options import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.control import CostAware, Learning, StepCosts
@@ -160,6 +161,9 @@ def test_bench_measures_it_beside_others(models: Path, command: Command, tmp_pat
     assert err.count("times a plain one") == 2  # `none` has no costs of its own
     records = [json.loads(s) for s in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     assert all(record["identical"] is not False for record in records)
+    kept = json.loads((tmp_path / "out/run.json").read_text())["results"]["step_seconds"]
+    assert sorted(kept) == ["lookahead", "prompt_lookup"], "its choices can be made again"
+    assert all(from_dict(StepCosts, one, where=name).longest for name, one in kept.items())
 
 
 def test_what_drafts_nothing_has_no_length(models: Path, command: Command) -> None:

@@ -70,23 +70,24 @@ EXPECTED = {
     """,
     "live translate": """
         --agree --attn-implementation --bias --context --debug --device --dtype --final-bias
-        --format --json --language --mask-k --max-ratio --no-shrink --out --resync --revision
-        --revision-bias --target --template --then --trim-full-stop --trust-remote-code --unit
-        --whole-words
+        --format --json --language --mask-k --max-ratio --min-common --no-shrink --out --resync
+        --revision --revision-bias --target --template --then --trim-full-stop --trust-remote-code
+        --unit --whole-words
     """,
     "live make-stream": """
         --debug --json --lag --limit --out --references --rewrites --seed --source --unit
     """,
     "live replay": """
         --attn-implementation --bias --compare --context --debug --device --dtype --final-bias
-        --json --language --limit --mask --mask-k --max-ratio --out --resync --revision
-        --revision-bias --stream --target --template --then --trim-full-stop --trust-remote-code
+        --json --language --limit --mask --mask-k --max-ratio --min-common --out --resync
+        --revision --revision-bias --stream --target --template --then --trim-full-stop
+        --trust-remote-code
     """,
     "live serve": """
         --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
-        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --port --resync
-        --revision --revision-bias --sessions --target --template --then --token --trim-full-stop
-        --trust-remote-code --unit --whole-words
+        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --min-common
+        --port --resync --revision --revision-bias --sessions --target --template --then --token
+        --trim-full-stop --trust-remote-code --unit --whole-words
     """,
     "live make-examples": """
         --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.feed_cases import WRITERS, as_lines
 
 from draftsmith.errors import InputError
 from draftsmith.live.feeds import FEEDS, open_feed
@@ -17,10 +17,6 @@ from draftsmith.live.records import Hypothesis, read_lines
 
 def heard(name: str, feed: Sequence[str]) -> list[Hypothesis]:
     return list(open_feed(name)(feed))
-
-
-def as_lines(*messages: Any) -> list[str]:
-    return [json.dumps(message) + "\n" for message in messages]
 
 
 OF_EACH = {
@@ -105,3 +101,78 @@ def test_a_file_that_is_not_utf_8_is_named_by_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"seg": 0, "rev": 0, "text": "to"}\n{"seg": 0, "rev": 1, "text": "\xff"}\n')
     with pytest.raises(InputError, match=r"stream\.jsonl, line 2 is not UTF-8"):
         list(read_lines(path, Hypothesis))
+
+
+# --------------------------------------------------------------------------- of each feed
+
+
+JSON_FEEDS = sorted(WRITERS.keys() - {"lines", "textflow"})
+
+
+@pytest.mark.parametrize("name", JSON_FEEDS)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("to be", "is not JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"text": "\\ud83d"}', "lone surrogate"),
+    ],
+)
+def test_a_line_that_is_no_message_is_refused_by_its_number(
+    name: str, line: str, words: str
+) -> None:
+    feed = [*WRITERS[name]([["a", "a"]]), "", line]
+    with pytest.raises(InputError, match=f"line {len(feed)}.*{words}"):
+        heard(name, feed)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "words"),
+    [
+        ("jsonl", {"seg": 0, "rev": 0, "txt": "a"}, "unknown option 'txt'.*did you mean 'text'"),
+        ("jsonl", {"seg": 0, "rev": 0}, "'text' of Hypothesis is missing in line 1"),
+        ("jsonl", {"seg": -1, "rev": 0, "text": ""}, "seg must be 0 or more"),
+        ("simulstreaming", {"start": 0.0}, "line 1: expected a text at text, got"),
+        ("simulstreaming", {"text": "a", "is_final": "no"}, "expected true or false at is_final"),
+        ("google", {"result": []}, "expected a list at results"),
+        ("google", {"results": ["a"]}, "expected an object at results.0"),
+        (
+            "google",
+            {"results": [{"alternatives": [{}]}]},
+            "expected a text at results.0.alternatives.0.transcript",
+        ),
+        ("aws", {"Results": []}, "expected a list at Transcript.Results"),
+        (
+            "aws",
+            {"Transcript": {"Results": [{"ResultId": "a"}]}},
+            "expected true or false at Transcript.Results.0.IsPartial",
+        ),
+        ("deepgram", {"channel": {}}, "expected a text at channel.alternatives.0.transcript"),
+        ("azure", {"Offset": 1}, "expected a text at Text"),
+        ("azure", {"event": "recognised", "text": "a"}, "did you mean 'recognized'"),
+        ("azure", {"RecognitionStatus": "Success"}, "expected a text at NBest.0.Display"),
+    ],
+)
+def test_a_message_of_another_form_is_refused(name: str, message: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        heard(name, as_lines(message))
+
+
+@pytest.mark.parametrize("line", ["100 there", "there have been", "0 17550 there", "100 101x a"])
+def test_a_textflow_line_of_another_form_is_refused(line: str) -> None:
+    with pytest.raises(InputError, match="line 2: expected BEG END TEXT"):
+        heard("textflow", ["100 101 a", line])
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"seg": 1, "rev": 3}, "line 2: expected numbers above seg 1 rev 3, got seg 1 rev 3"),
+        ({"seg": 0, "rev": 9}, "line 2: expected numbers above seg 1 rev 3, got seg 0 rev 9"),
+        ({"seg": 1, "rev": 4}, "line 2: segment 1 was final before"),
+    ],
+)
+def test_jsonl_numbers_that_do_not_ascend_are_refused(second: dict[str, int], words: str) -> None:
+    first = {"seg": 1, "rev": 3, "text": "a", "final": True}
+    with pytest.raises(InputError, match=words):
+        heard("jsonl", as_lines(first, {**second, "text": "b"}))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_cases import ran
 from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
-from draftsmith import cli
 from draftsmith.live.engine import Engine
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 from draftsmith.recipes._live import subtitles
@@ -35,12 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["live", *words])
-    out, err = capsys.readouterr()
-    assert end.value.code == code, err
-    return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+    return ran(capsys, "live", *words, code=code)
 
 
 @pytest.fixture
@@ -179,6 +174,7 @@ def test_screens_hide_and_change_no_output(
         (["replay", "S", "--template", "Translate!"], "--template must be auto"),
         (["replay", "missing.jsonl"], "cannot read"),
         (["replay", "S", "--final-bias", "2"], "--final-bias must lie between 0 and 1"),
+        (["replay", "S", "--min-common", "nan"], "--min-common must lie between 0 and 1"),
         (["translate", "--bias", "-0.1"], "--bias must lie between 0 and 1"),
         (["translate", "--agree", "1"], "--agree must be at least 2"),
         (["translate", "--agree", "2", "--mask-k", "3"], "choose one"),

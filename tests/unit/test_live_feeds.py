@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.feed_cases import WRITERS, Segment, as_lines, heard, piece, result, transcript
 
 from draftsmith.errors import InputError
 from draftsmith.live.feeds import FEEDS, open_feed
 from draftsmith.live.records import Hypothesis
-
-Said = list[tuple[int, int, str, bool]]
-Segment = list[str]
-"""What was heard of a segment, one text after the other; the last one is final."""
-
-
-def heard(name: str, feed: Sequence[str]) -> Said:
-    return [(one.seg, one.rev, one.text, one.final) for one in open_feed(name)(feed)]
-
-
-def as_lines(*messages: Any) -> list[str]:
-    return [json.dumps(message) + "\n" for message in messages]
-
-
-def result(*texts: str, **more: Any) -> dict[str, Any]:
-    return {"alternatives": [{"transcript": text} for text in texts], **more}
-
 
 # The sequence in the documentation of StreamingRecognizeResponse.
 TO_BE = [
@@ -173,15 +156,6 @@ def test_textflow_ignores_a_complete_sentence_that_comes_again() -> None:
     assert heard("textflow", feed[:2]) == [(0, 0, "A.", True)]
 
 
-def transcript(text: str, name: str, partial: bool) -> dict[str, Any]:
-    alternatives = [{"Transcript": text, "Items": []}, {"Transcript": "something else"}]
-    return {
-        "Transcript": {
-            "Results": [{"Alternatives": alternatives, "IsPartial": partial, "ResultId": name}]
-        }
-    }
-
-
 def test_aws_events_with_and_without_their_name() -> None:
     feed = as_lines(
         {"TranscriptEvent": {"Transcript": {"Results": []}}},
@@ -211,16 +185,6 @@ def test_aws_results_of_two_channels_are_refused(partial: bool) -> None:
     )
     with pytest.raises(InputError, match="line 3: result 'left' comes back"):
         heard("aws", feed)
-
-
-def piece(text: str, is_final: bool, speech_final: bool) -> dict[str, Any]:
-    return {
-        "type": "Results",
-        "channel_index": [0, 1],
-        "is_final": is_final,
-        "speech_final": speech_final,
-        "channel": {"alternatives": [{"transcript": text, "confidence": 0.9, "words": []}]},
-    }
 
 
 def test_deepgram_utterances_end_with_speech_final_or_utterance_end() -> None:
@@ -291,74 +255,6 @@ def test_an_empty_hypothesis_is_passed_on_and_the_words_before_it_end_the_segmen
 # --------------------------------------------------------------------------- all feeds
 
 
-def write_lines(segments: list[Segment]) -> Iterator[str]:
-    for texts in segments:
-        yield from texts[:-1]
-        yield ""
-
-
-def write_jsonl(segments: list[Segment]) -> Iterator[str]:
-    for seg, texts in enumerate(segments):
-        for rev, text in enumerate(texts):
-            final = rev == len(texts) - 1
-            yield json.dumps({"seg": seg, "rev": rev, "text": text, "final": final})
-
-
-def write_simulstreaming(segments: list[Segment]) -> Iterator[str]:
-    for texts in segments:
-        for before, text in zip(["", *texts], texts[:-1], strict=False):
-            yield json.dumps({"text": text.removeprefix(before), "is_final": False})
-        yield json.dumps({"is_final": True})
-
-
-def write_textflow(segments: list[Segment]) -> Iterator[str]:
-    for number, texts in enumerate(segments, 1):
-        for text in texts[:-1]:
-            yield f"{number}00 {number}01 {text}"
-        yield f"{number}00 {number + 1}00 {texts[-1]}"
-
-
-def write_google(segments: list[Segment]) -> Iterator[str]:
-    for texts in segments:
-        for text in texts[:-1]:
-            stable, space, rest = text.partition(" ")
-            parts = [stable, space + rest] if space else [stable]
-            yield json.dumps({"results": [result(part) for part in parts]})
-        yield json.dumps({"results": [result(" " + texts[-1], isFinal=True)]})
-
-
-def write_aws(segments: list[Segment]) -> Iterator[str]:
-    for number, texts in enumerate(segments):
-        for text in texts[:-1]:
-            yield json.dumps(transcript(text, f"id{number}", True))
-        yield json.dumps(transcript(texts[-1], f"id{number}", False))
-
-
-def write_deepgram(segments: list[Segment]) -> Iterator[str]:
-    for texts in segments:
-        yield from (json.dumps(piece(text, False, False)) for text in texts[:-1])
-        yield json.dumps(piece(texts[-1], True, True))
-
-
-def write_azure(segments: list[Segment]) -> Iterator[str]:
-    for texts in segments:
-        yield from (json.dumps({"Text": text}) for text in texts[:-1])
-        yield json.dumps({"RecognitionStatus": "Success", "DisplayText": texts[-1]})
-
-
-Writer = Callable[[list[Segment]], Iterator[str]]
-WRITERS: dict[str, Writer] = {
-    "lines": write_lines,
-    "jsonl": write_jsonl,
-    "simulstreaming": write_simulstreaming,
-    "textflow": write_textflow,
-    "google": write_google,
-    "aws": write_aws,
-    "deepgram": write_deepgram,
-    "azure": write_azure,
-}
-
-
 @st.composite
 def growing(draw: st.DrawFn) -> Segment:
     """A segment that only grows, and whose final is what was heard last: all feeds can say it."""
@@ -416,78 +312,6 @@ def test_every_line_is_answered_before_the_next_is_read(name: str) -> None:
 def test_no_input_is_no_hypothesis(name: str) -> None:
     assert heard(name, []) == []
     assert heard(name, ["\n", "  \n"]) == []
-
-
-JSON_FEEDS = sorted(WRITERS.keys() - {"lines", "textflow"})
-
-
-@pytest.mark.parametrize("name", JSON_FEEDS)
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("to be", "is not JSON"),
-        ("[1]", "expected a JSON object"),
-        ('{"text": "\\ud83d"}', "lone surrogate"),
-    ],
-)
-def test_a_line_that_is_no_message_is_refused_by_its_number(
-    name: str, line: str, words: str
-) -> None:
-    feed = [*WRITERS[name]([["a", "a"]]), "", line]
-    with pytest.raises(InputError, match=f"line {len(feed)}.*{words}"):
-        heard(name, feed)
-
-
-@pytest.mark.parametrize(
-    ("name", "message", "words"),
-    [
-        ("jsonl", {"seg": 0, "rev": 0, "txt": "a"}, "unknown option 'txt'.*did you mean 'text'"),
-        ("jsonl", {"seg": 0, "rev": 0}, "'text' of Hypothesis is missing in line 1"),
-        ("jsonl", {"seg": -1, "rev": 0, "text": ""}, "seg must be 0 or more"),
-        ("simulstreaming", {"start": 0.0}, "line 1: expected a text at text, got"),
-        ("simulstreaming", {"text": "a", "is_final": "no"}, "expected true or false at is_final"),
-        ("google", {"result": []}, "expected a list at results"),
-        ("google", {"results": ["a"]}, "expected an object at results.0"),
-        (
-            "google",
-            {"results": [{"alternatives": [{}]}]},
-            "expected a text at results.0.alternatives.0.transcript",
-        ),
-        ("aws", {"Results": []}, "expected a list at Transcript.Results"),
-        (
-            "aws",
-            {"Transcript": {"Results": [{"ResultId": "a"}]}},
-            "expected true or false at Transcript.Results.0.IsPartial",
-        ),
-        ("deepgram", {"channel": {}}, "expected a text at channel.alternatives.0.transcript"),
-        ("azure", {"Offset": 1}, "expected a text at Text"),
-        ("azure", {"event": "recognised", "text": "a"}, "did you mean 'recognized'"),
-        ("azure", {"RecognitionStatus": "Success"}, "expected a text at NBest.0.Display"),
-    ],
-)
-def test_a_message_of_another_form_is_refused(name: str, message: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        heard(name, as_lines(message))
-
-
-@pytest.mark.parametrize("line", ["100 there", "there have been", "0 17550 there", "100 101x a"])
-def test_a_textflow_line_of_another_form_is_refused(line: str) -> None:
-    with pytest.raises(InputError, match="line 2: expected BEG END TEXT"):
-        heard("textflow", ["100 101 a", line])
-
-
-@pytest.mark.parametrize(
-    ("second", "words"),
-    [
-        ({"seg": 1, "rev": 3}, "line 2: expected numbers above seg 1 rev 3, got seg 1 rev 3"),
-        ({"seg": 0, "rev": 9}, "line 2: expected numbers above seg 1 rev 3, got seg 0 rev 9"),
-        ({"seg": 1, "rev": 4}, "line 2: segment 1 was final before"),
-    ],
-)
-def test_jsonl_numbers_that_do_not_ascend_are_refused(second: dict[str, int], words: str) -> None:
-    first = {"seg": 1, "rev": 3, "text": "a", "final": True}
-    with pytest.raises(InputError, match=words):
-        heard("jsonl", as_lines(first, {**second, "text": "b"}))
 
 
 def test_an_unknown_feed_names_the_nearest() -> None:

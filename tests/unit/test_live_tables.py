@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
-from draftsmith import cli
 from draftsmith.live.metrics import CHARACTERS, WORDS, verification_cost
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 from draftsmith.recipes._live import units_of
@@ -24,12 +24,7 @@ STREAM = [
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["live", *words])
-    out, err = capsys.readouterr()
-    assert end.value.code == code, err
-    return json.loads(out) if code == 0 else err
+    return ran(capsys, "live", *words, code=code)
 
 
 def line(one: Hypothesis) -> str:

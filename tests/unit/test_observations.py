@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.command_cases import Command, a_command
+from tests.command_cases import Command, a_command, ran
 from tests.tiny_models import TEXT, save_pair, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -314,12 +314,7 @@ def test_plan_reads_both_files(
     measured: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def plan(*words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(["plan", *words, "--json"])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+        return ran(capsys, "plan", *words, "--json", code=code)
 
     counts, rows = measured / "counts.csv", table(measured / "observations.csv")
     near = rows[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_cases import ran
 
-from draftsmith import cli
 from draftsmith.bench.records import RunRecord, append
 from draftsmith.bench.report import Report, summary
 from draftsmith.errors import InputError
@@ -103,12 +103,8 @@ def check(capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs `plan check`: its JSON, or the sentence it failed with."""
 
     def run(ladder: Path, *words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(["plan", "check", str(ladder), "--records", *words, "--json"])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+        own = ["plan", "check", str(ladder), "--records"]
+        return ran(capsys, *own, *words, "--json", code=code)
 
     return run
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_cases import ran
 
 import draftsmith
 from draftsmith import cli
@@ -26,12 +27,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs a verb: its JSON, or the sentence it failed with."""
 
     def run(*words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(["plan", *words, "--json"])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+        return ran(capsys, "plan", *words, "--json", code=code)
 
     return run
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.command_cases import ran
 from tests.tiny_models import tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -120,12 +121,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs `plan ladder`: its JSON, or the sentence it failed with."""
 
     def run(*words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(["plan", "ladder", *words, "--json"])
-        out, err = capsys.readouterr()
-        assert end.value.code == code, err
-        return json.loads(out) if code == 0 else err.strip().splitlines()[-1]
+        return ran(capsys, "plan", "ladder", *words, "--json", code=code)
 
     return run
 

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from draftsmith.bias import check_bias
 from draftsmith.decode import Session
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import InputError
@@ -26,7 +27,6 @@ from draftsmith.live.engine import FAILURES, Engine, Job, LiveTarget, Outcome
 from draftsmith.live.graphemes import word_ends
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
-from draftsmith.live_options import check_bias
 
 KEPT_SEGMENTS = 200
 """Finished ones that are remembered."""

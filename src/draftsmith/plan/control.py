@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from draftsmith.types import RowStats
+from draftsmith.types import LengthPolicy, RowStats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdaptiveLength:
+class AdaptiveLength(LengthPolicy):
     """Two tokens more after a draft that was accepted whole, one less after any other.
 
     The rule of transformers' `num_assistant_tokens_schedule="heuristic"`.
@@ -33,9 +33,6 @@ class AdaptiveLength:
             return self.first
         grown = stats.last_offered + (2 if stats.last_accepted == stats.last_offered else -1)
         return min(max(grown, self.shortest), self.longest)
-
-    def learn(self, rows: Sequence[RowStats]) -> None:
-        """Every row begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +102,7 @@ class Experience:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostAware:
+class CostAware(LengthPolicy):
     """As deep as promises most tokens per second, by measured costs and what the row accepted
     lately; not at all where that is best.
 
@@ -159,11 +156,8 @@ class CostAware:
             weight = _DEEPER
         return out
 
-    def learn(self, rows: Sequence[RowStats]) -> None:
-        """It stays as it is: see `Learning`."""
 
-
-class Learning:
+class Learning(LengthPolicy):
     """A controller that begins every text with what the texts before it met.
 
     It goes by what has been emitted, so the law stays; but a drawn text depends on the texts before

@@ -44,6 +44,15 @@ def with_controllers(
     return tuple(out)
 
 
+def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
+    """What the controllers of these arms go by: with it their choices can be made again."""
+    return {
+        portable_text(arm.name): arm.policy.policy.costs
+        for arm in arms
+        if isinstance(arm.policy, Learning)
+    }
+
+
 def costs_of(
     arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
 ) -> StepCosts:

@@ -10,20 +10,15 @@ from pathlib import Path
 from rich.text import Text
 
 from draftsmith.bench.languages import find
+from draftsmith.bias import bias_warning
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.live.display import DisplayOptions
 from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.replay import Setting
-from draftsmith.live.templates import INSTRUCTION, Template
+from draftsmith.live.templates import INSTRUCTION, MINI, Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
-from draftsmith.live_options import (
-    MINI,
-    PromptOptions,
-    RedraftOptions,
-    ScreenOptions,
-    bias_warning,
-)
+from draftsmith.live_options import PromptOptions, RedraftOptions, ScreenOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import HFTarget
 
@@ -85,6 +80,7 @@ def maker(
             resync=redraft.resync if drafts else 0,
             trim_draft=setting.mask_k if setting.mask == "draft" else 0,
             trim_full_stop=redraft.trim_full_stop,
+            min_common=redraft.min_common,
             max_ratio=redraft.max_ratio,
             context=prompt.context,
             display=replace(display, hide=setting.mask_k),

@@ -26,6 +26,10 @@ _SHORTEST = 9
 """Functions with fewer lines leave nothing to continue."""
 _SHARE = 0.4
 """Of a function's lines, given."""
+_PLACES = ((1, 2), (1, 5), (4, 5), (1, 3), (2, 3), (1, 10))
+"""In a file's functions: fractions, in the order in which they are taken."""
+_TAUGHT = 3
+"""Places in a file that is learnt from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +53,7 @@ def held_out_prompts(count: int) -> tuple[Prompt, ...]:
     ordered = sorted(held, key=lambda file: (_is_test(file), file.name))
     cuts = [_cuts(file) for file in ordered]
     # one function of every file, then a second one of every file, ...; read as far as needed
-    order = (cut for _ in range(3) for some in cuts for cut in islice(some, 1))
+    order = (cut for _ in _PLACES for some in cuts for cut in islice(some, 1))
     prompts = tuple(_prompt(cut) for cut in islice(order, count))
     if not prompts:
         raise InputError("This Python comes without the sources of its standard library.")
@@ -64,7 +68,9 @@ def training_prompts() -> Iterator[Prompt]:
     def place(file: _text.TextFile) -> tuple[bool, bytes]:
         return _is_test(file), hashlib.sha256(file.name.encode()).digest()
 
-    return (_prompt(cut) for file in sorted(kept, key=place) for cut in _cuts(file))
+    return (
+        _prompt(cut) for file in sorted(kept, key=place) for cut in islice(_cuts(file), _TAUGHT)
+    )
 
 
 @functools.cache
@@ -87,7 +93,7 @@ def _prompt(cut: _Cut) -> Prompt:
 
 
 def _cuts(file: _text.TextFile) -> Iterator[_Cut]:
-    """Up to three places in a file, far apart, in an order that begins in the middle."""
+    """Places in a file, far apart, in an order that begins in the middle."""
     try:
         text = _text.read_text(file.path)
         tree = ast.parse(text)
@@ -102,7 +108,7 @@ def _cuts(file: _text.TextFile) -> Iterator[_Cut]:
         and node.lineno > CONTEXT_LINES // 2
     ]
     functions.sort(key=lambda node: node.lineno)
-    places = [len(functions) // 2, len(functions) // 5, (4 * len(functions)) // 5]
+    places = [part * len(functions) // whole for part, whole in _PLACES]
     for place in dict.fromkeys(place for place in places if place < len(functions)):
         node = functions[place]
         stop = node.lineno - 1 + max(2, round(_SHARE * _length(node)))

@@ -35,7 +35,7 @@ from draftsmith.errors import InputError
 from draftsmith.generation import generate
 from draftsmith.options import BenchOptions
 from draftsmith.provenance import Run, portable_text, start_run
-from draftsmith.recipes._auto_length import with_controllers
+from draftsmith.recipes._auto_length import costs_in, with_controllers
 from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.recipes._drafting import (
     check_predictions,
@@ -93,7 +93,8 @@ def run(options: BenchOptions) -> dict[str, Any]:
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record)
     write_report(report, options.out)
-    record.write(options.out, results={"records": len(made)})
+    results = {"records": len(made), "step_seconds": costs_in(arms)}
+    record.write(options.out, results=results)
     console = Console(highlight=False)
     console.print(terminal_table(report))
     say_results(report, console, options.out)

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from draftsmith.errors import InputError
 from draftsmith.live.prefixes import prefix_pairs
-from draftsmith.live_options import LiveMakeExamplesOptions, filled
+from draftsmith.live.templates import filled
+from draftsmith.live_options import LiveMakeExamplesOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._text import read_text
 

@@ -22,7 +22,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
-from draftsmith.live_options import bias_warning
+from draftsmith.bias import bias_warning
 from draftsmith.serve.assets import HEADERS, PAGE, TYPES
 from draftsmith.serve.gauges import Gauges
 from draftsmith.serve.hall import Hall

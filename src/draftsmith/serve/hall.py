@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions
 from draftsmith.live.engine import Engine, LiveTarget
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator
@@ -30,11 +29,8 @@ class HallOptions:
 
     settings: Settings
     """What a session has unless it says otherwise; none of them is None but the two biases."""
-    display: DisplayOptions = field(default_factory=DisplayOptions)
-    """What is shown; of this a session chooses what is in its settings."""
-    resync: int = 0
-    max_ratio: float = 2.0
-    trim_full_stop: bool = False
+    live: LiveConfig = field(default_factory=LiveConfig)
+    """How all decode and show; of this a session chooses what is in its settings."""
     sessions: int = 32
     keep_seconds: float = 60.0
     """How long a session waits for its client to come back."""
@@ -67,7 +63,7 @@ class Hall:
         on_batch: Callable[[Batch], None] | None = None,
     ) -> None:
         self.target, self.options, self._template = target, options, template
-        self.engine = Engine(target, resync=options.resync)
+        self.engine = Engine(target, resync=options.live.resync)
         self._plain_engine = Engine(target, redraft=False)
         self.pump = Pump(self.engine, on_batch)
         self._seats: dict[str, _Seat] = {}
@@ -189,17 +185,15 @@ class Hall:
 
     def _config(self, settings: Settings) -> LiveConfig:
         mask_k = settings.mask_k or 0
-        return LiveConfig(
+        return replace(
+            self.options.live,
             bias=settings.bias or 0.0,
             final_bias=settings.final_bias,
             revision_bias=settings.revision_bias,
-            resync=self.options.resync,
             trim_draft=mask_k if settings.mask == "draft" else 0,
-            trim_full_stop=self.options.trim_full_stop,
-            max_ratio=self.options.max_ratio,
             context=settings.context or 0,
             display=replace(
-                self.options.display,
+                self.options.live.display,
                 hide=mask_k,
                 no_shrink=bool(settings.no_shrink),
                 whole_words=bool(settings.whole_words),

@@ -10,6 +10,7 @@ row by row, from scratch and without drafts: one broken session does not take ot
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from draftsmith.serve.measurement import Measurement
 from draftsmith.serve.messages import Refused
 from draftsmith.serve.room import Asked, Room
 
+_log = logging.getLogger(__name__)
 MOST_ROWS = 32
 """Sessions in one batch."""
 
@@ -142,6 +144,7 @@ class Pump(threading.Thread):
             self.engine.run_together([asked.job for _, asked in batch], sessions, take_in)
         except Exception as error:  # of the target, of torch, or of a model's own code
             left = [one for row, one in enumerate(batch) if row not in done]
+            _log.warning("%d rows of a batch go on alone", len(left), exc_info=error)
             for room, asked in left:
                 self._again(room, asked, error if len(batch) == 1 else None, records)
         if self._on_batch is not None:
@@ -163,7 +166,8 @@ class Pump(threading.Thread):
         try:
             outcome = self.engine.run_afresh(asked.job, room.translator.session)
             records.append(room.take_in(asked, outcome))
-        except Exception as again:
+        except Exception as again:  # likewise: the other sessions go on
+            _log.error("a session cannot be decoded", exc_info=again)
             room.fail(asked, error or again)
 
 
@@ -171,7 +175,8 @@ def _goes_on(measurement: Measurement) -> bool:
     """One step of it; one that fails is over."""
     try:
         return measurement.step()
-    except Exception as error:
+    except Exception as error:  # likewise; nobody waits for it but the gauge of one page
+        _log.error("a session cannot be measured", exc_info=error)
         measurement.room.tell(Refused("measure", str(error) or repr(error)).message())
         return False
 
