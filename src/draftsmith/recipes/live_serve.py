@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -77,7 +78,8 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             token=options.token,
             local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
         )
-        app = create_app(hall, gauges, target.name, door)
+        model = "/".join(Path(options.model.target).parts[-2:])  # mini-ende/target, org/model
+        app = create_app(hall, gauges, model, door)
         host, port = listener.getsockname()[:2]
         query = f"?token={quote(options.token)}" if options.token else ""
         name = f"[{host}]" if ":" in host else host
