@@ -38,7 +38,7 @@ from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.rows import one_more
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import RowStats
+from draftsmith.types import RowStats, StepCount
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MODELS = Path(__file__).resolve().parents[2] / "models" / "mini-code"
@@ -52,6 +52,8 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_DEEPER": (1.5, 6.0),
     "_FOUND": (2.0, 20.0),
     "_OTHERS": (4.0, 30.0),
+    "_COMMON": (15.0, 60.0),
+    "_TRUST": (1.0, 4.0),
     "_FADE": (0.7, 0.97),
     "_GROWTH": (1, DEPTH),
     "_ROOM": (2, DEPTH),
@@ -216,7 +218,7 @@ def seconds(case: Case, policy: Learning | int) -> float:
     """Mean over rows, for all their tokens."""
     spent = 0.0
     for accepted, offered in zip(case.accepted_RT.tolist(), case.offered_RT.tolist(), strict=True):
-        place, stats = 0, RowStats()
+        place, stats, steps = 0, RowStats(), []
         while place < len(accepted):
             wanted = policy if isinstance(policy, int) else policy.length(stats)
             depth = min(wanted, offered[place], len(accepted) - place - 1)
@@ -224,10 +226,11 @@ def seconds(case: Case, policy: Learning | int) -> float:
             vain = wanted > 0 and offered[place] == 0
             spent += case.costs.in_vain if vain else case.costs.seconds(depth)
             if not isinstance(policy, int):
-                stats = one_more(stats, wanted, depth, kept)
+                steps.append(StepCount(wanted, depth, kept))
+                stats = one_more(stats, steps[-1])
             place += kept + 1
         if not isinstance(policy, int):
-            policy.learn([stats])
+            policy.learn([steps])
     return spent / len(case.accepted_RT)
 
 

@@ -45,7 +45,7 @@ from draftsmith.provenance import machine_summary, versions, write_json_atomic, 
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import RowStats, TreeShape
+from draftsmith.types import RowStats, StepCount, TreeShape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -197,7 +197,7 @@ class Heard:
         self.asked.append(self.policy.length(stats))
         return self.asked[-1]
 
-    def learn(self, rows: Sequence[RowStats]) -> None:
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
         self.policy.learn(rows)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.errors import InputError
 from draftsmith.sampler import History
-from draftsmith.types import RowStats
+from draftsmith.types import RowStats, StepCount
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
@@ -70,14 +70,15 @@ _BAD_LUCK = 2
 """So many drafts in a row may miss before what is remembered is doubted."""
 
 
-def one_more(past: RowStats, asked: int, offered: int, accepted: int) -> RowStats:
-    """With one step more: how deep it was to draft, how deep it did, how much was accepted.
+def one_more(past: RowStats, step: StepCount) -> RowStats:
+    """With one step more.
 
     Counts fade with every step, also with those that draft nothing: a row that has stopped
     drafting forgets why, and tries again. Its memory grows with it: who fails at once soon has
     another try, who has failed for long seldom. Where drafts used to be accepted and miss again and
     again, the text has changed, and the counts lose up to half. (`plan.control` reads them.)
     """
+    offered, accepted = step.offered, step.accepted
     missed = offered > 0 and accepted == 0
     misses = past.misses + 1 if missed else past.misses if offered == 0 else 0
     fade = 1.0 - 1.0 / min(_BRIEF + _AGEING * past.steps, _LONG)
@@ -99,10 +100,7 @@ def one_more(past: RowStats, asked: int, offered: int, accepted: int) -> RowStat
         last_offered=offered,
         last_accepted=accepted,
         misses=misses,
-        all_asked=past.all_asked + (asked > 0),
-        all_found=past.all_found + (offered > 0),
-        all_hit=past.all_hit + (accepted > 0),
-        asked=fade * past.asked + (asked > 0),
+        asked=fade * past.asked + (step.asked > 0),
         found=fade * past.found + (offered > 0),
         tried_D=tuple(tried_D),
         kept_D=tuple(kept_D),
@@ -121,7 +119,9 @@ class Row:
     max_length: int | None
     """Positions the target knows."""
     finish: str | None = None
+    steps: list[StepCount] = field(default_factory=list)
     stats: RowStats = field(default_factory=RowStats)
+    """The same, as policies look at it."""
     asked: int = 0
     """How deep the step at hand may draft."""
 
@@ -160,7 +160,8 @@ class Row:
         return taken
 
     def count(self, offered: int, accepted: int) -> None:
-        self.stats = one_more(self.stats, self.asked, offered, accepted)
+        self.steps.append(StepCount(self.asked, offered, accepted))
+        self.stats = one_more(self.stats, self.steps[-1])
 
 
 def start_rows(

@@ -216,10 +216,6 @@ class RowStats:
     last_accepted: int = 0
     misses: int = 0
     """Drafts since one had a token accepted."""
-    all_asked: int = 0
-    """Steps that were to draft; all_found: that did; all_hit: of which a token was accepted."""
-    all_found: int = 0
-    all_hit: int = 0
     asked: float = 0.0
     """Steps that were to draft. This and the counts below: old ones count less."""
     found: float = 0.0
@@ -230,14 +226,25 @@ class RowStats:
     """Those of them whose token there was accepted too."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepCount:
+    """What one step did for one row."""
+
+    asked: int
+    """How deep it was to draft."""
+    offered: int
+    """How deep it did."""
+    accepted: int
+
+
 @runtime_checkable
 class LengthPolicy(Protocol):
     """Chooses how deep to draft for a row from its past. Never changes the law."""
 
     def length(self, stats: RowStats) -> int: ...
 
-    def learn(self, rows: Sequence[RowStats]) -> None:
-        """Take note of what rows met, when their decoding has ended. Nothing, unless redefined."""
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
+        """Take note of all steps of rows whose decoding has ended. Nothing, unless redefined."""
         return
 
     @property

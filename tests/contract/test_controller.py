@@ -68,9 +68,10 @@ count = st.floats(0.0, 50.0)
     st.sampled_from(CHAINS),
     st.tuples(ratio, ratio, ratio, ratio, ratio),
     st.tuples(count, count, count).map(sorted),
+    st.floats(-5.0, 5.0),
 )
 def test_emitted_law_whatever_steps_cost_and_other_rows_met(
-    case: Case, costs: tuple[float, ...], met: list[float]
+    case: Case, costs: tuple[float, ...], met: list[float], lead: float
 ) -> None:
     """Four tokens, with any costs and any past: each makes another rule of when to draft how
     deep."""
@@ -78,7 +79,7 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
     hit, found, asked = met
     policy = CostAware(
         costs=StepCosts(target_D=(1.0, *costs[:2]), draft_D=(0.0, *costs[2:4]), in_vain=costs[4]),
-        past=Experience(asked=asked, found=found, hit=hit),
+        past=Experience(asked=asked, tried_D=(found, hit), kept_D=(hit, 0.0), lead=lead),
     )
     options = DecodeOptions(
         sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection", policy=policy
@@ -188,10 +189,11 @@ def test_what_rows_met_is_learnt_when_all_of_them_have_ended() -> None:
         hit += sum(count > 0 for count in step.accepted)
     learnt = learning.policy.past
     assert learnt.found > 0
-    assert learnt.asked >= learnt.found >= learnt.hit
+    learnt_hits = learnt.kept_D[0]
+    assert learnt.asked >= learnt.found >= learnt_hits
     # the older of two rows has faded once
     assert 0.9 * found <= learnt.found <= found
-    assert 0.9 * hit <= learnt.hit <= hit
+    assert 0.9 * hit <= learnt_hits <= hit
 
 
 def test_decoding_that_is_given_up_is_learnt_from_too() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftsmith.plan.control import CostAware, Experience, Learning, StepCosts
 from draftsmith.rows import one_more
-from draftsmith.types import LengthPolicy, RowStats
+from draftsmith.types import LengthPolicy, RowStats, StepCount
 
 DEPTH = 16
 
@@ -29,11 +29,15 @@ def linear(target: float, draft: float, longest: int = DEPTH) -> StepCosts:
     )
 
 
+def more(stats: RowStats, asked: int, offered: int, accepted: int) -> RowStats:
+    return one_more(stats, StepCount(asked, offered, accepted))
+
+
 def past(outcomes: Sequence[tuple[int, int]]) -> RowStats:
     """After steps of these (offered, accepted); all were to draft, if they did."""
     stats = RowStats()
     for offered, accepted in outcomes:
-        stats = one_more(stats, offered, offered, accepted)
+        stats = more(stats, offered, offered, accepted)
     return stats
 
 
@@ -60,7 +64,7 @@ def test_counts_fade_and_successes_never_outnumber_trials(steps: list[tuple[int,
     stats = past(steps)
     assert len(stats.tried_D) == len(stats.kept_D)
     assert all(0 <= k <= t <= len(steps) for t, k in zip(stats.tried_D, stats.kept_D, strict=True))
-    idle = one_more(stats, 0, 0, 0)
+    idle = more(stats, 0, 0, 0)
     assert all(new < old for new, old in zip(idle.tried_D, stats.tried_D, strict=True))
     assert (stats.offered, stats.accepted) == tuple(map(sum, zip(*steps, strict=True))) or not steps
 
@@ -135,7 +139,7 @@ def test_looking_in_vain_counts_where_it_costs() -> None:
     seldom = RowStats()
     for number in range(60):
         there = number % 5 == 0
-        seldom = one_more(seldom, 3, 3 * there, 1 * there)
+        seldom = more(seldom, 3, 3 * there, 1 * there)
     assert in_vain(1.0).length(seldom) > 0
     assert in_vain(2.5).length(seldom) == 0
 
@@ -146,7 +150,7 @@ def test_a_draft_grows_step_by_step() -> None:
     lengths = []
     for _ in range(4):
         lengths.append(policy.length(stats))
-        stats = one_more(stats, lengths[-1], lengths[-1], lengths[-1])
+        stats = more(stats, lengths[-1], lengths[-1], lengths[-1])
     assert lengths == [4, 12, 16, 16]
 
 
@@ -159,15 +163,17 @@ Accepted = Callable[[int], int]
 def decode(policy: LengthPolicy | int, accepted: Accepted, costs: StepCosts, count: int) -> float:
     """Seconds for `count` tokens, a row as the decoding loop would have it."""
     stats, place, spent = RowStats(), 0, 0.0
+    steps: list[StepCount] = []
     while place < count:
         wanted = policy if isinstance(policy, int) else policy.length(stats)
         offered = min(wanted, count - place - 1)
         kept = min(offered, accepted(place))
-        stats = one_more(stats, wanted, offered, kept)
+        steps.append(StepCount(wanted, offered, kept))
+        stats = one_more(stats, steps[-1])
         place += kept + 1
         spent += costs.seconds(offered)
     if not isinstance(policy, int):
-        policy.learn([stats])
+        policy.learn([steps])
     return spent
 
 
@@ -233,13 +239,13 @@ def test_what_is_useless_is_soon_known_to_be() -> None:
 def test_what_others_found_worth_asking_for_is_asked_for_longer() -> None:
     """A drafter that finds nothing at first, and asking costs half a step."""
     policy = CostAware(costs=replace(SMALL, in_vain=1.6))
-    good = replace(policy, past=Experience(asked=100.0, found=80.0, hit=70.0))
-    bad = replace(policy, past=Experience(asked=100.0, found=10.0, hit=8.0))
+    good = replace(policy, past=Experience(asked=100.0, tried_D=(80.0,), kept_D=(70.0,)))
+    bad = replace(policy, past=Experience(asked=100.0, tried_D=(10.0,), kept_D=(8.0,)))
 
     def patience(one: CostAware) -> int:
         stats, number = RowStats(), 0
         while length := one.length(stats):
-            stats, number = one_more(stats, length, 0, 0), number + 1
+            stats, number = more(stats, length, 0, 0), number + 1
             if number == 40:
                 break
         return number
@@ -250,11 +256,52 @@ def test_what_others_found_worth_asking_for_is_asked_for_longer() -> None:
 
 
 def test_older_rows_fade() -> None:
-    row = RowStats(all_asked=10, all_found=8, all_hit=6)
-    past = Experience()
+    """Ten steps: two without a draft, six of which a token was accepted, two all of it."""
+    row = [StepCount(2, 0, 0)] * 2 + [StepCount(2, 2, 0)] * 2
+    row += [StepCount(2, 2, 1)] * 4 + [StepCount(2, 2, 2)] * 2
+    policy = CostAware(costs=SMALL)
     for _ in range(200):
-        past = past.after(row)
-    assert (past.asked, past.found, past.hit) == pytest.approx((100.0, 80.0, 60.0))
+        policy = policy.after(row)
+    learnt = policy.past
+    assert (learnt.asked, learnt.found) == pytest.approx((100.0, 80.0))
+    assert learnt.tried_D[:3] == pytest.approx((80.0, 60.0, 0.0))
+    assert learnt.kept_D[:3] == pytest.approx((60.0, 20.0, 0.0))
+
+
+def test_what_is_common_is_believed_where_it_foretold_better() -> None:
+    """Rows that are all alike, and rows with easy and hard passages."""
+
+    def lead(rates: Callable[[int], float]) -> float:
+        learning = Learning(CostAware(costs=MODEL))
+        for seed in range(6):
+            decode(learning, runs(rates, 256, seed), MODEL, 256)
+        return learning.policy.past.lead
+
+    assert lead(lambda place: 0.6) > 3.0
+    assert lead(lambda place: 0.95 if place < 128 else 0.2) < -3.0
+
+
+def test_rates_lie_between_both_forecasts() -> None:
+    met = Experience(asked=90.0, tried_D=(80.0, 40.0), kept_D=(40.0, 30.0))
+    stats = RowStats(tried_D=(9.0, 3.0), kept_D=(8.0, 1.0))
+    own, common = CostAware(costs=MODEL, past=met).forecasts(stats)
+    assert own[0] > common[0] > 0.5
+    assert own[1] < common[1]
+    for lead, expected in ((-1e4, own), (1e4, common)):
+        assert CostAware(costs=MODEL, past=replace(met, lead=lead)).rates(stats) == expected
+    even = CostAware(costs=MODEL, past=met).rates(stats)
+    assert even == pytest.approx([(a + b) / 2 for a, b in zip(own, common, strict=True)])
+    assert CostAware(costs=MODEL).rates(stats) == CostAware(costs=MODEL).forecasts(stats)[0]
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.6, 0.7])
+def test_where_all_rows_are_alike_little_is_lost(rate: float) -> None:
+    """Short texts one after the other, the first of which knows of no other."""
+    texts = [runs(lambda place: rate, 128, seed) for seed in range(48)]
+    learning = Learning(CostAware(costs=SMALL))
+    mine = sum(decode(learning, text, SMALL, 128) for text in texts)
+    fixed = [sum(decode(n, text, SMALL, 128) for text in texts) for n in range(DEPTH + 1)]
+    assert mine < 1.03 * min(fixed)
 
 
 def test_rows_of_their_own_kind_are_told_apart() -> None:
@@ -276,7 +323,7 @@ def steps_until(
         length = policy.length(stats)
         if done(length):
             return number
-        stats = one_more(stats, length, length, length if accept else 0)
+        stats = more(stats, length, length, length if accept else 0)
     raise AssertionError
 
 
@@ -297,7 +344,7 @@ def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:
     spent = 0
     while policy.length(stats) < 4:
         length = policy.length(stats)
-        stats = one_more(stats, length, length, length)
+        stats = more(stats, length, length, length)
         spent += 1
         assert spent < 60
 

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from draftsmith.types import LengthPolicy, RowStats
+from draftsmith.rows import one_more
+from draftsmith.types import LengthPolicy, RowStats, StepCount
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,7 @@ class StepCosts:
 
 _PRIOR, _RISE = 0.6, 3.0
 _FIRST, _DEEPER, _FOUND, _OTHERS = 1.5, 3.0, 8.0, 12.0
+_COMMON, _TRUST = 30.0, 2.0
 _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 # Chosen, with the memory in `rows`, by benchmarks/planner/constants.py: least loss against the best
@@ -88,36 +90,40 @@ class Experience:
 
     asked: float = 0.0
     """Steps that were to draft."""
-    found: float = 0.0
-    """Those that had something to draft."""
-    hit: float = 0.0
-    """Those of which a token was accepted."""
+    tried_D: tuple[float, ...] = ()
+    """Drafts with a token at place d and all before it accepted; at the first: all drafts."""
+    kept_D: tuple[float, ...] = ()
+    """Those of them whose token there was accepted too."""
+    lead: float = 0.0
+    """Of the common forecast over a row's own, in squared errors: log odds that it is the better
+    one."""
 
-    def after(self, row: RowStats) -> Experience:
-        return Experience(
-            asked=_FADE * self.asked + row.all_asked,
-            found=_FADE * self.found + row.all_found,
-            hit=_FADE * self.hit + row.all_hit,
-        )
+    @property
+    def found(self) -> float:
+        """Steps that had something to draft."""
+        return sum(self.tried_D[:1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostAware(LengthPolicy):
-    """As deep as promises most tokens per second, by measured costs and what the row accepted
-    lately; not at all where that is best.
+    """As deep as promises most tokens per second, by measured costs and what was accepted; not at
+    all where that is best.
 
-        rate      r_d = (kept_d + w e_d) / (tried_d + w)               w: 3; at depth 1 from 1.5,
-                                                                       where no row was before
-        expected  e_1 = (hit + 12 * 0.6) / (found + 12), from the rows before
-                  e_d+1: as if behind 2 + d trials at r_d one more succeeded
+        pace      (1 + h (r_1 + r_1 r_2 + ... + r_1 ... r_n)) / ((1 - h) t(in vain) + h t(n))
         found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
                   H = (found + 8) / (asked + 8), from the rows before
-        pace      (1 + h (r_1 + r_1 r_2 + ... + r_1 ... r_n)) / ((1 - h) t(in vain) + h t(n))
+        usual     u_d: kept_d / tried_d of the rows before, behind 12 trials at 0.6 (d = 1), or 3
+        own       o_d: of the row, lately, behind 1.5 to 3 trials at u_1 (d = 1), or 3
+        common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and its standard error)
+        rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
 
-    Each depth is drawn towards what the one before it suggests, since deep places are seen seldom;
-    upwards, since a draft that got that far is one of the easy ones. (Other rows say nothing of
-    deep places: there rows differ most.) Whether to draft is decided by the best depth of all; the
-    draft then grows to at most twice the depth that is known, and four.
+    Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
+    2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
+    got that far is one of the easy ones. Where texts have easy and hard passages, the row's own
+    past tells more; where every token is as hard as any other, it is noise: the forecast that was
+    nearer to what the rows before met is believed. It is hopeful by its standard error, since who
+    stops drafting learns no more. Whether to draft is decided by the best depth of all; the draft
+    then grows to at most twice the depth that is known, and four.
     """
 
     costs: StepCosts
@@ -145,16 +151,47 @@ class CostAware(LengthPolicy):
 
     def rates(self, stats: RowStats) -> list[float]:
         """Acceptance by depth, given that all before it is accepted."""
-        out: list[float] = []
-        seen, known = len(stats.tried_D), self.past.found + _OTHERS
-        expected = (self.past.hit + _OTHERS * _PRIOR) / known
-        weight = _FIRST * (1.0 + self.past.found / known)
-        for d in range(self.costs.longest):
-            tried, kept = (stats.tried_D[d], stats.kept_D[d]) if d < seen else (0.0, 0.0)
-            out.append((kept + weight * expected) / (tried + weight))
-            expected = (out[-1] * (_RISE + d) + 1.0) / (_RISE + d + 1.0)
-            weight = _DEEPER
-        return out
+        own, common = self.forecasts(stats)
+        share = 0.5 + 0.5 * math.tanh(self.past.lead / 2.0) if self.past.asked else 0.0
+        return [mine + share * (all_ - mine) for mine, all_ in zip(own, common, strict=True)]
+
+    def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
+        """The rates by the row's own past, and by what is common to rows."""
+        past, longest = self.past, self.costs.longest
+        usual = _chain(past.kept_D, past.tried_D, _PRIOR, _OTHERS, longest)
+        first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
+        own = _chain(stats.kept_D, stats.tried_D, usual[0], first, longest)
+        usual[0] += math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
+        common = [
+            (kept + _COMMON * rate) / (tried + _COMMON)
+            for kept, tried, rate in zip(
+                _padded(stats.kept_D, longest), _padded(stats.tried_D, longest), usual, strict=True
+            )
+        ]
+        return own, common
+
+    def after(self, row: Sequence[StepCount]) -> CostAware:
+        """Grown wiser by a row."""
+        past, longest, stats = self.past, self.costs.longest, RowStats()
+        tried_D, kept_D = [0.0] * longest, [0.0] * longest
+        lead = 0.0
+        for step in row:
+            own, common = self.forecasts(stats)
+            for d in range(min(step.accepted + 1, step.offered, longest)):
+                kept = float(d < step.accepted)
+                tried_D[d] += 1.0
+                kept_D[d] += kept
+                lead += (own[d] - kept) ** 2 - (common[d] - kept) ** 2
+            stats = one_more(stats, step)
+        return replace(
+            self,
+            past=Experience(
+                asked=_FADE * past.asked + sum(step.asked > 0 for step in row),
+                tried_D=_faded_sum(past.tried_D, tried_D),
+                kept_D=_faded_sum(past.kept_D, kept_D),
+                lead=_FADE * past.lead + _TRUST * lead if past.asked else 0.0,
+            ),
+        )
 
 
 class Learning(LengthPolicy):
@@ -174,6 +211,30 @@ class Learning(LengthPolicy):
     def length(self, stats: RowStats) -> int:
         return self.policy.length(stats)
 
-    def learn(self, rows: Sequence[RowStats]) -> None:
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
         for row in rows:
-            self.policy = replace(self.policy, past=self.policy.past.after(row))
+            self.policy = self.policy.after(row)
+
+
+def _chain(
+    kept_D: Sequence[float], tried_D: Sequence[float], expected: float, weight: float, longest: int
+) -> list[float]:
+    """Rates by depth: the first drawn towards `expected`, the others towards the one before."""
+    out: list[float] = []
+    for d, (kept, tried) in enumerate(
+        zip(_padded(kept_D, longest), _padded(tried_D, longest), strict=True)
+    ):
+        out.append((kept + weight * expected) / (tried + weight))
+        expected = (out[-1] * (_RISE + d) + 1.0) / (_RISE + d + 1.0)
+        weight = _DEEPER
+    return out
+
+
+def _padded(values_D: Sequence[float], longest: int) -> list[float]:
+    """As many, with 0 where nothing was seen."""
+    return [*values_D[:longest], *[0.0] * (longest - len(values_D))]
+
+
+def _faded_sum(before_D: Sequence[float], new_D: Sequence[float]) -> tuple[float, ...]:
+    pairs = zip(_padded(before_D, len(new_D)), new_D, strict=True)
+    return tuple(_FADE * before + new for before, new in pairs)
