@@ -57,6 +57,7 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_FADE": (0.7, 0.97),
     "_GROWTH": (1, DEPTH),
     "_ROOM": (2, DEPTH),
+    "_KNOWN": (0.1, 0.9),
     "_BRIEF": (5.0, 20.0),
     "_AGEING": (0.35, 1.0),
     "_LONG": (33.0, 128.0),
@@ -221,12 +222,13 @@ def seconds(case: Case, policy: Learning | int) -> float:
         place, stats, steps = 0, RowStats(), []
         while place < len(accepted):
             wanted = policy if isinstance(policy, int) else policy.length(stats)
-            depth = min(wanted, offered[place], len(accepted) - place - 1)
+            wanted = min(wanted, len(accepted) - place - 1)
+            depth = min(wanted, offered[place])
             kept = min(accepted[place], depth)
             vain = wanted > 0 and offered[place] == 0
             spent += case.costs.in_vain if vain else case.costs.seconds(depth)
             if not isinstance(policy, int):
-                steps.append(StepCount(wanted, depth, kept))
+                steps.append(StepCount(asked=wanted, offered=depth, accepted=kept))
                 stats = one_more(stats, steps[-1])
             place += kept + 1
         if not isinstance(policy, int):

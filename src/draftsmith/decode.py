@@ -190,7 +190,7 @@ def decode(
     finally:
         cache.rollback()
         if options.policy is not None:
-            options.policy.learn([row.steps for row in rows])
+            options.policy.learn([row.counts for row in rows])
 
 
 def _open(

@@ -119,7 +119,8 @@ class Row:
     max_length: int | None
     """Positions the target knows."""
     finish: str | None = None
-    steps: list[StepCount] = field(default_factory=list)
+    counts: list[StepCount] = field(default_factory=list)
+    """Of all its steps."""
     stats: RowStats = field(default_factory=RowStats)
     """The same, as policies look at it."""
     asked: int = 0
@@ -160,8 +161,9 @@ class Row:
         return taken
 
     def count(self, offered: int, accepted: int) -> None:
-        self.steps.append(StepCount(self.asked, offered, accepted))
-        self.stats = one_more(self.stats, self.steps[-1])
+        step = StepCount(asked=self.asked, offered=offered, accepted=accepted)
+        self.counts.append(step)
+        self.stats = one_more(self.stats, step)
 
 
 def start_rows(

@@ -226,9 +226,9 @@ class RowStats:
     """Those of them whose token there was accepted too."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCount:
-    """What one step did for one row."""
+    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path."""
 
     asked: int
     """How deep it was to draft."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.drafters.independent import Independent
@@ -16,10 +18,11 @@ from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.plan.control import CostAware, Experience, Learning, StepCosts
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
-from draftsmith.types import LengthPolicy, RowStats, TreeShape
+from draftsmith.types import LengthPolicy, RowStats, StepCount, TreeShape
 
 from .cases import CASES, LOSSLESS_RULES, Case
 from .checking import check, models, support
+from .oracle import joint_law
 from .test_greedy import LENGTHS, NUM_NEW, TEXT_CASES, predictions_for, prompts_of, run
 from .test_greedy import models as transformers
 from .toys import SETTINGS, dense, sparse
@@ -194,6 +197,52 @@ def test_what_rows_met_is_learnt_when_all_of_them_have_ended() -> None:
     # the older of two rows has faded once
     assert 0.9 * found <= learnt.found <= found
     assert 0.9 * hit <= learnt_hits <= hit
+
+
+def one_step(accepted: int) -> StepCount:
+    return StepCount(asked=1, offered=1, accepted=accepted)
+
+
+@pytest.mark.full
+def test_the_law_of_a_text_behind_a_text() -> None:
+    """What the first text met decides whether the second is drafted at all; its draws are others,
+    since its request is another one."""
+    target, drafter = dense(0), Independent(Independent.Config(), model=dense(1))
+    drafter.bind(target)
+    seeds, sampler = 3000, Sampler(temperature=1.0)
+    law = joint_law(target, sampler, (3,), 1)
+    expected = seeds * np.array([law.get((token,), 0.0) for token in range(target.vocab_size)])
+    met = Experience(asked=6.0, tried_D=(6.0,), kept_D=(3.0,))
+
+    def policy(cost: float) -> CostAware:
+        costs = StepCosts(target_D=(1.0, cost), draft_D=(0.0, 0.0), in_vain=1.0)
+        return CostAware(costs=costs, past=met)
+
+    fresh, hit, miss = policy(1.5), [one_step(accepted=1)], [one_step(accepted=0)]
+    first, better, worse = (
+        one.rates(RowStats())[0] for one in (fresh, fresh.after(hit), fresh.after(miss))
+    )
+    flips = policy(1.0 + (worse + min(first, better)) / 2)  # between what both promise
+    assert flips.after(hit).length(RowStats()) == 1
+    assert flips.after(miss).length(RowStats()) == 0
+    seen, drafted = np.zeros(target.vocab_size), 0
+    for seed in range(seeds):
+        learning = Learning(flips)
+        options = DecodeOptions(
+            sampler=sampler,
+            max_new_tokens=2,
+            shape=TreeShape.chain(1),
+            rule="rejection",
+            policy=learning,
+            seed=seed,
+        )
+        for request_id in (0, 1):
+            steps = list(decode(target, drafter, [[3]], options, request_ids=[request_id]))
+        seen[steps[0].emitted[0][0]] += 1
+        drafted += steps[0].offered_depth[0]
+    assert 0.1 * seeds < drafted < 0.9 * seeds
+    kept = expected > 0
+    assert chisquare(seen[kept], expected[kept] * (seen.sum() / expected.sum())).pvalue > 1e-4
 
 
 def test_decoding_that_is_given_up_is_learnt_from_too() -> None:

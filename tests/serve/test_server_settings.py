@@ -83,6 +83,14 @@ def test_a_session_translates_as_it_chose(
         assert served_alike(talk) == expected
 
 
+def test_what_the_server_fixes_holds_for_all_sessions() -> None:
+    fixed = LiveConfig(min_common=1.0, max_ratio=0.5, display=PLAIN.display)
+    with Served(settings=replace(SETTINGS, bias=0.0), live=fixed) as served, Client(served) as talk:
+        assert talk.start()["type"] == "ready"
+        expected = alone(served, replace(PLAIN, min_common=1.0, max_ratio=0.5))
+        assert served_alike(talk) == expected != alone(served, PLAIN)
+
+
 @pytest.mark.parametrize("name", ["final_bias", "revision_bias"])
 def test_null_takes_a_bias_of_its_own_back(name: str) -> None:
     with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from draftsmith.generation import generate
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
+from draftsmith.types import LengthPolicy, RowStats, StepCount, TreeShape
 
 SAMPLERS = (Sampler(), Sampler(temperature=0.8))
 
@@ -87,6 +88,34 @@ def test_rounds_interleave_and_rotate_all_arms(target: HFTarget) -> None:
     assert max(first.values()) - min(first.values()) <= 1
     # repeats outermost: an interrupted run has seen every prompt before it sees one again
     assert [entry.repeat for entry in rounds] == sorted(entry.repeat for entry in rounds)
+
+
+class Remembering(LengthPolicy):
+    """One token, and how many texts it knew at the first step of each."""
+
+    max_length = 1
+
+    def __init__(self, begun: list[int]) -> None:
+        self.texts, self.begun = 0, begun
+
+    def length(self, stats: RowStats) -> int:
+        if not stats.steps:
+            self.begun.append(self.texts)
+        return 1
+
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
+        self.texts += len(rows)
+
+
+def test_what_a_policy_learns_stays_within_a_repeat_and_temperature(target: HFTarget) -> None:
+    """In particular it knows nothing of the warm-up, which drew the same texts."""
+    begun: list[int] = []
+    plan = make_plan(target, with_transformers=False)
+    arms = (*plan.arms[:2], replace(plan.arms[2], policy=Remembering(begun)))
+    bench = Bench(replace(plan, arms=arms))
+    bench.prepare()
+    list(bench.records())
+    assert begun == [0, 0] + [0, 1, 2] * 4  # a warm-up per temperature, then three prompts
 
 
 def test_places_say_when_an_arm_ran(measured: tuple[RunRecord, ...]) -> None:

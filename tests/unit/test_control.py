@@ -29,8 +29,12 @@ def linear(target: float, draft: float, longest: int = DEPTH) -> StepCosts:
     )
 
 
+def count_of(asked: int, offered: int, accepted: int) -> StepCount:
+    return StepCount(asked=asked, offered=offered, accepted=accepted)
+
+
 def more(stats: RowStats, asked: int, offered: int, accepted: int) -> RowStats:
-    return one_more(stats, StepCount(asked, offered, accepted))
+    return one_more(stats, count_of(asked, offered, accepted))
 
 
 def past(outcomes: Sequence[tuple[int, int]]) -> RowStats:
@@ -166,9 +170,9 @@ def decode(policy: LengthPolicy | int, accepted: Accepted, costs: StepCosts, cou
     steps: list[StepCount] = []
     while place < count:
         wanted = policy if isinstance(policy, int) else policy.length(stats)
-        offered = min(wanted, count - place - 1)
+        wanted = offered = min(wanted, count - place - 1)
         kept = min(offered, accepted(place))
-        steps.append(StepCount(wanted, offered, kept))
+        steps.append(count_of(wanted, offered, kept))
         stats = one_more(stats, steps[-1])
         place += kept + 1
         spent += costs.seconds(offered)
@@ -257,8 +261,8 @@ def test_what_others_found_worth_asking_for_is_asked_for_longer() -> None:
 
 def test_older_rows_fade() -> None:
     """Ten steps: two without a draft, six of which a token was accepted, two all of it."""
-    row = [StepCount(2, 0, 0)] * 2 + [StepCount(2, 2, 0)] * 2
-    row += [StepCount(2, 2, 1)] * 4 + [StepCount(2, 2, 2)] * 2
+    row = [count_of(2, 0, 0)] * 2 + [count_of(2, 2, 0)] * 2
+    row += [count_of(2, 2, 1)] * 4 + [count_of(2, 2, 2)] * 2
     policy = CostAware(costs=SMALL)
     for _ in range(200):
         policy = policy.after(row)
@@ -292,6 +296,40 @@ def test_rates_lie_between_both_forecasts() -> None:
     even = CostAware(costs=MODEL, past=met).rates(stats)
     assert even == pytest.approx([(a + b) / 2 for a, b in zip(own, common, strict=True)])
     assert CostAware(costs=MODEL).rates(stats) == CostAware(costs=MODEL).forecasts(stats)[0]
+
+
+def test_the_common_forecast_by_hand() -> None:
+    """48 of 68 behind 12 trials at 0.6 are 0.69; deeper, 3 trials at what that suggests."""
+    met = Experience(asked=68.0, tried_D=(68.0, 27.0), kept_D=(48.0, 9.0))
+    policy = CostAware(costs=linear(0.04, 0.1, 2), past=met)
+    first = (48.0 + 12 * 0.6) / 80.0
+    second = (9.0 + 3 * (3 * first + 1) / 4) / 30.0
+    hope = math.sqrt(first * (1 - first) / 80.0)
+    assert policy.forecasts(RowStats())[1] == pytest.approx([first + hope, second])
+    stats = RowStats(tried_D=(10.0, 5.0, 2.0), kept_D=(5.0, 2.0, 2.0))  # deeper than it drafts
+    own, common = policy.forecasts(stats)
+    assert common == pytest.approx([(5 + 30 * (first + hope)) / 40, (2 + 30 * second) / 35])
+    weight = 1.5 * (1 + 68 / 80)
+    mine = (5 + weight * first) / (10 + weight)
+    assert own == pytest.approx([mine, (2 + 3 * (3 * mine + 1) / 4) / 8])
+
+
+def test_the_lead_by_hand() -> None:
+    """Twice the difference of squared errors at every judged place; the first row has no rival."""
+    policy = CostAware(costs=linear(0.04, 0.1, 2)).after([count_of(2, 2, 1)] * 4)
+    assert policy.past.lead == 0.0
+    own, common = policy.forecasts(RowStats())
+    expected = sum((own[d] - kept) ** 2 - (common[d] - kept) ** 2 for d, kept in enumerate((1, 0)))
+    once = policy.after([count_of(2, 2, 1)])
+    assert once.past.lead == pytest.approx(2 * expected) and expected != 0.0
+    # a second step of the same row knows of the first; an older row counts less
+    step = past([(2, 2)])
+    own, common = once.forecasts(step)
+    first = [(o, c, 1.0) for o, c in zip(*once.forecasts(RowStats()), strict=True)]
+    errors = [*first, (own[0], common[0], 0.0)]
+    gained = sum((o - kept) ** 2 - (c - kept) ** 2 for o, c, kept in errors)
+    twice = once.after([count_of(2, 2, 2), count_of(2, 2, 0)])
+    assert twice.past.lead == pytest.approx(0.9 * once.past.lead + 2 * gained)
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.6, 0.7])

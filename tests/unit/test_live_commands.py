@@ -110,6 +110,21 @@ def test_without_references_there_is_no_quality_and_a_trimmed_draft_is_shorter(
     assert drafted[1] < drafted[0] and trimmed["mask"] == "draft"
 
 
+def test_where_words_changed_the_draft_can_be_left_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = tmp_path / "stream.jsonl"
+    source = str(folder / "source.txt")
+    run(capsys, "make-stream", source, "--rewrites", "1", "--json", "--out", str(stream))
+    drafted = []
+    for number, words in enumerate(([], ["--min-common", "1"])):
+        own = ["--target", str(folder / "target"), "--out", str(tmp_path / str(number)), "--json"]
+        run(capsys, "replay", str(stream), *own, "--compare", "ssbd", *words)
+        (path,) = (tmp_path / str(number)).glob("*/records.jsonl")
+        drafted.append(sum(one.drafted for one in read_lines(path, UpdateRecord)))
+    assert 0 < drafted[1] < drafted[0]
+
+
 def test_translate_follows_stdin_and_score_reads_what_it_kept(
     folder: Path,
     tmp_path: Path,

@@ -9,11 +9,13 @@ order, so that no arm always runs first or behind the same neighbour:
 
 Repeats are the outermost loop: an interrupted measurement has all prompts before it has all
 repeats. What is not decoding (comparing, scoring again, rounds of the cost table) happens between
-the timed runs.
+the timed runs. What a length policy learns stays within one repeat and temperature: the warm-up has
+drawn the very texts of the first repeat.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,7 @@ from draftsmith.detokenize import pieces
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
 from draftsmith.targets.hf import HFTarget
+from draftsmith.types import LengthPolicy
 
 FLOOR_WIDTHS = 3
 """Chunk sizes with which the target is compared to itself."""
@@ -146,6 +149,7 @@ class Bench:
         narrowed to fewer items or repeats."""
         self._meter: CostMeter | None = None
         self._references: dict[tuple[int, int], _Reference] = {}
+        self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
         self._widths: list[int] = []
 
     def rounds(self) -> Iterator[Round]:
@@ -174,7 +178,7 @@ class Bench:
             for sampler in plan.samplers:
                 for name in plan.arm_names(sampler):
                     say(f"warming up {number + 1}/{plan.warmup}: {name}")
-                    run = self._run(name, plan.groups[0], sampler, plan.seed)
+                    run = self._run(name, plan.groups[0], sampler, None)
                     spent += run.seconds
                     self._widths.extend(run.widths)
         if plan.batch_size == 1:
@@ -219,7 +223,7 @@ class Bench:
         rows = plan.groups[entry.group]
         costs = None if self._meter is None else self._meter.table(latest=COST_WINDOW)
         seed = plan.seed + entry.repeat
-        runs = {name: self._run(name, rows, entry.sampler, seed) for name in entry.order}
+        runs = {name: self._run(name, rows, entry.sampler, entry.repeat) for name in entry.order}
         greedy = entry.sampler.temperature == 0
         if greedy and entry.repeat == 0:
             for run in runs.values():
@@ -232,14 +236,18 @@ class Bench:
             for b, row in enumerate(rows)
         )
 
-    def _run(self, name: str, rows: range, sampler: Sampler, seed: int) -> TimedRun:
+    def _run(self, name: str, rows: range, sampler: Sampler, repeat: int | None) -> TimedRun:
+        """`repeat`: None in the warm-up."""
         plan = self.plan
+        seed = plan.seed + (repeat or 0)
         prompts = [plan.items[row].tokens for row in rows]
         if name == TRANSFORMERS:
             assert isinstance(plan.target, HFTarget)
             return time_generate(plan.target, prompts, sampler, plan.max_new_tokens, seed)
         options = plan.decode_options(sampler, seed)
         arm = next(arm for arm in plan.arms if arm.name == name)
+        policy = self._policies.setdefault((name, sampler, repeat), copy.copy(arm.policy))
+        arm = replace(arm, policy=policy)
         predictions = [plan.items[row].prediction for row in rows]
         return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
 

@@ -76,12 +76,13 @@ _FIRST, _DEEPER, _FOUND, _OTHERS = 1.5, 3.0, 8.0, 12.0
 _COMMON, _TRUST = 30.0, 2.0
 _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
-# Chosen, with the memory in `rows`, by benchmarks/planner/constants.py: least loss against the best
-# fixed length of each case, over acceptance met in real texts and over synthetic processes (equal
-# rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom found),
-# at the costs of CPUs and GPUs. The first rows must be hopeful: who never tries, or gives up for
-# good after bad luck, loses all, a try of a useless drafter less than a step. Finding nothing is
-# forgiven for long: some drafters find only what they were asked to seek.
+# Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
+# best fixed length of each case, over acceptance met in real texts and over synthetic processes
+# (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
+# found), at the costs of CPUs and GPUs; _COMMON and _TRUST on real texts in groups of twelve. The
+# first rows must be hopeful: who never tries, or gives up for good after bad luck, loses all, a try
+# of a useless drafter less than a step. Finding nothing is forgiven for long: some drafters find
+# only what they were asked to seek.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,9 +122,9 @@ class CostAware(LengthPolicy):
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
     got that far is one of the easy ones. Where texts have easy and hard passages, the row's own
     past tells more; where every token is as hard as any other, it is noise: the forecast that was
-    nearer to what the rows before met is believed. It is hopeful by its standard error, since who
-    stops drafting learns no more. Whether to draft is decided by the best depth of all; the draft
-    then grows to at most twice the depth that is known, and four.
+    nearer to what the rows before met gets the more weight. The common one is hopeful at the first
+    depth, since who stops drafting learns no more. Whether to draft is decided by the best depth of
+    all; the draft then grows to at most twice the depth that is known, and four.
     """
 
     costs: StepCosts
@@ -197,8 +198,9 @@ class CostAware(LengthPolicy):
 class Learning(LengthPolicy):
     """A controller that begins every text with what the texts before it met.
 
-    It goes by what has been emitted, so the law stays; but a drawn text depends on the texts before
-    it, and on how many were decoded side by side. Not for several threads at once.
+    It goes by what has been emitted, so the law stays, as long as no request id comes again with
+    the same seed: then it would know of draws that are to come. A drawn text depends on the texts
+    before it, and on how many were decoded side by side. Not for several threads at once.
     """
 
     def __init__(self, policy: CostAware) -> None:

@@ -45,7 +45,7 @@ def with_controllers(
 
 
 def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
-    """What the controllers of these arms go by: with it their choices can be made again."""
+    """What steps cost, by the arms' controllers."""
     return {
         portable_text(arm.name): arm.policy.policy.costs
         for arm in arms

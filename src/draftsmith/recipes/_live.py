@@ -59,6 +59,19 @@ def make_display_options(screen: ScreenOptions, *, no_shrink: bool) -> DisplayOp
     )
 
 
+def live_config(redraft: RedraftOptions, display: DisplayOptions) -> LiveConfig:
+    """What these options fix for every setting."""
+    return LiveConfig(
+        final_bias=redraft.final_bias,
+        revision_bias=redraft.revision_bias,
+        resync=redraft.resync,
+        trim_full_stop=redraft.trim_full_stop,
+        min_common=redraft.min_common,
+        max_ratio=redraft.max_ratio,
+        display=display,
+    )
+
+
 def maker(
     target: HFTarget,
     prompt: PromptOptions,
@@ -69,19 +82,16 @@ def maker(
     mask hides."""
     template = make_template(prompt, target)
     display = display or DisplayOptions()
+    fixed = live_config(redraft, display)
 
     def make(setting: Setting) -> LiveTranslator:
         drafts = setting.method == "ssbd"
-        config = LiveConfig(
+        config = replace(
+            fixed,
             redraft=drafts,
             bias=setting.bias or 0.0,
-            final_bias=redraft.final_bias,
-            revision_bias=redraft.revision_bias,
-            resync=redraft.resync if drafts else 0,
+            resync=fixed.resync if drafts else 0,
             trim_draft=setting.mask_k if setting.mask == "draft" else 0,
-            trim_full_stop=redraft.trim_full_stop,
-            min_common=redraft.min_common,
-            max_ratio=redraft.max_ratio,
             context=prompt.context,
             display=replace(display, hide=setting.mask_k),
         )

@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import LiveConfig
 from draftsmith.live_options import LiveServeOptions
 from draftsmith.recipes._drafting import open_target
-from draftsmith.recipes._live import make_display_options, make_template, warn
+from draftsmith.recipes._live import live_config, make_display_options, make_template, warn
 
 
 def run(options: LiveServeOptions) -> dict[str, Any]:
@@ -61,13 +60,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             template,
             HallOptions(
                 settings=settings,
-                live=LiveConfig(
-                    resync=options.redraft.resync,
-                    trim_full_stop=options.redraft.trim_full_stop,
-                    min_common=options.redraft.min_common,
-                    max_ratio=options.redraft.max_ratio,
-                    display=display,
-                ),
+                live=live_config(options.redraft, display),
                 sessions=options.sessions,
                 keep_seconds=options.keep_seconds,
             ),

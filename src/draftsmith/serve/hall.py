@@ -13,7 +13,6 @@ from draftsmith.errors import InputError
 from draftsmith.live.engine import Engine, LiveTarget
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator
-from draftsmith.option_groups import require
 from draftsmith.serve.measurement import Measurement
 from draftsmith.serve.messages import Refused, Settings
 from draftsmith.serve.outbox import Outbox
@@ -213,5 +212,8 @@ def _check(settings: Settings) -> None:
     language = (settings.target or "").strip()
     good = 0 < len(language) <= _LONGEST_LANGUAGE and language.isprintable()
     good = good and not set(language) & set("{}")  # as a template writes what is filled in
-    require(good, f"target names a language, in at most {_LONGEST_LANGUAGE} letters, no braces")
-    require(settings.mask in ("display", "draft"), f"mask is display or draft: {settings.mask!r}")
+    if not good:
+        most = _LONGEST_LANGUAGE
+        raise InputError(f"target names a language, in at most {most} letters, no braces")
+    if settings.mask not in ("display", "draft"):
+        raise InputError(f"mask is display or draft: {settings.mask!r}")
