@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_OTHERS": (4.0, 30.0),
     "_COMMON": (15.0, 60.0),
     "_TRUST": (1.0, 4.0),
+    "_HOPE": (0.0, 1.0, 2.0),
     "_FADE": (0.7, 0.97),
     "_GROWTH": (1, DEPTH),
     "_ROOM": (2, DEPTH),

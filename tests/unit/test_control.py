@@ -304,7 +304,7 @@ def test_the_common_forecast_by_hand() -> None:
     policy = CostAware(costs=linear(0.04, 0.1, 2), past=met)
     first = (48.0 + 12 * 0.6) / 80.0
     second = (9.0 + 3 * (3 * first + 1) / 4) / 30.0
-    hope = math.sqrt(first * (1 - first) / 80.0)
+    hope = 1.5 * math.sqrt(first * (1 - first) / 80.0)
     assert policy.forecasts(RowStats())[1] == pytest.approx([first + hope, second])
     stats = RowStats(tried_D=(10.0, 5.0, 2.0), kept_D=(5.0, 2.0, 2.0))  # deeper than it drafts
     own, common = policy.forecasts(stats)

@@ -73,13 +73,13 @@ class StepCosts:
 
 _PRIOR, _RISE = 0.6, 3.0
 _FIRST, _DEEPER, _FOUND, _OTHERS = 1.5, 3.0, 8.0, 12.0
-_COMMON, _TRUST = 30.0, 2.0
+_COMMON, _TRUST, _HOPE = 30.0, 2.0, 1.5
 _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
-# found), at the costs of CPUs and GPUs; _COMMON and _TRUST on real texts in groups of twelve. The
+# found), at the costs of CPUs and GPUs; _COMMON, _TRUST and _HOPE on real texts in groups of twelve. The
 # first rows must be hopeful: who never tries, or gives up for good after bad luck, loses all, a try
 # of a useless drafter less than a step. Finding nothing is forgiven for long: some drafters find
 # only what they were asked to seek.
@@ -115,7 +115,7 @@ class CostAware(LengthPolicy):
                   H = (found + 8) / (asked + 8), from the rows before
         usual     u_d: kept_d / tried_d of the rows before, behind 12 trials at 0.6 (d = 1), or 3
         own       o_d: of the row, lately, behind 1.5 to 3 trials at u_1 (d = 1), or 3
-        common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and its standard error)
+        common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and 1.5 standard errors)
         rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
@@ -162,7 +162,8 @@ class CostAware(LengthPolicy):
         usual = _chain(past.kept_D, past.tried_D, _PRIOR, _OTHERS, longest)
         first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
         own = _chain(stats.kept_D, stats.tried_D, usual[0], first, longest)
-        usual[0] += math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
+        error = math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
+        usual[0] = min(usual[0] + _HOPE * error, 1.0)
         common = [
             (kept + _COMMON * rate) / (tried + _COMMON)
             for kept, tried, rate in zip(
