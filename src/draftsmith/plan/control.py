@@ -79,10 +79,10 @@ _FADE = 0.9
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
-# found), at the costs of CPUs and GPUs; _COMMON, _TRUST and _HOPE on real texts in groups of twelve. The
-# first rows must be hopeful: who never tries, or gives up for good after bad luck, loses all, a try
-# of a useless drafter less than a step. Finding nothing is forgiven for long: some drafters find
-# only what they were asked to seek.
+# found), at the costs of CPUs and GPUs; _COMMON, _TRUST and _HOPE on real texts, twelve at a time.
+# The first rows must be hopeful: who never tries, or gives up for good after bad luck, loses all, a
+# try of a useless drafter less than a step. Finding nothing is forgiven for long: some drafters
+# find only what they were asked to seek.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
