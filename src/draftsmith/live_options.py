@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from draftsmith.bias import check_bias
 from draftsmith.config import parse_list
 from draftsmith.flags import Leading
-from draftsmith.live.templates import MINI, check_prompt
 from draftsmith.option_groups import (
     Many,
     ModelOptions,
@@ -20,6 +19,7 @@ from draftsmith.option_groups import (
     require,
     unused,
 )
+from draftsmith.prompt_text import MINI, check_prompt
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
 

@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["units", "timing", "transfer", "tree_text", "drafter_names"],
+    ["units", "timing", "transfer", "tree_text", "drafter_names", "bias", "prompt_text"],
     [
         "law",
         "sampler",
@@ -93,6 +93,8 @@ LIGHT = [
     "provenance",
     "tree_text",
     "drafter_names",
+    "bias",
+    "prompt_text",
 ]
 HEAVY = {
     "torch",

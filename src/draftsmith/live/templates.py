@@ -17,10 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from draftsmith.errors import InputError
+from draftsmith.prompt_text import MINI, check_prompt, filled
 
-MINI = "Translate to {language}: {source}\n"
-"""What the shipped translation model was trained with."""
-SOURCE = "{source}"
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
 )
@@ -112,18 +110,6 @@ class Template:
             for first, last in spans:
                 if begin < last and first < end:
                     yield max(begin + 1, first)
-
-
-def filled(text: str, *, language: str, source: str) -> str:
-    """A prompt's text with these in their places; what they hold themselves stays as it is."""
-    values = {"language": language, "source": source}
-    return re.sub(r"\{(language|source)\}", lambda found: values[found[1]], text)
-
-
-def check_prompt(text: str, name: str) -> None:
-    """Raise `InputError` unless a source has one place in this text."""
-    if text.count(SOURCE) != 1:
-        raise InputError(f"{name} must hold {SOURCE} once, got {text!r}")
 
 
 def check_text(text: str) -> None:

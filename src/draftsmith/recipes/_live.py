@@ -16,9 +16,10 @@ from draftsmith.drafters._lookup import load_drafter
 from draftsmith.live.display import DisplayOptions
 from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.replay import Setting
-from draftsmith.live.templates import INSTRUCTION, MINI, Template
+from draftsmith.live.templates import INSTRUCTION, Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
 from draftsmith.live_options import PromptOptions, RedraftOptions, ScreenOptions
+from draftsmith.prompt_text import MINI
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import HFTarget
 

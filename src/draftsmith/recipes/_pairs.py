@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.errors import InputError
-from draftsmith.live.templates import MINI, filled
+from draftsmith.prompt_text import MINI, filled
 from draftsmith.recipes._text import read_text
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from draftsmith.errors import InputError
 from draftsmith.live.prefixes import prefix_pairs
-from draftsmith.live.templates import filled
 from draftsmith.live_options import LiveMakeExamplesOptions
+from draftsmith.prompt_text import filled
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._text import read_text
 
