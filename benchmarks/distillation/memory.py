@@ -69,7 +69,8 @@ def main() -> None:
     chosen = parser.parse_args()
     sizes = Sizes(places=chosen.places, vocab=chosen.vocab, hidden=chosen.hidden)
     if chosen.measure:
-        print(measure(*chosen.measure, sizes, chosen.cells))
+        case, how = chosen.measure
+        print(measure(case, how, sizes, chosen.cells))
         return
     figures = []
     print(f"{'':28}{'dense':>9}{'at once':>9}{'chunked':>9}  MiB, chunked / dense", flush=True)

@@ -19,6 +19,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from draftsmith.drafters._aligned import AlignedDrafter
 from draftsmith.drafters._causal import document_positions
+from draftsmith.drafters._layers import DraftLayer
+from draftsmith.drafters._network import FusionNetwork
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.types import DraftPrediction, TrajectoryBatch
@@ -34,9 +36,13 @@ class Sets(Rollout):
 class _SquareForward(AlignedDrafter):
     """One forward, without GRIFFIN's mask over chains."""
 
-    def forward(self, batch: TrajectoryBatch, carry: Sets | None) -> tuple[DraftPrediction, Sets]:
+    def forward(
+        self, batch: TrajectoryBatch, carry: Rollout | None
+    ) -> tuple[DraftPrediction, Rollout]:
         now = Sets(step=0, feature_BTH=self._begin(batch).feature_BTH) if carry is None else carry
-        positions_BT = document_positions(batch.documents_BT)
+        network, documents_BT = self.network, batch.documents_BT
+        assert isinstance(now, Sets) and network is not None and documents_BT is not None
+        positions_BT = document_positions(documents_BT)
         earlier = [
             self._keys_and_values(batch, feature_BTH, positions_BT, step)
             for step, feature_BTH in enumerate(now.features)
@@ -44,9 +50,9 @@ class _SquareForward(AlignedDrafter):
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = zip(*earlier, (k, v), strict=True)
-            return attend_square(q, keys, values, batch.documents_BT)
+            return attend_square(q, keys, values, documents_BT)
 
-        predict, regress = self.network(
+        predict, regress = network(
             self.target.embed(batch.tokens_ahead(1 + now.step)),
             now.feature_BTH,
             positions_BT + now.step,
@@ -68,7 +74,11 @@ class _SquareForward(AlignedDrafter):
     def _keys_and_values(
         self, batch: TrajectoryBatch, feature_BTH: Tensor, positions_BT: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        network, attention = self.network, self.network.layers[0].self_attn
+        network = self.network
+        assert isinstance(network, FusionNetwork)
+        (layer,) = network.layers
+        assert isinstance(layer, DraftLayer)
+        attention = layer.self_attn
         mixed = network.fc(self.target.embed(batch.tokens_ahead(1 + step)), feature_BTH)
         k, v = (
             project(mixed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)

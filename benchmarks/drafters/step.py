@@ -36,8 +36,10 @@ from draftsmith.targets.ends import Ends
 from draftsmith.types import FullLaws, TrajectoryBatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
-from distillation.memory import resident
+from memory import resident
+
 from drafters.square import SquareGriffin, attend_square
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "drafters_step.json"

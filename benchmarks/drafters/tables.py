@@ -51,8 +51,8 @@ def _main(record: Mapping[str, Any]) -> list[str]:
     lines = []
     for row in methods(record):
         line = [row["label"], row["shape"]]
-        for heat in map("{:g}".format, HEATS):
-            line += [_speedup(record, row, "own", heat), _spread(row["tau"]["own"][heat])]
+        for at in map("{:g}".format, HEATS):
+            line += [_speedup(record, row, "own", at), _spread(row["tau"]["own"][at])]
         lines.append(line)
     return _table(head, lines)
 
@@ -64,9 +64,9 @@ def _shared(record: Mapping[str, Any]) -> list[str]:
     lines = []
     for row in methods(record):
         line = [row["label"]]
-        for heat in map("{:g}".format, HEATS):
-            line.append(_speedup(record, row, "chain", heat))
-            line += [_spread(row["tau"][shape][heat]) for shape in ("chain", "drawn")]
+        for at in map("{:g}".format, HEATS):
+            line.append(_speedup(record, row, "chain", at))
+            line += [_spread(row["tau"][shape][at]) for shape in ("chain", "drawn")]
         lines.append(line)
     return [
         "## In the same shapes",

@@ -22,7 +22,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -286,8 +286,8 @@ def compare(
     target = mini_code()
     assert target is not None
     arm = next(arm for arm in arms(target) if arm.name == name)
-    lengths = doubling(arm.used_shape.depth) if quick else range(1, LONGEST + 1)
-    lengths = [length for length in lengths if length <= arm.used_shape.depth]
+    tried: Iterable[int] = doubling(arm.used_shape.depth) if quick else range(1, LONGEST + 1)
+    lengths = [length for length in tried if length <= arm.used_shape.depth]
     if name == "useless":  # what counts is what it costs over no drafting
         lengths = [1]
     verdicts: list[Verdict] = []
