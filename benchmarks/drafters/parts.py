@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -80,6 +82,10 @@ ABLATIONS = {
     },
 }
 """By what they are compared with, which has three forwards and masks by the top 3."""
+ORDER = ("GRIFFIN", "HASS", "FSPAD", "EAGLE-2")
+"""As the paper of GRIFFIN has them, the best first."""
+LONGER = 4
+"""Times the steps."""
 
 
 def methods(lab: Lab) -> dict[str, Any]:
@@ -124,6 +130,23 @@ def combination(lab: Lab) -> dict[str, Any]:
         "best": best,
         "row": as_row(lab, label, done[label]),
         "differences": differences(label, done[label], "GRIFFIN", done["GRIFFIN"]),
+    }
+
+
+def longer(lab: Lab) -> dict[str, Any]:
+    """The paper's order after more training: what is taught to read its own outputs learns more
+    from a token, and slower."""
+    amounts = replace(lab.amounts, steps=LONGER * lab.amounts.steps)
+    long = replace(lab, amounts=amounts)
+    done = long.examine({label: long.seeds(TRAINED[label]) for label in ORDER}, lab.final)
+    return {
+        "steps": amounts.steps,
+        "rows": [as_row(lab, label, some) for label, some in done.items()],
+        "differences": [
+            one
+            for better, worse in pairwise(ORDER)
+            for one in differences(better, done[better], worse, done[worse])
+        ],
     }
 
 
@@ -177,5 +200,6 @@ PARTS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "methods": methods,
     "combination": combination,
     "ablations": ablations,
+    "longer": longer,
 }
 """In the order of their weight: the later ones need the earlier ones' runs."""

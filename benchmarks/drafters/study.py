@@ -10,6 +10,7 @@
 | `combination` | GRIFFIN's network: objectives on greedy, drawn and beam-searched texts | 1     |
 |               | the best of them and GRIFFIN on prompts that it was not chosen by      | 3     |
 | `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 1     |
+| `longer`      | GRIFFIN, HASS, FSPAD, EAGLE-2 with four times the steps                | 3     |
 
 All trained drafters see equal prompts and equally many tokens in one stage (no schedule of growing
 forwards). An interrupted study continues when repeated; parts come in the order of their weight.

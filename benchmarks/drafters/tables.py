@@ -35,6 +35,8 @@ def write(record: Mapping[str, Any]) -> str:
         out += _combination(record["combination"])
     if "ablations" in record:
         out += _ablations(record["ablations"])
+    if "longer" in record:
+        out += _longer(record["longer"])
     return "\n".join(out)
 
 
@@ -159,6 +161,22 @@ def _ablations(part: Mapping[str, Any]) -> list[str]:
         "Ratio: mean tau of all shapes at both temperatures, over that of the drafter beside.",
         "",
         *_table(head, lines),
+    ]
+
+
+def _longer(part: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for row in part["rows"]:
+        taus = [_spread(row["tau"][shape][f"{h:g}"]) for h in HEATS for shape in ("own", "drawn")]
+        lines.append([row["label"], *taus])
+    head = ["method"]
+    for heat in HEATS:
+        head += [f"T = {heat:g}: tau, own tree", shape_name(DRAWN)]
+    return [
+        f"## After {part['steps']} steps",
+        "",
+        *_table(head, lines),
+        *_differences("In the order of the paper, after as many", part["differences"]),
     ]
 
 
