@@ -7,8 +7,9 @@ models/mini-code continues code, prose and passages that it is to repeat, at sev
 with every drafter: with drafts of 0, 1, ... 16 tokens, and with the controller. All is really
 decoded. A run costs the sum over its steps of what the table gives for their widths: a clock would
 add 30 % of noise. The table is measured first, interleaved; the controller goes by it too.
-`useless` is a draft model with random weights. No text is among those that the controller's
-constants were chosen or tried on.
+`useless` is a draft model with random weights. `mixed` is one controller on all texts of a
+temperature in an order that is drawn; the sets have one each. No text is among those that the
+controller's constants were chosen or tried on.
 
 Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
 idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
@@ -41,7 +42,13 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.plan.control import CostAware, Learning, StepCosts
-from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
+from draftsmith.provenance import (
+    digest,
+    machine_summary,
+    versions,
+    write_json_atomic,
+    write_text_atomic,
+)
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
@@ -59,6 +66,7 @@ SEEN = 54
 the first 24, and its rules were tried on others. Those behind overlap with none."""
 SEEN_PASSAGES = 12
 """The same of the passages of prose."""
+MIXED = "mixed"
 HEATS = (0.0, 0.8)
 """Temperatures at which costs are measured: without draws and with them."""
 Tokens = tuple[int, ...]
@@ -71,10 +79,24 @@ class PromptSet:
     name: str
     prompts: tuple[Tokens, ...]
     temperature: float
+    first_id: int
+    """Request id of the first one. No two texts share one: their draws are of their own."""
 
     @property
     def label(self) -> str:
         return f"{self.name}, T = {self.temperature:g}"
+
+    @property
+    def heat(self) -> float:
+        """The temperature at which its steps were measured."""
+        return min(HEATS[-1], self.temperature)
+
+    def alone(self) -> list[PromptSet]:
+        """A set for each prompt."""
+        return [
+            replace(self, prompts=(prompt,), first_id=self.first_id + number)
+            for number, prompt in enumerate(self.prompts)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +159,21 @@ def prompt_sets(target: HFTarget, count: int) -> tuple[PromptSet, ...]:
     ]
     # the end of a text, and its beginning once more: it is likely to go on as before
     again = [(*ids[-160:], *ids[-160:-100]) for ids in code if len(ids) > 120]
-    found = []
+    found: list[PromptSet] = []
     for name, prompts, temperatures in (
         ("code", code, (0.0, 0.8, 1.0)),
         ("prose", prose, (0.0, 0.8)),
         ("repeated code", again, (0.0, 0.8)),
     ):
         for temperature in temperatures:
-            chosen = tuple(prompts[:count])
-            found.append(PromptSet(name=name, prompts=chosen, temperature=temperature))
+            found.append(
+                PromptSet(
+                    name=name,
+                    prompts=tuple(prompts[:count]),
+                    temperature=temperature,
+                    first_id=len(found) * count,
+                )
+            )
     return tuple(found)
 
 
@@ -202,16 +230,17 @@ class Heard:
 
 
 def price(
-    target: HFTarget, arm: Arm, prompts: PromptSet, measured: Measured, heat: float, tokens: int
+    target: HFTarget, arm: Arm, prompts: PromptSet, by_heat: Mapping[str, Measured], tokens: int
 ) -> Priced:
-    """Decode all prompts; `heat`: the temperature of the table."""
+    """Decode all prompts."""
+    measured = by_heat[f"{prompts.heat:g}"]
     options = DecodeOptions(
         sampler=Sampler(temperature=prompts.temperature), max_new_tokens=tokens, ignore_end=True
     )
     table, idle = measured.table, measured.by_length[arm.name].draft_D[0]
     plain = measured.plain
     spent, emitted, drafted, steps = [], [], 0, 0
-    for number, prompt in enumerate(prompts.prompts):
+    for number, prompt in enumerate(prompts.prompts, start=prompts.first_id):
         asked: list[int] = []
         heard = Heard(arm.policy, asked) if isinstance(arm.policy, Learning) else None
         run = time_decode(target, replace(arm, policy=heard), [prompt], options, [number])
@@ -220,7 +249,7 @@ def price(
         depths = asked if heard else [arm.used_shape.depth] * (1 + len(run.widths))
         seconds = measured.by_length[arm.name].seconds(depths[0])
         for width, depth in zip(run.widths, depths[1:], strict=True):
-            draft = table.draft_seconds(arm.name, heat, width) if depth else idle
+            draft = table.draft_seconds(arm.name, prompts.heat, width) if depth else idle
             seconds += draft + table.target_seconds(width)
         spent.append(seconds / plain)
         emitted.append(len(run.tokens[0]))
@@ -282,7 +311,7 @@ def together(some: Sequence[Priced]) -> Priced:
 def compare(
     name: str, count: int, tokens: int, quick: bool, measured: Mapping[str, Measured]
 ) -> list[Verdict]:
-    """One drafter on all sets, and on all of them together."""
+    """One drafter on all sets, and on all of their texts mixed."""
     target = mini_code()
     assert target is not None
     arm = next(arm for arm in arms(target) if arm.name == name)
@@ -291,23 +320,37 @@ def compare(
     if name == "useless":  # what counts is what it costs over no drafting
         lengths = [1]
     verdicts: list[Verdict] = []
-    autos: list[Priced] = []
+
+    def controlled(heat: str) -> Arm:
+        return replace(arm, policy=Learning(CostAware(costs=measured[heat].by_length[name])))
+
+    def found(label: str, auto: Priced, fixed: Mapping[int, Priced]) -> None:
+        verdicts.append(judge(name, label, auto, fixed))
+        print(table_of(verdicts[-1:]).splitlines()[-1], flush=True)
+
+    sets = prompt_sets(target, count)
     fixed: dict[int, list[Priced]] = {length: [] for length in lengths}
-    for prompts in prompt_sets(target, count):
-        heat = min(HEATS[-1], prompts.temperature)
-        costs = measured[f"{heat:g}"]
-        policy = Learning(CostAware(costs=costs.by_length[name]))
-        ways = [replace(arm, policy=policy), *chain_arms(arm, lengths)]
-        auto, *others = (price(target, way, prompts, costs, heat, tokens) for way in ways)
-        autos.append(auto)
+    for prompts in sets:
+        ways = [controlled(f"{prompts.heat:g}"), *chain_arms(arm, lengths)]
+        auto, *others = (price(target, way, prompts, measured, tokens) for way in ways)
         for length, one in zip(lengths, others, strict=True):
             fixed[length].append(one)
-        verdicts.append(judge(name, prompts.label, auto, dict(zip(lengths, others, strict=True))))
-        print(table_of(verdicts[-1:]).splitlines()[-1], flush=True)
-    mixed = {length: together(some) for length, some in fixed.items()}
-    verdicts.append(judge(name, "all of these", together(autos), mixed))
-    print(table_of(verdicts[-1:]).splitlines()[-1], flush=True)
+        found(prompts.label, auto, dict(zip(lengths, others, strict=True)))
+    # texts stay in their places in the sum, so that all ways are drawn anew alike
+    texts = [text for prompts in sets for text in prompts.alone()]
+    by_heat = {heat: controlled(heat) for heat in measured}
+    autos = {
+        at: price(target, by_heat[f"{texts[at].heat:g}"], texts[at], measured, tokens)
+        for at in np.random.default_rng(0).permutation(len(texts)).tolist()
+    }
+    mixed = together([autos[at] for at in range(len(texts))])
+    found(MIXED, mixed, {length: together(some) for length, some in fixed.items()})
     return verdicts
+
+
+def holds(one: Verdict) -> bool:
+    """A mixture is to be faster than every fixed length; where none pays, that is no drafting."""
+    return one.loss <= (BAR if one.prompts != MIXED or not one.best_length else 0.0)
 
 
 def table_of(verdicts: Sequence[Verdict]) -> str:
@@ -368,7 +411,8 @@ def main() -> None:
         "prompts": count,
         "tokens": tokens,
         "bar": BAR,
-        "holds": all(one.loss <= BAR for one in verdicts),
+        "holds": all(map(holds, verdicts)),
+        "texts": digest([[one.prompts, one.temperature, one.first_id] for one in sets]),
         "seconds": round(time.monotonic() - began, 1),
         "step_seconds": {heat: one.by_length for heat, one in measured.items()},
         "verdicts": [asdict(one) for one in verdicts],

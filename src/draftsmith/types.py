@@ -216,6 +216,8 @@ class RowStats:
     last_accepted: int = 0
     misses: int = 0
     """Drafts since one had a token accepted."""
+    idle: int = 0
+    """Steps that were not to draft, since a draft last had no token accepted."""
     asked: float = 0.0
     """Steps that were to draft. This and the counts below: old ones count less."""
     found: float = 0.0

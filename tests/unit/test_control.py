@@ -122,7 +122,7 @@ def test_nothing_is_drafted_where_it_cannot_pay() -> None:
     certain = RowStats(tried_D=(100.0,) * 4, kept_D=(100.0,) * 4)
     assert CostAware(costs=linear(0.5, 0.6)).length(certain) == 0
     assert CostAware(costs=linear(0.1, 0.1)).length(certain) > 0
-    never = RowStats(tried_D=(20.0,), kept_D=(0.0,))
+    never = RowStats(offered=20, tried_D=(20.0,), kept_D=(0.0,))
     assert CostAware(costs=linear(0.02, 0.1)).length(never) == 0
 
 
@@ -375,6 +375,94 @@ def test_it_gives_up_soon_and_tries_again_in_time(before: int) -> None:
     bad = past([(1, 0)] * before)
     assert policy.length(bad) == 0
     assert 0 < steps_until(policy, bad, accept=False, done=lambda n: n > 0) <= 160
+
+
+@pytest.mark.parametrize("costs", [SMALL, MODEL, LOOKUP, DEAR])
+@pytest.mark.parametrize("useless", [1, 3, 12, 60])
+def test_an_idle_row_tries_again_whatever_rows_before_met(costs: StepCosts, useless: int) -> None:
+    learning = Learning(CostAware(costs=costs))
+    for _ in range(useless):
+        decode(learning, lambda place: 0, costs, 96)
+    idle = next(n for n in range(1000) if learning.length(RowStats(steps=n, idle=n)))
+    assert idle <= 200
+    # and once it is accepted, goes on
+    stats = more(RowStats(steps=idle, idle=idle), 1, 1, 1)
+    assert learning.length(stats) > 0
+
+
+def test_a_long_good_text_behind_useless_ones_is_nearly_as_fast_as_alone() -> None:
+    for costs in (SMALL, MODEL, LOOKUP, DEAR):
+        learning = Learning(CostAware(costs=costs))
+        for _ in range(12):
+            decode(learning, lambda place: 0, costs, 96)
+        good = runs(lambda place: 0.9, 1024, 7)
+        best = min(decode(n, good, costs, 1024) for n in range(DEPTH + 1))
+        assert decode(learning, good, costs, 1024) < 1.25 * best < 1024
+
+
+@pytest.mark.parametrize("costs", [SMALL, MODEL, LOOKUP, DEAR])
+@pytest.mark.parametrize("before", [0.6, 0.85, 0.95])
+def test_a_useless_text_behind_good_ones_is_soon_known_to_be(
+    costs: StepCosts, before: float
+) -> None:
+    learning = Learning(CostAware(costs=costs))
+    for seed in range(12):
+        decode(learning, runs(lambda place: before, 96, seed), costs, 96)
+    assert decode(learning, lambda place: 0, costs, 256) < 1.12 * 256
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.95])
+def test_a_dear_drafter_that_is_good_is_found_to_be(rate: float) -> None:
+    """At the first guess of acceptance no depth pays."""
+    costs = linear(0.04, 0.6)
+    assert CostAware(costs=costs).best_depth(RowStats(), [0.6] * DEPTH) == 0
+    texts = [runs(lambda place: rate, 96, seed) for seed in range(8)]
+    learning = Learning(CostAware(costs=costs))
+    mine = sum(decode(learning, text, costs, 96) for text in texts)
+    best = min(sum(decode(n, text, costs, 96) for text in texts) for n in range(DEPTH + 1))
+    assert mine < 1.03 * best < 8 * 96
+    # one that is useless costs its trials
+    useless = Learning(CostAware(costs=costs))
+    assert sum(decode(useless, lambda place: 0, costs, 96) for _ in range(8)) < 1.03 * 8 * 96
+
+
+def test_a_row_that_is_unlike_all_others_goes_by_itself() -> None:
+    met = Experience(asked=90.0, tried_D=(80.0,), kept_D=(64.0,), lead=50.0)
+    policy = CostAware(costs=MODEL, past=met)
+
+    def share(kept: int, missed: int) -> float:
+        stats = RowStats(tried_D=(float(kept + missed),), kept_D=(float(kept),))
+        own, common = (some[0] for some in policy.forecasts(stats))
+        return (policy.rates(stats)[0] - own) / (common - own)
+
+    assert share(8, 2) == share(7, 3) == pytest.approx(1.0)
+    assert share(0, 3) == pytest.approx(1.0, abs=0.5)
+    assert share(0, 6) < share(0, 4) < share(0, 3)
+    assert share(0, 8) < 0.01
+    # the surprise of 8 misses where (64 + 7.2) / 92 are usual
+    stats = RowStats(tried_D=(8.0,), kept_D=(0.0,))
+    assert policy.surprise(stats) == pytest.approx(-8 * math.log(1 - 71.2 / 92))
+    assert policy.surprise(RowStats()) == 0.0
+
+
+def test_what_a_row_finds_itself_counts() -> None:
+    """Others always found a draft, this row hardly ever: looking in vain then costs too much."""
+    met = Experience(asked=90.0, tried_D=(90.0, 60.0), kept_D=(60.0, 40.0))
+    policy = replace(in_vain(3.0), past=met)
+    stats = RowStats(asked=40.0, found=40.0, tried_D=(40.0, 25.0), kept_D=(25.0, 20.0))
+    assert policy.length(stats) > 0
+    assert policy.length(replace(stats, found=2.0)) == 0
+
+
+def test_a_depth_that_pays_only_later_is_grown_to() -> None:
+    """A dear first token: nothing below 6 tokens pays, and at first 4 may be drafted."""
+    costs = linear(0.02, 0.05)
+    costs = replace(costs, draft_D=tuple(2.6 * (n > 0) + 0.05 * n for n in range(DEPTH + 1)))
+    policy = CostAware(costs=costs)
+    stats = RowStats(tried_D=(20.0,) * 2, kept_D=(19.0,) * 2)
+    rates = policy.rates(stats)
+    assert policy.best_depth(stats, rates) > 6
+    assert policy.length(stats) == 6 + 2  # twice the two that are known, and four
 
 
 def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:

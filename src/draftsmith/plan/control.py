@@ -76,13 +76,16 @@ _FIRST, _DEEPER, _FOUND, _OTHERS = 1.5, 3.0, 8.0, 12.0
 _COMMON, _TRUST, _HOPE = 30.0, 2.0, 1.5
 _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
+_DOUBT, _SURPRISE = 0.99, 4.0
+_TRIAL, _BEST = 8, 0.95
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
-# found), at the costs of CPUs and GPUs; _COMMON, _TRUST and _HOPE on real texts, twelve at a time.
-# The first rows must be hopeful: who never tries, or gives up for good after bad luck, loses all, a
-# try of a useless drafter less than a step. Finding nothing is forgiven for long: some drafters
-# find only what they were asked to seek.
+# found), at the costs of CPUs and GPUs; _COMMON, _TRUST, _HOPE, _DOUBT and _SURPRISE on real texts,
+# twelve at a time, and on texts that are unlike those before them. The first rows must be hopeful:
+# who never tries, or gives up for good after bad luck, loses all, a try of a useless drafter less
+# than a step. Finding nothing is forgiven for long: some drafters find only what they were asked to
+# seek.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +107,18 @@ class Experience:
         """Steps that had something to draft."""
         return sum(self.tried_D[:1])
 
+    def kept(self, d: int) -> float:
+        return self.kept_D[d] if d < len(self.kept_D) else 0.0
+
+    def times(self, share: float) -> Experience:
+        """Of so much weight."""
+        return Experience(
+            asked=share * self.asked,
+            tried_D=tuple(share * tried for tried in self.tried_D),
+            kept_D=tuple(share * kept for kept in self.kept_D),
+            lead=share * self.lead,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostAware(LengthPolicy):
@@ -117,6 +132,12 @@ class CostAware(LengthPolicy):
         own       o_d: of the row, lately, behind 1.5 to 3 trials at u_1 (d = 1), or 3
         common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and 1.5 standard errors)
         rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
+
+    What the rows before met counts 0.99 times as much with every step that is not to draft, until a
+    draft fails at once: an idle row tries again (the forecasts are judged without this). s shrinks
+    where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
+    is unlike all others goes by itself. Where no depth pays at these rates and no row has told
+    otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -135,25 +156,38 @@ class CostAware(LengthPolicy):
         return self.costs.longest
 
     def length(self, stats: RowStats) -> int:
+        now = self.doubting(stats)
+        chosen = now.best_depth(stats, now.rates(stats))
+        if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:
+            chosen = now.best_depth(stats, [_BEST] * self.max_length)
+        known = sum(tried > _KNOWN for tried in stats.tried_D)
+        return min(chosen, _GROWTH * known + _ROOM)
+
+    def doubting(self, stats: RowStats) -> CostAware:
+        """With as much of the past as a row in this state still goes by."""
+        return replace(self, past=self.past.times(_DOUBT**stats.idle)) if stats.idle else self
+
+    def best_depth(self, stats: RowStats, rates: Sequence[float]) -> int:
+        """Of most tokens per second at these rates; 0: to draft nothing."""
         costs, past = self.costs, self.past
         usual = (past.found + _FOUND) / (past.asked + _FOUND)
         found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
         idle = (1.0 - found) * costs.in_vain
-        known = sum(tried > _KNOWN for tried in stats.tried_D)
         chosen, best = 0, 1.0 / costs.seconds(0)
         survival, tokens = 1.0, 0.0
-        for depth, rate in enumerate(self.rates(stats), start=1):
+        for depth, rate in enumerate(rates, start=1):
             survival *= rate
             tokens += survival
             pace = (1.0 + found * tokens) / (idle + found * costs.seconds(depth))
             if pace > best:
                 chosen, best = depth, pace
-        return min(chosen, _GROWTH * known + _ROOM)
+        return chosen
 
     def rates(self, stats: RowStats) -> list[float]:
         """Acceptance by depth, given that all before it is accepted."""
         own, common = self.forecasts(stats)
         share = 0.5 + 0.5 * math.tanh(self.past.lead / 2.0) if self.past.asked else 0.0
+        share *= math.exp(-max(0.0, self.surprise(stats) - _SURPRISE))
         return [mine + share * (all_ - mine) for mine, all_ in zip(own, common, strict=True)]
 
     def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
@@ -171,6 +205,18 @@ class CostAware(LengthPolicy):
             )
         ]
         return own, common
+
+    def surprise(self, stats: RowStats) -> float:
+        """How little the row's first tokens look as foretold: a log-likelihood ratio."""
+        if not stats.tried_D:
+            return 0.0
+        tried, kept = stats.tried_D[0], stats.kept_D[0]
+        rate = (self.past.kept(0) + _OTHERS * _PRIOR) / (self.past.found + _OTHERS)
+        return sum(
+            seen * math.log(seen / (tried * foretold))
+            for seen, foretold in ((kept, rate), (tried - kept, 1.0 - rate))
+            if seen > 0.0
+        )
 
     def after(self, row: Sequence[StepCount]) -> CostAware:
         """Grown wiser by a row."""
