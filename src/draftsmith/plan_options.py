@@ -46,8 +46,9 @@ class LawsOptions(OptionGroup):
 class PlanLawOptions(VerbOptions):
     """Fit the acceptance rate as a law of perplexities, pooled and per target."""
 
-    observations: Annotated[Path, Leading]
-    """CSV with columns target, draft, target_ppl, draft_ppl, alpha; moe is drawn if it is there."""
+    observations: Annotated[tuple[Path, ...], Leading]
+    """CSV with columns target, draft, target_ppl, draft_ppl, alpha (moe is drawn if it is there),
+    or folders of `bench --perplexity`, which has one for each target; all are taken together."""
     protocol: str | None = None
     """Where a pair was measured in several ways: which one (decoded or retokenised)."""
     fixed_effects: bool = False
@@ -69,6 +70,7 @@ class PlanLawOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
+        require(bool(self.observations), "--observations must name at least one file")
         self.pairs()
 
 
@@ -133,8 +135,9 @@ class PlanAlphaOptions(VerbOptions):
     """Estimate the acceptance rate of a pair from counts, and test whether it is one rate."""
 
     counts: Annotated[Path, Leading]
-    """CSV with columns gamma, accepted_length (without the target's own token) and count; intervals
-    go by prompt where there is a column of that name."""
+    """CSV with columns gamma, accepted_length (without the target's own token) and count, or the
+    folder of a `bench --perplexity`; intervals go by prompt where there is a column of that name.
+    """
     draft: str | None = None
     """Of which draft model, where the file has several."""
     out: Path | None = None

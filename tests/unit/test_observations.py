@@ -319,6 +319,7 @@ def test_plan_reads_both_files(
     counts, rows = measured / "counts.csv", table(measured / "observations.csv")
     near = rows[1]
     alone = plan("alpha", str(counts), "--draft", near["draft"])
+    assert alone == plan("alpha", str(measured), "--draft", near["draft"]), "the folder itself"
     assert alone["mle"]["alpha"] == pytest.approx(float(near["alpha"]))
     low, high = alone["mle"]["ci95"]
     reach = max(high - alone["mle"]["alpha"], alone["mle"]["alpha"] - low)

@@ -65,6 +65,30 @@ def test_a_law_is_fitted_and_an_optimum_found_with_it(
     assert high - low == pytest.approx(2 * 1.96 * best["se"], rel=0.01)
 
 
+def test_one_target_has_curves_and_no_law(plan: Any, corrected: Path, tmp_path: Path) -> None:
+    pytest.importorskip("statsmodels")
+    header, *lines = corrected.read_text().splitlines()
+    files = {}
+    for target in ("OPT-13B", "OPT-66B"):
+        folder = tmp_path / target
+        folder.mkdir()
+        own = [line for line in lines if line.startswith(f"{target},")]
+        (folder / "observations.csv").write_text("\n".join([header, *own]) + "\n")
+        files[target] = str(folder)
+    alone = plan("law", files["OPT-13B"], "--out", str(tmp_path / "out"))
+    assert [alone[name] for name in ("A", "B", "C", "cov", "se")] == [None] * 5
+    assert "B cannot be told from C" in alone["warnings"][0]
+    assert list(alone["per_target"]) == ["OPT-13B"]
+    both = plan("law", *files.values())
+    assert both["A"] < 0 and both["per_target"]["OPT-13B"] == alone["per_target"]["OPT-13B"]
+    assert (tmp_path / "out" / "curves.svg").exists()
+    said = plan("optimum", *SIZES, "--law", str(tmp_path / "out" / "law.json"), code=2)
+    assert "'A' must be a finite number" in said
+    said = plan("law", files["OPT-13B"], "--predict", "18,10", code=2)
+    assert "B cannot be told from C" in said and files["OPT-13B"] in said
+    assert "holds no observations.csv" in plan("law", str(tmp_path), code=2)
+
+
 def test_two_perplexities_of_one_model_are_named(plan: Any) -> None:
     pytest.importorskip("statsmodels")
     said = plan("law", OBSERVED)["warnings"]

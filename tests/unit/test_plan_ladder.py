@@ -272,6 +272,23 @@ def test_a_law_of_ones_own_brings_its_intervals(plan: Any, tmp_path: Path) -> No
     assert "'mse' and 'n' must be those of a fit, got 'low'" in plan(*words, code=2)
 
 
+def test_coefficients_that_are_given_have_no_errors_of_others(plan: Any, tmp_path: Path) -> None:
+    """Also where they equal those of the paper."""
+    pytest.importorskip("statsmodels")
+    papers = {"A": -0.0067, "B": 0.012971, "C": 0.642084}
+    (tmp_path / "law.json").write_text(json.dumps(papers))
+    ladder = ("--target-params", "13B", "--target-tokens", "180B", "--tokens", "180B")
+    for number, words in enumerate(
+        (
+            ("--law", str(tmp_path / "law.json")),
+            ("--coefficients", ",".join(map(str, papers.values()))),
+        )
+    ):
+        own = plan(*ladder, *words, "--out", str(tmp_path / str(number)))
+        assert own["ci95"] is None
+        assert any("no intervals" in line for line in own["warnings"])
+
+
 def test_where_no_draft_pays_there_is_nothing_to_run(plan: Any, tmp_path: Path) -> None:
     sizes = ["--target-params", "13B", "--target-tokens", "180B", "--tokens", "180B"]
     found = plan(*sizes, "--cost-ratio", "0.95", "--out", str(tmp_path / "l"))

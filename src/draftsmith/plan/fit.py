@@ -182,6 +182,21 @@ def affine_law(
     )
 
 
+def one_target(observations: Sequence[Observation]) -> str | None:
+    """Why these rows, of one target with enough drafts for curves of its own, have no law.
+
+    None: they are not of that kind.
+    """
+    targets = {(one.target, one.target_ppl) for one in observations}
+    if len(targets) > 1 or len(observations) <= len(NAMES):
+        return None
+    ((target, target_ppl),) = targets
+    return (
+        f"all rows are of {target} with a perplexity of {target_ppl:g}: B cannot be told from C; "
+        "there is no law, only curves for this target; measure another one, too"
+    )
+
+
 def per_target(
     observations: Sequence[Observation],
 ) -> tuple[dict[str, dict[str, FormFit | None]], tuple[str, ...]]:

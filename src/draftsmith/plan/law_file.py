@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,16 @@ _ROUNDING = 1e-9
 
 
 def law_payload(
-    fit: AffineFit, curves: dict[str, dict[str, FormFit | None]], warnings: tuple[str, ...]
+    fit: AffineFit | None, curves: dict[str, dict[str, FormFit | None]], warnings: tuple[str, ...]
 ) -> dict[str, Any]:
-    """As plain JSON types; a figure that has no meaning is null."""
-    payload: dict[str, Any] = as_dict(fit)
-    classic = payload["errors"]["classic"]
+    """As plain JSON types; a figure that has no meaning is null, without a law all of its own."""
+    payload: dict[str, Any]
+    if fit is None:
+        payload = dict.fromkeys(field.name for field in fields(AffineFit))
+        classic: dict[str, Any] = {"se": None, "ci95": None}
+    else:
+        payload = as_dict(fit)
+        classic = payload["errors"]["classic"]
     return {
         **{name: payload.pop(name) for name in NAMES},
         "se": classic["se"],

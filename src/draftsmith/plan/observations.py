@@ -113,6 +113,19 @@ class Row:
         return InputError(f"{self.place(column)}: {what}")
 
 
+def of_bench(path: Path, name: str) -> Path:
+    """The file, or the one of this name in the folder of a bench.
+
+    Raises:
+        InputError: a folder without it.
+    """
+    if not path.is_dir():
+        return path
+    if not (path / name).is_file():
+        raise InputError(f"{path} holds no {name}: `draftsmith bench --perplexity` writes it")
+    return path / name
+
+
 def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """The rows of a CSV file that has at least these columns; others are kept, too.
 
@@ -161,8 +174,9 @@ def read_observations(path: Path, protocol: str | None = None) -> tuple[Observat
     """Columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one.
 
     A pair that was measured in several ways (column `protocol`) has a row for each: `protocol` says
-    which one is taken.
+    which one is taken. The folder of a bench stands for its file.
     """
+    path = of_bench(path, "observations.csv")
     rows = read_rows(path, ("target", "draft", "target_ppl", "draft_ppl", "alpha"))
     return tuple(
         Observation(
@@ -202,8 +216,9 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     """Columns gamma, accepted_length (without the target's own token) and count: a histogram.
 
     Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which. A
-    column `prompt` says which steps belong to one text.
+    column `prompt` says which steps belong to one text. The folder of a bench stands for its file.
     """
+    path = of_bench(path, "counts.csv")
     found = []
     for row in _of_one_pair(path, read_rows(path, ("gamma", "accepted_length", "count")), draft):
         gamma = row.whole_of("gamma", least=1, most=_MOST_GAMMA)
@@ -228,12 +243,12 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An InputError from inside says which file it is about."""
+def naming(*paths: Path) -> Iterator[None]:
+    """An InputError from inside says which files it is about."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{', '.join(map(str, paths))}: {error}") from None
 
 
 def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:

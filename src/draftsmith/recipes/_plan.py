@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from draftsmith.plan.law_file import read_law
+from draftsmith.plan import paper
+from draftsmith.plan.fit import affine_law
+from draftsmith.plan.law_file import read_law, residual_of
 from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.setting import AcceptanceLaw
 from draftsmith.plan_options import LawsOptions
@@ -30,6 +34,16 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     if options.law is not None:
         acceptance = read_law(options.law)
     return acceptance, LossLaw() if constants is None else LossLaw.of(constants)
+
+
+def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
+    """The paper's coefficients with the errors of its fit, unless others were given; as they are
+    where the fit cannot be repeated."""
+    given = options.law is not None or options.coefficients is not None
+    if given or importlib.util.find_spec("statsmodels") is None:
+        return law
+    fit = affine_law(paper.pairs())
+    return replace(law, cov=fit.cov, residual=residual_of(fit.mse, fit.n))
 
 
 def extrapolated(law: AcceptanceLaw, target_params: float) -> list[str]:

@@ -6,20 +6,16 @@ OUT/ladder.sh     the commands, to run as they stand
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import InputError
-from draftsmith.plan import paper
 from draftsmith.plan.budget import Budget, FlopBudget, TokenBudget
-from draftsmith.plan.fit import affine_law
 from draftsmith.plan.ladder import Ladder, ladder
-from draftsmith.plan.law_file import residual_of
-from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.setting import Setting
 from draftsmith.plan_options import PlanLadderOptions
 from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
 from draftsmith.recipes._ladder_script import KINDS, Command, commands, draft_folder, script
@@ -31,6 +27,7 @@ from draftsmith.recipes._plan import (
     say_written,
     show,
     show_values,
+    with_spread,
 )
 from draftsmith.recipes._sizes import (
     FAMILIES,
@@ -66,7 +63,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     record = start_run("plan ladder", options)
     facts = target_facts(options)
     law, loss = laws_of(options.laws)
-    spread = with_spread(law)
+    spread = with_spread(law, options.laws)
     setting = Setting(
         target_params=facts.params,
         target_tokens=facts.tokens,
@@ -152,14 +149,6 @@ def budget_of(options: PlanLadderOptions) -> Budget:
         return TokenBudget(amount=tokens, name=flag)
     assert options.flops is not None, "validate lets no plan without a budget by"
     return FlopBudget(amount=parse_count(options.flops, "--flops"), name="--flops")
-
-
-def with_spread(law: AcceptanceLaw) -> AcceptanceLaw:
-    """The paper's coefficients with the errors of its fit, where that can be repeated."""
-    if law != AcceptanceLaw() or importlib.util.find_spec("statsmodels") is None:
-        return law
-    fit = affine_law(paper.pairs())
-    return replace(law, cov=fit.cov, residual=residual_of(fit.mse, fit.n))
 
 
 # --------------------------------------------------------------------------- inside

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.plan.fit import AffineFit, FormFit, affine_law, per_target
+from draftsmith.plan.fit import AffineFit, FormFit, Prediction, affine_law, one_target, per_target
 from draftsmith.plan.law_file import law_payload
 from draftsmith.plan.observations import naming, read_observations
 from draftsmith.plan_options import PlanLawOptions
@@ -15,25 +16,35 @@ from draftsmith.recipes._plan import interval, say, say_written, show, show_valu
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
     record = start_run("plan law", options)
-    observations = read_observations(options.observations, options.protocol)
-    with naming(options.observations):
-        fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
+    observations = [
+        one for path in options.observations for one in read_observations(path, options.protocol)
+    ]
     curves, said = per_target(observations)
-    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*fit.warnings, *said)))
+    lacking = one_target(observations) if curves and not options.predict else None
+    fit = None
+    if lacking is None:
+        with naming(*options.observations):
+            fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
+    warnings = (lacking,) if fit is None else fit.warnings
+    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*warnings, *said)))
     if options.out is not None:
         from draftsmith.recipes import _plan_pictures as pictures
 
-        drawings = [pictures.plane(observations, fit), pictures.curves(observations, curves)]
-        pictures.save(drawings, options.out)
+        drawings = [] if fit is None else [pictures.plane(observations, fit)]
+        pictures.save([*drawings, pictures.curves(observations, curves)], options.out)
         write_json_atomic(options.out / "law.json", payload)
         record.write(options.out)
-    _show(fit, curves)
+    if fit is not None:
+        _show(fit)
+    _show_curves(curves)
+    if fit is not None and fit.predictions:
+        _show_predictions(fit.predictions)
     say(payload["warnings"])
     say_written(options.out)
     return payload
 
 
-def _show(fit: AffineFit, curves: dict[str, dict[str, FormFit | None]]) -> None:
+def _show(fit: AffineFit) -> None:
     classic = fit.errors["classic"]
     show(
         f"alpha = A draft perplexity + B target perplexity + C, {fit.n} pairs",
@@ -54,6 +65,9 @@ def _show(fit: AffineFit, curves: dict[str, dict[str, FormFit | None]]) -> None:
         values["its 95 %"] = interval(fit.fixed_effects.errors.ci95["A"])
         values["R2 with a constant per target"] = fit.fixed_effects.r2
     show_values("", values)
+
+
+def _show_curves(curves: dict[str, dict[str, FormFit | None]]) -> None:
     rows = [
         (target, form, *found.params, found.mse, found.r2)
         for target, forms in curves.items()
@@ -62,12 +76,14 @@ def _show(fit: AffineFit, curves: dict[str, dict[str, FormFit | None]]) -> None:
     ]
     if rows:
         show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
-    if fit.predictions:
-        show(
-            "Predicted",
-            ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
-            [
-                (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
-                for one in fit.predictions
-            ],
-        )
+
+
+def _show_predictions(predictions: Sequence[Prediction]) -> None:
+    show(
+        "Predicted",
+        ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
+        [
+            (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
+            for one in predictions
+        ],
+    )

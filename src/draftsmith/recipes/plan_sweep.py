@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-from draftsmith.plan import paper
-from draftsmith.plan.fit import affine_law
 from draftsmith.plan.pooled import PooledFit, Sweep, sweep
-from draftsmith.plan.setting import AcceptanceLaw
 from draftsmith.plan_options import PlanSweepOptions
 from draftsmith.provenance import jsonable, start_run
 from draftsmith.recipes._plan import (
@@ -18,6 +15,7 @@ from draftsmith.recipes._plan import (
     say_written,
     show,
     show_values,
+    with_spread,
     write_csv,
 )
 
@@ -38,9 +36,8 @@ def run(options: PlanSweepOptions) -> dict[str, Any]:
     if options.out is not None:
         from draftsmith.recipes import _plan_pictures as pictures
 
-        if law == AcceptanceLaw():
-            law = replace(law, cov=affine_law(paper.pairs()).cov)
-        pictures.save(pictures.pooled(found, law, loss), options.out)
+        spread = with_spread(law, options.laws)
+        pictures.save(pictures.pooled(found, spread, loss), options.out)
         columns = asdict(found.optima)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         write_csv(options.out / "optima.csv", list(columns), rows)
