@@ -92,6 +92,9 @@ class PlanOptimumOptions(VerbOptions):
     cost_ratio: float | None = None
     """With --draft-params: measured seconds of one draft pass over those of one target pass, in
     place of the ratio of sizes."""
+    cost_floor: float | None = None
+    """Measured seconds of a pass of a small draft over those of a target pass: no size is taken to
+    cost less than this."""
     out: Path | None = None
     """Write figures to this folder."""
 
@@ -113,9 +116,8 @@ class PlanOptimumOptions(VerbOptions):
         else:
             small = draft < target
             require(small, f"--draft-params must be below --target-params, got {draft:g}")
-        ratio = self.cost_ratio
-        good = ratio is None or (math.isfinite(ratio) and ratio > 0)
-        require(good, f"--cost-ratio must be above 0, got {ratio}")
+        for name in ("cost_ratio", "cost_floor"):
+            _positive(f"--{name.replace('_', '-')}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ class PlanLadderOptions(VerbOptions):
     tokens_per_second: float | None = None
     """With --hours: the rate of training, taken to be the same for every size."""
     laws: LawsOptions = field(default_factory=LawsOptions)
-    cost_ratio: float | None = None
+    cost_floor: float | None = None
     """Measured seconds of a pass of a small draft over those of a target pass: no size is taken to
     cost less than this."""
     text: tuple[str, ...] = ()
@@ -230,10 +232,8 @@ class PlanLadderOptions(VerbOptions):
             self.target is not None or self.target_params is not None,
             "give --target FOLDER, or --target-params and --target-tokens",
         )
-        for name in ("hours", "tokens_per_second", "cost_ratio"):
-            value = getattr(self, name)
-            good = value is None or (math.isfinite(value) and value > 0)
-            require(good, f"--{name.replace('_', '-')} must be above 0, got {value}")
+        for name in ("hours", "tokens_per_second", "cost_floor"):
+            _positive(f"--{name.replace('_', '-')}", getattr(self, name))
         for name in ("target_params", "target_tokens", "tokens", "flops"):
             if getattr(self, name) is not None:
                 parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
@@ -260,6 +260,11 @@ class PlanCheckOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         require(bool(self.records), "--records must name at least one folder")
+
+
+def _positive(name: str, value: float | None) -> None:
+    good = value is None or (math.isfinite(value) and value > 0)
+    require(good, f"{name} must be above 0, got {value}")
 
 
 def _numbers(text: str | None, flag: str, form: str) -> tuple[float, ...] | None:

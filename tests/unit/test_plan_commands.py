@@ -123,6 +123,15 @@ def test_a_draft_that_one_has_is_set_beside_the_best(plan: Any) -> None:
     assert useless["draft"]["speedup"] == 1 and "does not make" in useless["warnings"][0]
 
 
+def test_no_size_costs_less_than_the_measured_floor(plan: Any) -> None:
+    by_size = plan("optimum", *SIZES)
+    low = plan("optimum", *SIZES, "--cost-floor", "0.001")
+    assert low["n_opt"] == by_size["n_opt"]
+    at = plan("optimum", *SIZES, "--cost-floor", "0.05")
+    assert at["ratio"] == pytest.approx(0.05) and at["ci95"] is None
+    assert 1 < at["speedup"] < by_size["speedup"] and "measured cost of 0.05" in at["warnings"][0]
+
+
 def test_where_no_draft_pays_the_answer_is_plain_decoding(plan: Any) -> None:
     never = plan("optimum", *SIZES, "--coefficients", "-0.1,0,0.88")
     assert never["n_opt"] is None and never["speedup"] == 1
@@ -238,6 +247,7 @@ def test_the_law_is_drawn_and_kept(plan: Any, corrected: Path, tmp_path: Path) -
         (["optimum", *SIZES, "--cost-ratio", "0.1"], "--cost-ratio does nothing without"),
         (["optimum", *SIZES, "--draft-params", "13B"], "--draft-params must be below"),
         (["optimum", *SIZES, "--draft-params", "1M", "--cost-ratio", "0"], "--cost-ratio must be"),
+        (["optimum", *SIZES, "--cost-floor", "nan"], "--cost-floor must be"),
         (["optimum", *SIZES, "--draft-params", "1000"], "it does not hold there"),
         (["optimum", *SIZES[:4]], "needs --draft-tokens"),
         (["law", OBSERVED, "--predict", "18"], "--predict takes DRAFT_PPL,TARGET_PPL"),

@@ -291,7 +291,7 @@ def test_coefficients_that_are_given_have_no_errors_of_others(plan: Any, tmp_pat
 
 def test_where_no_draft_pays_there_is_nothing_to_run(plan: Any, tmp_path: Path) -> None:
     sizes = ["--target-params", "13B", "--target-tokens", "180B", "--tokens", "180B"]
-    found = plan(*sizes, "--cost-ratio", "0.95", "--out", str(tmp_path / "l"))
+    found = plan(*sizes, "--cost-floor", "0.95", "--out", str(tmp_path / "l"))
     assert found["n_opt"] is None and found["commands"] == []
     assert not any(rung["recommended"] for rung in found["rungs"])
     assert not (tmp_path / "l" / "ladder.sh").exists()
@@ -308,7 +308,7 @@ def test_where_no_draft_pays_there_is_nothing_to_run(plan: Any, tmp_path: Path) 
         ("--target-params 13B --tokens 1B", "give --target-tokens"),
         ("--tokens 1B", "give --target FOLDER, or --target-params"),
         ("--target maker/model --tokens 1B", "maker/model is no folder here"),
-        ("--target-params 13B --target-tokens 1T --tokens 1B --cost-ratio 0", "--cost-ratio must"),
+        ("--target-params 13B --target-tokens 1T --tokens 1B --cost-floor 0", "--cost-floor must"),
         ("--target-params 13B --target-tokens 1T --tokens 1B --out a,b", "must not hold a comma"),
         (f"{HOURS} 1e300 --tokens-per-second 1e300", "--tokens-per-second must give a count"),
         (f"{HOURS} 1e-9 --tokens-per-second 1", "--tokens-per-second must give a count"),

@@ -285,7 +285,8 @@ def _one_per_pair(path: Path, rows: Sequence[Row], protocol: str | None) -> list
         ways.setdefault((row.text("target"), row.text("draft")), set()).add(_said(row, "protocol"))
     known = set().union(*ways.values()) - {""}
     if protocol is not None and protocol not in known:
-        raise InputError(f"{path} has no row of --protocol {protocol}{nearest(protocol, known)}")
+        hint = nearest(protocol, known) if known else ": no row says its protocol"
+        raise InputError(f"{path} has no row of --protocol {protocol}{hint}")
     kept = []
     for row in rows:
         target, draft = row.text("target"), row.text("draft")
@@ -305,7 +306,8 @@ def _of_one_pair(path: Path, rows: Sequence[Row], draft: str | None) -> list[Row
     if draft is not None:
         rows = [row for row in rows if _said(row, "draft") == draft]
         if not rows:
-            raise InputError(f"{path}: there is no --draft {draft}{nearest(draft, known)}")
+            hint = nearest(draft, known) if any(known) else ": no row says its draft"
+            raise InputError(f"{path}: there is no --draft {draft}{hint}")
     pairs = dict.fromkeys((_said(row, "target"), _said(row, "draft")) for row in rows)
     if len(pairs) > 1:
         how = "give a file for each target" if draft is not None else "choose one by --draft"

@@ -70,7 +70,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         budget=budget_of(options),
         law=spread,
         loss=loss,
-        cost_floor=options.cost_ratio or 0.0,
+        cost_floor=options.cost_floor or 0.0,
     )
     shapes: dict[str, Preset] = dict(PRESETS.items())
 

@@ -31,6 +31,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         budget=TokenBudget(amount=draft_tokens, name="--draft-tokens"),
         law=law,
         loss=loss,
+        cost_floor=options.cost_floor or 0.0,
     )
     sizing = best_draft(setting, integer=options.integer)
     draft = None
