@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import make_drafter
+from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.errors import BackendError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
@@ -180,6 +181,86 @@ def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) 
     save_file(found | {"t2d": t2d}, tmp_path / "model.safetensors")
     with pytest.raises(BackendError, match="contradict"):
         made("eagle3", target, str(tmp_path))
+
+
+def kept(target: HFTarget, folder: Path, tokens: list[int]) -> None:
+    """An EAGLE-3 that knows these tokens on disk."""
+    drafter = make_drafter("eagle3", [f"draft_vocab={len(tokens)}"])
+    drafter.bind(target)
+    counts_V = torch.zeros(64)
+    counts_V[tokens] = 1.0
+    assert isinstance(drafter, Eagle3)
+    drafter.choose_vocabulary(counts_V)
+    drafter.save(folder, kind="eagle3")
+
+
+def test_both_maps_of_a_vocabulary_are_written(target: HFTarget, tmp_path: Path) -> None:
+    kept(target, tmp_path, [3, 9, 60])
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["d2t"].tolist() == [3, 8, 58]
+    assert found["t2d"].shape == (64,) and found["t2d"].nonzero().flatten().tolist() == [3, 9, 60]
+    made("eagle3", target, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("d2t", "known"),
+    [([3, 8, 500], None), ([3, 8, -70], None), ([3, 2, 58], None), ([3, 8, 58], 70)],
+    ids=["beyond the end", "below 0", "one token twice", "a longer vocabulary"],
+)
+def test_a_map_that_cannot_be_is_refused(
+    target: HFTarget, tmp_path: Path, d2t: list[int], known: int | None
+) -> None:
+    kept(target, tmp_path, [3, 9, 60])
+    found = load_file(tmp_path / "model.safetensors")
+    del found["t2d"]
+    found["d2t"] = torch.tensor(d2t)
+    if known is not None:
+        found["t2d"] = torch.zeros(known, dtype=torch.bool)
+        found["t2d"][[3, 9, 60]] = True
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match="d2t"):
+        made("eagle3", target, str(tmp_path))
+
+
+def test_a_whole_vocabulary_has_no_other_order(target: HFTarget, tmp_path: Path) -> None:
+    saved("eagle3", target, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    found["d2t"][-1] = 500
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match="no ascending token ids below 64"):
+        made("eagle3", target, str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_named(
+    target: HFTarget, tmp_path: Path, value: float
+) -> None:
+    saved("griffin", target, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    name = sorted(found)[3]
+    found[name].view(-1)[0] = value
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match=f"not finite, in {name}"):
+        made("griffin", target, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "griffin"])
+def test_biases_by_their_released_name(kind: str, target: HFTarget, tmp_path: Path) -> None:
+    """GRIFFIN's configuration for Qwen2 says `qkv_bias`, and not `attention_bias`."""
+    saved(kind, target, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in found if name.endswith(("q_proj.weight", "k_proj.weight"))]:
+        found[name.replace("weight", "bias")] = torch.ones(len(found[name]))
+    for name in [name for name in found if name.endswith("v_proj.weight")]:
+        found[name.replace("weight", "bias")] = torch.full((len(found[name]),), 2.0)
+    save_file(found, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["attention_bias"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"qkv_bias": True}))
+    read = tensors(made(kind, target, str(tmp_path)))
+    assert torch.equal(
+        read["layers.0.self_attn.v_proj.bias"], found["layers.0.self_attn.v_proj.bias"]
+    )
 
 
 def test_a_folder_without_weights_or_measures_says_so(target: HFTarget, tmp_path: Path) -> None:

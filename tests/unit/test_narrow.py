@@ -83,9 +83,12 @@ def test_cut_laws_stay_laws(divergence: str, tail: str) -> None:
     assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
 
 
-def test_hard_labels_outside_do_not_count() -> None:
-    prediction, batch, _, student_DH = made("full")
-    batch = TrajectoryBatch(tokens_BT=batch.tokens_BT, loss_mask_BT=batch.loss_mask_BT)
+@pytest.mark.parametrize("laws", ["none", "full", "top"])
+def test_hard_labels_outside_do_not_count(laws: str) -> None:
+    """Whatever the target finds most probable there."""
+    prediction, batch, _, student_DH = made("full" if laws == "none" else laws)
+    if laws == "none":
+        batch = TrajectoryBatch(tokens_BT=batch.tokens_BT, loss_mask_BT=batch.loss_mask_BT)
     found = Imitation(token=Distillation(divergence="sft"), token_weight=1.0).loss(
         prediction, batch, wide_head
     )

@@ -7,7 +7,9 @@
     feature term       smooth L1 between the state and f_{t+a-1}, mean over its width
 
 Each step of a roll-out is a mean over the places that it counts, as published: where GRIFFIN's mask
-leaves few chains, these few count as much as all did in the first step. The token term is whatever
+leaves few chains, these few count as much as all did in the first step. So two parts of a batch,
+accumulated or in two processes, are two means, as published, and with that mask not the mean of the
+whole. The token term is whatever
 `Distillation` can be, so that every objective of a draft model is one of a feature-level drafter.
 """
 
@@ -48,7 +50,7 @@ class Imitation:
         token = self.token
         if self.top_weight:
             token = replace(token, top_weight=self.top_weight / self.token_weight)
-        own, inside = narrowed(prediction, batch)
+        own, inside = narrowed(prediction, batch, hard=token.record.hard)
         terms = token.loss(own, inside, head if own.narrow is None else own.narrow.head)
         total = self.token_weight * terms.total
         if prediction.feature_BTH is not None and self.feature_weight:

@@ -3,7 +3,8 @@
     target's ids      0  1  2  3  4  5  6  7
     drafter's ids     .  0  .  1  .  2  .  .      ids_D = [1, 3, 5]
     law of a place    p(1), p(3), p(5), divided by their sum
-    counts            where the target's most probable token is one of these
+    counts            where the target's most probable token is one of these; where the place learns
+                      its token (no law, or a hard objective), where that one is
 
 D tokens of the drafter, V of the target, K kept tokens of a law, N places, B rows, T time.
 """
@@ -21,7 +22,7 @@ from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, Tr
 
 
 def narrowed(
-    prediction: DraftPrediction, batch: TrajectoryBatch
+    prediction: DraftPrediction, batch: TrajectoryBatch, *, hard: bool
 ) -> tuple[DraftPrediction, TrajectoryBatch]:
     """Both over the drafter's ids; nothing changes for a drafter that knows all tokens."""
     narrow = prediction.narrow
@@ -35,7 +36,7 @@ def narrowed(
     own_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)
     known_BT = own_V[batch.tokens_ahead(prediction.ahead)] >= 0
     row_BT = batch.law_ahead(prediction.ahead)
-    if batch.laws is not None and len(batch.laws):
+    if batch.laws is not None and len(batch.laws) and not hard:
         best_N = _known_best(batch.laws, ids_D)
         known_BT = torch.where(row_BT >= 0, best_N[row_BT.clamp(min=0)], known_BT)
     inside = replace(

@@ -6,9 +6,10 @@ a text, and every forward takes the states of the one before as given.
     2          g1, detached           keys of 1, 2                   g2
     3          g2, detached           keys of 1, 2, 3                g3
 
-Gradients of all forwards add up. In the released code each forward makes all keys again and goes
-backward by itself; here keys are made once, the sum goes backward once, and what a forward computed
-on the way to it is computed again, as a graph of all forwards would take their sum in memory.
+In the released code each forward makes all keys again and goes backward by itself, which adds
+gradients up (`gradients=sum`). Here keys are made once, all losses go backward together, and what a
+forward computed on the way to it is computed again, as a graph of all forwards would take their sum
+in memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class AlignedDrafter(FeatureDrafter):
         """Training: `exact` is what decoding computes; `official` leaks weight to places that are
         not seen, as the released code does, for parity with its curves. Held-out figures are
         always exact."""
+        gradients: Literal["mean", "sum"] = field(default="mean", metadata=TRAINING)
+        """Training: of all forwards, their mean, or their sum as published. AdamW takes the same
+        step by either; what is clipped differs."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -55,4 +59,6 @@ class AlignedDrafter(FeatureDrafter):
         self, batch: TrajectoryBatch, carry: Rollout | None
     ) -> tuple[DraftPrediction, Rollout]:
         prediction, after = super().forward(batch, carry)
+        if self.config.gradients == "sum":  # all forwards share one normalisation
+            prediction = replace(prediction, weight=float(self.num_steps))
         return prediction, replace(after, feature_BTH=after.feature_BTH.detach())

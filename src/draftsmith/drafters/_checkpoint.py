@@ -31,7 +31,8 @@ WEIGHTS = "model.safetensors"
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
 MANIFEST = "drafter.json"
 EMBEDDING = "embed_tokens.weight"
-RENAMED = {"draft_id_to_target_id": "d2t"}
+D2T, T2D = "d2t", "t2d"
+RENAMED = {"draft_id_to_target_id": D2T}
 """Names that serving engines give to tensors."""
 
 
@@ -47,6 +48,9 @@ def save_network(
     """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
+    if D2T in tensors:  # as in the released checkpoints
+        tensors[T2D] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors[T2D][_target_ids(tensors[D2T])] = True
     with atomic_path(folder / WEIGHTS) as part:
         save_file(tensors, part)
     write_json_atomic(folder / "config.json", config.to_dict())
@@ -61,7 +65,10 @@ def read_config(folder: Path) -> LlamaConfig:
         BackendError: there is no readable config.json.
     """
     try:
-        return LlamaConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "qkv_bias" in values:  # as GRIFFIN's configurations for Qwen2 have it
+            values.setdefault("attention_bias", values["qkv_bias"])
+        return LlamaConfig(**values)
     except (OSError, ValueError, TypeError) as error:
         raise BackendError(f"Cannot read the drafter's config.json in {folder}: {error}") from error
 
@@ -70,14 +77,15 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
     """Fill the network with the folder's weights.
 
     Raises:
-        BackendError: no weights, or tensors that are missing, unknown or of another shape; or an
-            embedding that is not the target's: the drafter was made for another target.
+        BackendError: no weights, or tensors that are missing, unknown, of another shape or not
+            finite; maps between vocabularies that cannot be; or an embedding that is not the
+            target's: the drafter was made for another target.
     """
     found = {_plain(name): one for name, one in read_tensors(folder).items()}
     embedding = found.pop(EMBEDDING, None)
     if embedding is not None:
         _check_embedding(embedding, target, folder)
-    subset = found.pop("t2d", None)
+    subset = found.pop(T2D, None)
     wanted = network.state_dict()
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
@@ -90,9 +98,14 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
                 f"The drafter in {folder} does not fit its config.json: {name} is "
                 f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
             )
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            raise BackendError(
+                f"The drafter in {folder} has weights that are not finite, in {name}: its training "
+                "failed, or the file was damaged."
+            )
+    if D2T in found:
+        _check_vocabulary(found[D2T], subset, target.vocab_size, folder)
     network.load_state_dict(found)
-    if subset is not None:
-        _check_subset(subset, found["d2t"], folder)
 
 
 def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> None:
@@ -158,10 +171,24 @@ def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> Non
         )
 
 
-def _check_subset(t2d: Tensor, d2t: Tensor, folder: Path) -> None:
-    ids = d2t.long() + torch.arange(len(d2t))
-    inside = bool(((ids >= 0) & (ids < len(t2d))).all())
-    if not inside or int(t2d.bool().sum()) != len(d2t) or not bool(t2d.bool()[ids].all()):
+def _target_ids(d2t: Tensor) -> Tensor:
+    """[Vd]: the target's id of each draft id."""
+    return d2t.long().cpu() + torch.arange(len(d2t))
+
+
+def _check_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, folder: Path) -> None:
+    """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter knows a token."""
+    ids = _target_ids(d2t)
+    inside = bool(((ids >= 0) & (ids < vocab_size)).all())
+    if not inside or not bool((ids[1:] > ids[:-1]).all()):
+        raise BackendError(
+            f"The drafter in {folder} has a map of its vocabulary (d2t) that gives no ascending "
+            f"token ids below {vocab_size}: it was made for another target, or is damaged."
+        )
+    if t2d is None:
+        return
+    same = len(t2d) == vocab_size and t2d.bool().sum() == len(ids) and t2d.bool().cpu()[ids].all()
+    if not bool(same):
         raise BackendError(
             f"The drafter in {folder} has maps between vocabularies that contradict each other "
             "(d2t and t2d): train or convert it again."

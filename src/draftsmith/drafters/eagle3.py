@@ -89,7 +89,7 @@ class Eagle3Network(Network):
 
     def logits(self, predict: Tensor, target: TargetView) -> Tensor:
         own = self.own_logits(predict)
-        if own.shape[-1] == target.vocab_size:
+        if own.shape[-1] == target.vocab_size:  # ascending ids: all of them
             return own
         wide = own.new_full((*own.shape[:-1], target.vocab_size), -torch.inf)
         return wide.index_copy(-1, self.target_ids, own)
