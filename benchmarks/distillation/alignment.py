@@ -8,7 +8,7 @@ temperatures 0, 0.3, 0.7 and 1 with top-p 0.95, fine-tuning on its laws beside p
 | part       | what varies                                                              | seeds |
 |------------|--------------------------------------------------------------------------|-------|
 | `losses`   | KLD, TVD, TVD++ (`exact` and `uniform`) at the full number of steps      | 3     |
-| `steps`    | each of them after a quarter and a half of the steps                     | 1     |
+| `steps`    | each of them with a quarter and a half of the steps, warm-up and all     | 1     |
 | `random`   | the same from random weights instead of a pre-trained draft              | 1     |
 | `unmixed`  | without the pre-training text in every batch (9:1 otherwise)             | 1     |
 | `outside`  | with answers to prose prompts among those to code                        | 1     |
@@ -22,6 +22,7 @@ benchmarks/results/alignment.json and alignment/.
 from __future__ import annotations
 
 import argparse
+import json
 import lzma
 import statistics
 import sys
@@ -35,14 +36,18 @@ import torch
 from alignment_plots import Bar, save_pictures
 from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine, training
-from writing import table, write_study
+from writing import places, table, write_study
 
 from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
 from draftsmith.option_groups import DivergenceOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
-from draftsmith.recipes._text import STANDARD_LIBRARY
+from draftsmith.provenance import write_text_atomic
+from draftsmith.recipes._stdlib_prompts import (
+    held_out_prompts,
+    training_prompts,
+    training_texts,
+)
 from draftsmith.speedup import memory_bound_speedup
 from draftsmith.targets.hf import load_model, load_target
 from draftsmith.types import TreeShape
@@ -59,6 +64,8 @@ LOSSES = {
 }
 SEEDS = 3
 PROSE_WORDS = 60
+TEXT_CHARACTERS = 3_000_000
+"""Of pre-training text: several times what any run reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +176,8 @@ class Lab:
                 drafter=drafter or self.models.draft,
                 store=tuple(self.work / "stores" / store for store in stores),
                 objective=LOSSES[loss],
-                text=(STANDARD_LIBRARY,) if mixed else (),
+                text=(self.library(),) if mixed else (),
+                laws="teacher",  # whole laws, as in the paper
                 training=replace(
                     training(steps, block_length=512, batch_tokens=10 * 512, rate=1e-3),
                     warmup=max(1, steps // 10),  # as in the paper, here and in the next line
@@ -183,6 +191,18 @@ class Lab:
             beams=1,
             label=name.removesuffix(f"-s{seed}"),
         )
+
+    def library(self) -> str:
+        """The pre-training text: files that no prompt of an exam is from."""
+        path = self.work / "library_text.jsonl"
+        if not path.exists():
+            lines: list[str] = []
+            for text in training_texts():
+                if sum(map(len, lines)) > TEXT_CHARACTERS:
+                    break
+                lines.append(json.dumps({"text": text}) + "\n")
+            write_text_atomic(path, "".join(lines))
+        return str(path)
 
     @property
     def unlearnt(self) -> str:
@@ -267,8 +287,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    work, out = places(given.work, given.out, quick=given.quick)
     lab = Lab(
-        work=given.work,
+        work=work,
         models=Models(folder=given.models),
         amounts=QUICK if given.quick else FULL,
     )
@@ -278,7 +299,7 @@ def main() -> None:
     collect([lab.store(name) for name in sorted(stores)], given.workers)
     done = {task: examine(runs, exam, lab.work, given.workers) for task, exam in lab.tasks.items()}
     made = bars(lab, done)
-    save_pictures(made, lab.amounts.steps, given.out / "alignment")
+    save_pictures(made, lab.amounts.steps, out / "alignment")
     for bar in made:
         print(
             f"{bar.task}, {bar.name}, gamma {bar.gamma}: tau {bar.tau.mean:.3f}, "
@@ -292,7 +313,7 @@ def main() -> None:
         "bars": [bar.as_json() for bar in made],
         "tasks": {task: table(some) for task, some in done.items()},
     }
-    write_study(given.out, "alignment", [], facts)
+    write_study(out, "alignment", [], facts)
 
 
 if __name__ == "__main__":

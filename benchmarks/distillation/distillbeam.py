@@ -38,7 +38,7 @@ from typing import Any
 import ende
 from lab import Amounts, Lab
 from study import Examined, Models, Run, collect, examine
-from writing import as_row, difference, figures, plain, ranked, recorded, write_study
+from writing import as_row, difference, figures, places, plain, ranked, recorded, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.suites import load_prompts
@@ -301,11 +301,12 @@ def main() -> None:
     unknown = set(given.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
+    work, out = places(given.work, given.out, quick=given.quick)
     lab = Lab(
         models=Models(folder=given.models),
-        work=given.work,
-        learn=ende.training_prompts(given.work / "learn.jsonl", MORE * FULL.prompts),
-        ask=ende.exam_prompts(given.work / "ask.jsonl"),
+        work=work,
+        learn=ende.training_prompts(work / "learn.jsonl", MORE * FULL.prompts),
+        ask=ende.exam_prompts(work / "ask.jsonl"),
         amounts=QUICK if given.quick else FULL,
     )
     lab.cost_ratio()
@@ -313,11 +314,11 @@ def main() -> None:
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
     done = examine(runs, lab.exam, lab.work, given.workers)
-    known = recorded(given.out / "distillbeam.json", facts(lab))
+    known = recorded(out / "distillbeam.json", facts(lab))
     rows = {row["name"]: row for row in known.get("runs", [])}
     rows |= {one.run.name: as_row(one) for one in done}
     finals = {} if given.no_best else final(lab, rows, given.workers)
-    write(lab, list(rows.values()), answers(finals) if finals else known, given.out)
+    write(lab, list(rows.values()), answers(finals) if finals else known, out)
 
 
 def stores_of(runs: Sequence[Run]) -> list[str]:

@@ -156,6 +156,10 @@ class Marks:
         )
 
 
+UNITS = {"Chinese": "zh", "Japanese": "char"}
+"""What BLEU counts in languages that are written without spaces (names of sacrebleu)."""
+
+
 def sit(exam: Exam, drafter: str, tree: TreeShape | None = None) -> Marks:
     """Examine a drafter (KIND, KIND:SOURCE or a folder), also with a tree of its own."""
     target, prompts = _target(exam.target), exam.read()
@@ -243,7 +247,9 @@ def quality(prompts: Sequence[Prompt], texts: Sequence[str]) -> tuple[float | No
     if not pairs:
         return None, None
     said, wanted = [text for text, _ in pairs], [[reference for _, reference in pairs]]
-    return sacrebleu.corpus_chrf(said, wanted).score, sacrebleu.corpus_bleu(said, wanted).score
+    units = UNITS.get(prompts[0].language or "", "13a")
+    bleu = sacrebleu.corpus_bleu(said, wanted, tokenize=units)
+    return sacrebleu.corpus_chrf(said, wanted).score, bleu.score
 
 
 def batches(prompts: Sequence[Sequence[int]], size: int) -> list[list[int]]:

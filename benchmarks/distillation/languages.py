@@ -24,7 +24,7 @@ import numpy as np
 from exam import Exam
 from lab import Amounts, Lab
 from study import Models, Run, collect, examine
-from writing import as_row, figures, table, write_study
+from writing import as_row, figures, places, table, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.option_groups import TextOptions
@@ -159,11 +159,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=ende.ROOT / "benchmarks" / "results")
     given = parser.parse_args()
-    models = train_models(given.work, quick=given.quick)
-    learn = learning_prompts(given.work / "learn.jsonl", FULL.prompts)
+    work, out = places(given.work, given.out, quick=given.quick)
+    models = train_models(work, quick=given.quick)
+    learn = learning_prompts(work / "learn.jsonl", FULL.prompts)
     lab = Lab(
         models=Models(folder=models),
-        work=given.work,
+        work=work,
         learn=learn,
         ask=learn,
         amounts=QUICK if given.quick else FULL,
@@ -201,7 +202,7 @@ def main() -> None:
             f"({gain:+.1%}, {top.run.name})",
             file=sys.stderr,
         )
-    write_study(given.out, "languages", rows, facts)
+    write_study(out, "languages", rows, facts)
 
 
 if __name__ == "__main__":

@@ -191,6 +191,12 @@ def _setting(run: Run) -> dict[str, Any]:
     }
 
 
+def places(work: Path, out: Path, *, quick: bool) -> tuple[Path, Path]:
+    """Folders to work in and to write to; a quick run has its own in the first: nothing of it may
+    be taken for a part of the whole study."""
+    return (work / "quick", work / "quick" / "results") if quick else (work, out)
+
+
 def write_study(
     out: Path,
     name: str,

@@ -61,16 +61,24 @@ def held_out_prompts(count: int) -> tuple[Prompt, ...]:
 
 
 def training_prompts() -> Iterator[Prompt]:
-    """Prompts from the other files, which are read one by one as they are needed, in an order by a
-    hash of their names: a little of everywhere. No file gives both these and held-out prompts."""
+    """Prompts from the other files, which are read one by one as they are needed. No file gives
+    both these and held-out prompts."""
+    return (_prompt(cut) for file in _learnt_from() for cut in islice(_cuts(file), _TAUGHT))
+
+
+def training_texts() -> Iterator[str]:
+    """Those files themselves, whole and in the same order."""
+    return _text.documents(filter(_text.is_utf8, _learnt_from()))
+
+
+def _learnt_from() -> list[_text.TextFile]:
+    """In an order by a hash of their names: a little of everywhere, tests last."""
     kept, _ = _files()
 
     def place(file: _text.TextFile) -> tuple[bool, bytes]:
         return _is_test(file), hashlib.sha256(file.name.encode()).digest()
 
-    return (
-        _prompt(cut) for file in sorted(kept, key=place) for cut in islice(_cuts(file), _TAUGHT)
-    )
+    return sorted(kept, key=place)
 
 
 @functools.cache
