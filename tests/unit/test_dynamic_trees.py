@@ -19,14 +19,20 @@ Path = tuple[int, ...]
 class Table:
     """A reader whose law depends on the path alone; it checks what it is told about the tree."""
 
-    def __init__(self, vocab: int, rows: int, seed: int, *, ties: bool = False) -> None:
+    def __init__(
+        self, vocab: int, rows: int, seed: int, *, ties: bool = False, certain: bool = False
+    ) -> None:
         self.vocab, self.rows, self.seed, self.ties = vocab, rows, seed, ties
+        self.certain = certain
+        """One token has all the probability: a child's path is then as good as its parent's."""
         self.paths: list[list[Path]] = [[()] for _ in range(rows)]
         self.fed: list[list[Path]] = [[] for _ in range(rows)]
 
     def logits(self, row: int, path: Path) -> Tensor:
         generator = torch.Generator().manual_seed(hash((self.seed, row, *path)) & 0x7FFFFFFF)
         drawn = 2 * torch.randn(self.vocab, generator=generator, dtype=torch.float64)
+        if self.certain:
+            drawn[drawn.argmax()] += 1e4
         return drawn.round() if self.ties else drawn
 
     def root(self) -> Tensor:
@@ -92,12 +98,15 @@ def test_the_best_paths_are_kept(seed: int, widths: tuple[int, ...], keep: int) 
         assert set(found) == by_hand(fresh, row, shape)
 
 
-def test_equal_scores_leave_no_orphans() -> None:
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("keep", [2, 7])
+def test_equal_scores_leave_no_orphans(keep: int, *, certain: bool) -> None:
+    """Of equals the first is kept, and a parent comes before its child."""
     for seed in range(20):
-        table = Table(vocab=6, rows=1, seed=seed, ties=True)
-        tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=7))
+        table = Table(vocab=6, rows=1, seed=seed, ties=True, certain=certain)
+        tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=keep))
         found = set(paths_of(tree, 0))
-        assert len(found) == 7
+        assert len(found) == keep
         assert all(path[:-1] in found or len(path) == 1 for path in found)
 
 
