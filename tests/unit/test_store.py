@@ -275,11 +275,47 @@ def test_only_what_differs_is_named(tmp_path: Path) -> None:
 
 def test_a_store_of_other_tokens_is_refused(tmp_path: Path) -> None:
     store = TrajectoryStore.create(tmp_path, header())
-    store.check_teacher("1" * 64, 100)
-    with pytest.raises(InputError, match="collected from 'toy' with another tokenizer"):
-        store.check_teacher("9" * 64, 100)
-    with pytest.raises(InputError, match=r"another vocabulary size \(100, this target's is 99\)"):
-        store.check_teacher("1" * 64, 99)
+    store.check_teacher("toy", None, ["1" * 64], 100)
+    store.check_teacher("toy", None, ["9" * 64, "1" * 64], 100)
+    said = "collected from 'toy', and this target 'new' has another "
+    with pytest.raises(InputError, match=said + "tokenizer"):
+        store.check_teacher("new", None, ["9" * 64], 100)
+    with pytest.raises(InputError, match=said + r"vocabulary size \(100 there, 99 here\)"):
+        store.check_teacher("new", None, ["1" * 64], 99)
+
+
+DIGEST, COMMIT = "d" * 64, "c" * 40
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "here", "refused"),
+    [
+        (COMMIT, "toy", COMMIT, None),
+        (COMMIT, "copy", COMMIT, None),
+        (COMMIT, "toy", "e" * 40, f"another commit .*--revision {COMMIT}"),  # main has moved
+        (COMMIT, "new", "e" * 40, r"another commit \('c{40}' there, 'e{40}' here\)"),
+        (DIGEST, "elsewhere", DIGEST, None),
+        (DIGEST, "toy", "e" * 64, "another digest of its weights"),
+        # a folder may be a copy of the hub model
+        (COMMIT, "elsewhere", DIGEST, None),
+        (DIGEST, "new", COMMIT, None),
+        # nothing but names to go by
+        (None, "toy", None, None),
+        ("main", "toy", "v2", None),
+        (None, "new", None, r"another name \('toy' there, 'new' here\)"),
+        (None, "new", COMMIT, "another name"),
+        (COMMIT, "new", "main", "another name"),
+    ],
+)
+def test_a_store_of_other_weights_is_refused(
+    tmp_path: Path, there: str | None, name: str, here: str | None, refused: str | None
+) -> None:
+    store = TrajectoryStore.create(tmp_path, header(revision=there))
+    if refused is None:
+        store.check_teacher(name, here, ["1" * 64], 100)
+        return
+    with pytest.raises(InputError, match=f"'toy', and this target '{name}' has {refused}"):
+        store.check_teacher(name, here, ["1" * 64], 100)
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:

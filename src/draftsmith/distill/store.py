@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from draftsmith.config import as_dict, from_dict
-from draftsmith.distill import shard_rows
+from draftsmith.distill import identity, shard_rows
 from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.codec import EncodedLaws
 from draftsmith.distill.room import check_room
@@ -52,7 +52,7 @@ class StoreHeader:
 
     target: str
     revision: str | None = None
-    """Of the target: a commit, or a digest of its weights."""
+    """Of the target: a digest of its weights (a folder's), or its commit (a hub model's)."""
     tokenizer_sha256: str
     vocab_size: int
     top_k: int | None
@@ -152,7 +152,7 @@ class TrajectoryStore:
             write_sealed(folder / MANIFEST, {"header": header})
         # Read back even when just written: of two processes that create, the second to write wins.
         store = cls.open(folder, max_bytes=max_bytes)
-        differing = _differences(as_dict(store.header), jsonable(header))
+        differing = identity.differences(as_dict(store.header), jsonable(header))
         if differing:
             raise InputError(
                 f"the store {folder} was made otherwise ({'; '.join(differing)}); "
@@ -171,22 +171,27 @@ class TrajectoryStore:
         return cls(Path(folder), header, max_bytes=max_bytes)
 
     def check_teacher(
-        self, tokenizer_sha256: str, vocab_size: int, revision: str | None = None
+        self, target: str, revision: str | None, tokenizers: Sequence[str], vocab_size: int
     ) -> None:
         """Raises InputError when another target than this one said the laws.
 
-        `revision`: a digest of its weights; anything else, here or in the store, tells nothing.
+        All as in a header; `tokenizers`: digests of which one must be the header's. Weights are
+        compared by their digests, or else by commits, or by names.
         """
+        header = self.header
+        known = header.tokenizer_sha256
         for what, ours, theirs in (
-            ("tokenizer", self.header.tokenizer_sha256, tokenizer_sha256),
-            ("vocabulary size", self.header.vocab_size, vocab_size),
-            ("digest of its weights", _weights(self.header.revision), _weights(revision)),
+            ("tokenizer", known, known if known in tokenizers else tokenizers[0]),
+            ("vocabulary size", header.vocab_size, vocab_size),
+            identity.weights_by(header.target, header.revision, target, revision),
         ):
-            if ours != theirs and None not in (ours, theirs):
+            if ours != theirs:
+                folder = f" (a folder of it: hf download {header.target} --revision {ours})"
                 raise InputError(
-                    f"the store {self.folder} was collected from {self.header.target!r} with "
-                    f"another {what} ({_short(ours)}, this target's is {_short(theirs)}); "
-                    "give the target it was collected from, or collect again"
+                    f"the store {self.folder} was collected from {header.target!r}, and this "
+                    f"target {target!r} has another {what} ({identity.short(ours)} there, "
+                    f"{identity.short(theirs)} here); give the target it was collected from"
+                    f"{folder if what == 'commit' else ''}, or collect again"
                 )
 
     # ----------------------------------------------------------------- shards
@@ -376,23 +381,3 @@ def _size(rows: pa.Buffer, features: Mapping[str, torch.Tensor], skipped: Sequen
 
 def _stored(path: Path, checksum: str) -> StoredFile:
     return StoredFile(name=path.name, sha256=checksum, bytes=path.stat().st_size)
-
-
-def _differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """`name is 'a' there and 'b' here`, for every value that differs."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = [*there, *(key for key in here if key not in there)]
-        inner = [(key, there.get(key), here.get(key)) for key in keys]
-        prefix = f"{name}." if name else ""
-        return [text for key, a, b in inner for text in _differences(a, b, f"{prefix}{key}")]
-    return [] if there == here else [f"{name} is {_short(there)} there and {_short(here)} here"]
-
-
-def _weights(revision: str | None) -> str | None:
-    """A digest, if it is one: names of revisions on a hub may move."""
-    return revision if revision is not None and re.fullmatch("[0-9a-f]{64}", revision) else None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -80,9 +80,11 @@ def from_store(
     if len({folder.resolve() for folder in options.store}) < len(options.store):
         raise InputError("--store names one store twice")
     stores = [TrajectoryStore.open(folder) for folder in options.store]
-    tokenizer_sha256 = _tokens.sha256(tokenizer, Path(options.target))
+    # as a store of this folder has it, and as one of the hub model of which it is a copy
+    tokenizers = _tokens.sha256(tokenizer, Path(options.target)), _tokens.content_sha256(tokenizer)
+    name, revision = portable_text(options.target), revision_of(options.target)
     for store in stores:
-        store.check_teacher(tokenizer_sha256, vocab_size, revision_of(options.target))
+        store.check_teacher(name, revision, tokenizers, vocab_size)
     laws, width = None, 0
     if teacher is None:
         _features.check_stores(stores, signals, with_text=bool(options.text))

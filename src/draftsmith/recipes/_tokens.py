@@ -93,18 +93,23 @@ def kept(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def sha256(tokenizer: Any, source: Path) -> str:
-    """Digest of `tokenizer.json` in the folder it was read from; of the same content, or at least
-    of the vocabulary, where there is no such file (a hub id, an older kind of tokenizer)."""
+    """Digest of `tokenizer.json` in the folder it was read from; `content_sha256` where there is no
+    such file (a hub id, an older kind of tokenizer). Raises BackendError: it cannot be read."""
     file = source / "tokenizer.json"
     try:
         content = file.read_bytes() if file.is_file() else None
     except OSError as error:
         raise BackendError(f"cannot read {file}: {error.strerror or error}") from error
-    if content is None:
-        fast = getattr(tokenizer, "backend_tokenizer", None)
-        vocabulary = sorted(tokenizer.get_vocab().items()) if fast is None else None
-        content = (json.dumps(vocabulary) if fast is None else fast.to_str()).encode()
-    return hashlib.sha256(content).hexdigest()
+    return content_sha256(tokenizer) if content is None else hashlib.sha256(content).hexdigest()
+
+
+def content_sha256(tokenizer: Any) -> str:
+    """Digest of what `tokenizer.json` says, however it is written; of the vocabulary of an older
+    kind of tokenizer."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = sorted(tokenizer.get_vocab().items()) if fast is None else None
+    content = json.dumps(vocabulary) if fast is None else fast.to_str()
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def encode(tokenizer: Any, texts: Iterable[str], *, batch: int = 256) -> tuple[list[Tokens], int]:
