@@ -16,7 +16,7 @@ import numpy as np
 from draftsmith.distill.scale_out import collect_local, split
 from draftsmith.distill.store import Skipped
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings, TopK, Trajectory
-from draftsmith.errors import InputError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.toy import TabularTarget
 
 VOCAB = 16
@@ -84,6 +84,10 @@ class Folder:
 
     def has(self, number: int) -> bool:
         return self.file(number).exists()
+
+    def check(self, number: int) -> None:
+        if not self.file(number).stat().st_size:
+            raise BackendError(f"shard {number} is empty")
 
     def write(
         self,

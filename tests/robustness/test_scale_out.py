@@ -113,6 +113,24 @@ def test_an_interrupted_run_is_finished_by_the_next(undisturbed: Folder, tmp_pat
     assert_same(sink, undisturbed)
 
 
+def test_shards_of_earlier_runs_are_checked_before_anything_is_computed(
+    undisturbed: Folder, tmp_path: Path
+) -> None:
+    notes, seen = tmp_path / "n", list[tuple[int, int]]()
+    undisturbed.file(0).unlink()
+    again = partial(collect_local, PLANS, partial(Teacher, notes), SETTINGS, undisturbed)
+    whole = [undisturbed.file(number).read_bytes() for number in (1, 2)]
+    for number in (1, 2):
+        undisturbed.file(number).write_bytes(b"")
+    with pytest.raises(BackendError, match=r"shard 1 is empty \(also of shards 2\)"):
+        again(on_check=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert lines(notes) == [] and not undisturbed.has(0)
+    for number, content in zip((1, 2), whole, strict=True):
+        undisturbed.file(number).write_bytes(content)
+    assert again().written == 1
+
+
 def test_an_engine_that_dies_is_loaded_anew(undisturbed: Folder, tmp_path: Path) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
     once = failing(BackendError("engine died"), Once(tmp_path / "once"))

@@ -20,7 +20,7 @@ from draftsmith.distill import room
 from draftsmith.distill.scale_out import ShardDone, split
 from draftsmith.distill.store import StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectory import CollectRequest
-from draftsmith.option_groups import KeptOptions, ModelOptions
+from draftsmith.option_groups import KeptOptions, ModelOptions, ScaleOptions
 from draftsmith.options import CollectOptions
 from draftsmith.recipes import collect as recipe
 
@@ -95,6 +95,30 @@ def test_an_interrupted_collection_goes_on_and_ends_the_same(
     assert collect(cut, "--samples", "2")["written"] == 0
     for a, b in zip(trajectories(whole), trajectories(cut), strict=True):
         assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "missing"])
+def test_a_damaged_shard_is_not_taken_for_done(
+    tmp_path: Path, collect: Command, damage: str
+) -> None:
+    out = tmp_path / "store"
+    collect(out)
+    whole = trajectories(out)
+    file = out / "shard-00001.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()
+    if damage == "flipped bit":
+        file.write_bytes(content)
+    others = {path: path.read_bytes() for path in out.glob("shard-0000[02]*")}
+    said = collect(out, code=3)
+    assert "shard-00001.parquet" in said
+    assert "remove shard-00001.* and collect again with the same command" in said
+    for path in out.glob("shard-00001.*"):  # as it says
+        path.unlink()
+    assert collect(out)["written"] == 1
+    assert others == {path: path.read_bytes() for path in others}
+    assert [one.tokens for one in trajectories(out)] == [one.tokens for one in whole]
 
 
 def test_a_store_is_not_continued_with_other_options(tmp_path: Path, collect: Command) -> None:
@@ -253,6 +277,28 @@ def test_references_that_are_cut_are_counted_with_their_reason(
 
 
 # --------------------------------------------------------------------------- progress
+
+
+def test_checks_are_told_of_only_while_they_last(
+    tmp_path: Path,
+    collect: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    collect(tmp_path / "store")
+    options = CollectOptions(
+        model=ModelOptions(target=str(folder / "target")),
+        prompts=folder / "prompts.jsonl",
+        out=tmp_path / "store",
+        max_new_tokens=6,
+        scale=ScaleOptions(shard_size=2),
+    )
+    for every, told in ((60.0, []), (0.0, ["checked 1 of 3 shards", "checked 2 of 3 shards"])):
+        monkeypatch.setattr(recipe, "SAID_EVERY", every)
+        recipe.run(options)
+        err = capsys.readouterr().err
+        assert [line for line in err.splitlines() if line.startswith("checked")] == told
 
 
 def said_prompts(capsys: pytest.CaptureFixture[str]) -> list[int]:

@@ -5,8 +5,9 @@
     sink           there    missing  missing       1 and 2 are computed, in any order, by anyone
 
 A shard is the unit of everything: a worker computes it and writes it once, whole or not at all, so
-what a killed run left is done by the next one and nothing is done twice. Trajectories depend on
-their prompt and the settings only: workers, order and interruptions leave no trace in them.
+what a killed run left is done by the next one and nothing is done twice. What is there already is
+checked before anything is computed; a damaged shard is named and not replaced. Trajectories depend
+on their prompt and the settings only: workers, order and interruptions leave no trace in them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class ShardSink(Protocol):
     """Where shards go: a `TrajectoryStore`. Ray pickles it; all machines must see its folder."""
 
     def has(self, number: int) -> bool:
-        """Whether the shard is there, whole."""
+        """Whether the shard was written to its end; what became of it since, `check` says."""
+
+    def check(self, number: int) -> None:
+        """A BackendError that names the shard unless it is as it was written."""
 
     def write(
         self,
@@ -177,14 +181,18 @@ def collect_local(
     sink: ShardSink,
     *,
     on_shard: Callable[[ShardDone], None] | None = None,
+    on_check: Callable[[int, int], None] | None = None,
 ) -> Collected:
     """Compute and write what is missing, in this process. Nothing is loaded if nothing is.
 
+    `on_check` is told how many of the shards of earlier runs have been checked, and of how many.
+
     Raises:
         InputError: prompts or settings that the backend cannot use, or a full store.
-        BackendError: the backend or the disk failed; finished shards are kept.
+        BackendError: a shard is damaged, or the backend or the disk failed; finished shards are
+            kept.
     """
-    tally = _Tally(plans, sink, on_shard)
+    tally = _Tally(plans, sink, on_shard, on_check)
     worker = Worker(make, settings, sink)
     for plan in tally.missing:
         tally.add(plan.number, *worker.run(plan))
@@ -199,13 +207,14 @@ def collect_ray(
     *,
     pool: RayPool,
     on_shard: Callable[[ShardDone], None] | None = None,
+    on_check: Callable[[int, int], None] | None = None,
 ) -> Collected:
     """Compute and write what is missing, by a pool of Ray actors; errors as `collect_local`.
 
     Uses the Ray that is running, or the cluster of RAY_ADDRESS, or starts one on this machine and
     stops it at the end.
     """
-    tally = _Tally(plans, sink, on_shard)
+    tally = _Tally(plans, sink, on_shard, on_check)
     if pool.workers < 1:
         raise InputError(f"A pool needs at least 1 worker, got {pool.workers}.")
     if not tally.missing:
@@ -293,8 +302,12 @@ class _Tally:
         plans: Sequence[ShardPlan],
         sink: ShardSink,
         on_shard: Callable[[ShardDone], None] | None,
+        on_check: Callable[[int, int], None] | None,
     ) -> None:
-        self.missing = [plan for plan in plans if not sink.has(plan.number)]
+        there = [plan.number for plan in plans if sink.has(plan.number)]
+        _check(there, sink, on_check)
+        known = set(there)
+        self.missing = [plan for plan in plans if plan.number not in known]
         self._total, self._on_shard = len(plans), on_shard
         self._written = self._trajectories = self._tokens = 0
 
@@ -319,6 +332,24 @@ class _Tally:
             trajectories=self._trajectories,
             tokens=self._tokens,
         )
+
+
+def _check(
+    numbers: Sequence[int], sink: ShardSink, on_check: Callable[[int, int], None] | None
+) -> None:
+    """All of them, so that one BackendError names every damaged shard."""
+    damaged: dict[int, BackendError] = {}
+    for done, number in enumerate(numbers, 1):
+        try:
+            sink.check(number)
+        except BackendError as error:
+            damaged[number] = error
+        if on_check is not None:
+            on_check(done, len(numbers))
+    if damaged:
+        first, *others = damaged
+        more = f" (also of shards {', '.join(map(str, others))})" if others else ""
+        raise BackendError(f"{damaged[first]}{more}") from damaged[first]
 
 
 # --------------------------------------------------------------------------- Ray

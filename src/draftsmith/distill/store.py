@@ -296,6 +296,13 @@ class TrajectoryStore:
         rows, _ = self._contents(number, lambda path: {})
         return shard_rows.undecoded(rows)
 
+    def check(self, number: int) -> None:
+        """Raises BackendError unless all files of a shard are there, as they were written.
+
+        Their bytes are read: as many as the shard has, at the speed of the disk.
+        """
+        self._contents(number, lambda path: {})
+
     def features(self, number: int) -> FeatureFile:
         """Hidden signals of a shard that `undecoded` has checked, to be read row by row."""
         path = self._path(number, FEATURES)

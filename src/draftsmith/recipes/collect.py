@@ -119,14 +119,16 @@ def run(options: CollectOptions) -> CollectResult:
         _features.check(scale, TrajectoryStore(options.out, header), plans, settings, config)
     store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
     with CollectProgress(plans, store) as progress:
-        on_shard = progress.on_shard
+        told, checked = progress.on_shard, progress.on_check
         if scale.ray:
             pool = RayPool(workers=scale.workers, gpus=float(torch.cuda.is_available()))
             make = make_backend(options)
-            done = collect_ray(plans, make, settings, store, pool=pool, on_shard=on_shard)
+            done = collect_ray(
+                plans, make, settings, store, pool=pool, on_shard=told, on_check=checked
+            )
         else:
             make = make_backend(options, progress.on_batch)
-            done = collect_local(plans, make, settings, store, on_shard=on_shard)
+            done = collect_local(plans, make, settings, store, on_shard=told, on_check=checked)
     summary = store.summary()
     record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
     say(summary, options.out)
@@ -292,6 +294,17 @@ class CollectProgress:
 
     def __exit__(self, *reason: object) -> None:
         self.bar.stop()
+
+    def on_check(self, done: int, total: int) -> None:
+        """So many of the shards that are there were checked; nothing stays of it in sight."""
+        now = time.monotonic()
+        if done == total:
+            self.began = now  # the rate is that of collecting
+        status = f"checked {done:,} of {total:,} shards" if done < total else ""
+        self.bar.update(self.task, status=status)
+        if status and self.bar.disable and now - self.said >= SAID_EVERY:
+            self.said = now
+            _say(status)
 
     def on_shard(self, done: ShardDone) -> None:
         """A shard was written."""
