@@ -36,19 +36,27 @@ def a_study() -> list[RunFigures]:
     runs = []
     for seed in (0, 1):
         for i, objective in enumerate(OBJECTIVES):
-            plan = [("beam", b, 1.0, "top-50", 0.1 * math.log2(b)) for b in (1, 2, 8)]
-            plan += [("beam", 1, t, "top-50", -0.2) for t in (0.7, 2.0)]
-            plan += [(f, 1, 1.0, "top-50", -0.1) for f in ("gold", "greedy", "sample")]
-            plan += [("beam", 1, 1.0, "full", 0.01)]
-            for forcing, beams, temperature, truncation, gain in plan:
+            plan = [("beam", b, 1.0, "top-50", "bucket", 0.1 * math.log2(b)) for b in (1, 2, 8)]
+            # cut laws have other tails at other temperatures: beside the usual setting, not in it
+            plan += [("beam", 1, t, "top-50", "renormalise", -0.2) for t in (0.7, 1.0, 2.0)]
+            plan += [(f, 1, 1.0, "top-50", "bucket", -0.1) for f in ("gold", "greedy", "sample")]
+            plan += [("sample", 1, 1.0, "top-50", "floor", -0.15)]
+            plan += [("beam", 1, 1.0, "full", "renormalise", 0.01)]
+            for forcing, beams, temperature, truncation, tail, gain in plan:
                 tau = 3.0 + 0.05 * i + gain + 0.01 * seed
                 whole = RunFigures(
-                    label=f"{objective}-{forcing}-{beams}-{temperature}-{truncation}-{seed}",
+                    label=f"{objective}-{forcing}-{beams}-{temperature}-{truncation}-{tail}-{seed}",
                     objective=objective,
                     forcing=forcing,
                     beams=beams,
                     teacher_temperature=temperature,
                     truncation=truncation,
+                    options=(
+                        ("store", f"{forcing}-{beams}"),
+                        ("laws", "teacher" if truncation == "full" else "store"),
+                        ("objective.tail", tail),
+                        ("training.duration", "240steps"),
+                    ),
                     seed=seed,
                     tau=tau,
                     alpha=tau / 6,

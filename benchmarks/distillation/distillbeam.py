@@ -69,7 +69,10 @@ GOLD = DivergenceOptions(tail="renormalise")
 def rate(lab: Lab) -> list[Run]:
     """Learning rates, for one hard, one mild and one bounded objective."""
     return [
-        replace(lab, learning_rate=value).run("draws-1", objective, name=f"rate{value:g}")
+        # the usual rate is a run of `forcing`: twice it would clash with itself
+        replace(lab, learning_rate=value).run(
+            "draws-1", objective, name="" if value == lab.learning_rate else f"rate{value:g}"
+        )
         for objective in ("sft", "kl", "tvd")
         for value in (3e-4, 1e-3, 3e-3, 1e-2)
     ]
@@ -353,13 +356,11 @@ def answers(finals: Mapping[str, Sequence[Examined]]) -> dict[str, Any]:
 
 def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], out: Path) -> None:
     """Figures and the answers to the study's questions."""
-    shape, ratio = TreeShape.chain(8), lab.cost_ratio()
-    short = [row for row in rows if not (row.get("label") or "").endswith("long")]
-    measured = [figures(row, shape, 1.0, target="mini-ende", cost_ratio=ratio) for row in short]
+    ratio = lab.cost_ratio()
     write_study(
         out,
         "distillbeam",
-        [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")],
+        compared(rows, ratio),
         {
             **facts(lab),
             "cost_ratio": ratio,
@@ -368,6 +369,16 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
             "differences": known.get("differences", []),
         },
     )
+
+
+def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float) -> list[RunFigures]:
+    """What stands in the comparison: short runs, decoded with chains at temperature 1."""
+    short = [row for row in rows if not (row.get("label") or "").endswith("long")]
+    shape = TreeShape.chain(8)
+    measured = [
+        figures(row, shape, 1.0, target="mini-ende", cost_ratio=cost_ratio) for row in short
+    ]
+    return [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")]
 
 
 def _as_beam(one: RunFigures) -> RunFigures:

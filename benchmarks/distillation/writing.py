@@ -21,6 +21,17 @@ from draftsmith.speedup import predicted_speedup
 from draftsmith.types import TreeShape
 
 RESAMPLES = 10_000
+OPTIONS = (
+    "tail",
+    "reading",
+    "aggregate",
+    "beam_weights",
+    "text",
+    "limit",
+    "duration",
+    "learning_rate",
+)
+"""Of a row: what makes its setting beside the factors of a comparison."""
 Pick = Callable[[Marks], Sequence[Decoded]]
 """Which of an exam's decodings are looked at."""
 
@@ -158,6 +169,7 @@ def figures(
         beams=row.get("beams"),
         teacher_temperature=row.get("teacher_temperature"),
         truncation=("full" if row["laws"] == "teacher" else "top-50") if trained else None,
+        options=tuple((name, row.get(name)) for name in OPTIONS) if trained else (),
         decoding_temperature=temperature,
         target=target,
         seed=row.get("seed"),
@@ -184,6 +196,7 @@ def _setting(run: Run) -> dict[str, Any]:
         "aggregate": run.options.aggregate,
         "beam_weights": run.options.beam_weights,
         "text": bool(run.options.text),
+        "limit": _limit(run),
         "duration": run.options.training.duration,
         "learning_rate": run.options.training.learning_rate,
         "seed": run.options.seed,
@@ -195,6 +208,13 @@ def places(work: Path, out: Path, *, quick: bool) -> tuple[Path, Path]:
     """Folders to work in and to write to; a quick run has its own in the first: nothing of it may
     be taken for a part of the whole study."""
     return (work / "quick", work / "quick" / "results") if quick else (work, out)
+
+
+def _limit(run: Run) -> int | None:
+    """Prompts of a collection that has not as many as the study's others (`NAME@PROMPTS`)."""
+    assert run.options is not None
+    found = {folder.name.partition("@")[2] for folder in run.options.store} - {""}
+    return int(found.pop()) if len(found) == 1 else None
 
 
 def write_study(

@@ -25,7 +25,7 @@ from draftsmith.bench.compare import (
     write_comparison,
 )
 from draftsmith.bench.compare_axes import controlled
-from draftsmith.bench.compare_figures import RunFigures, Scope
+from draftsmith.bench.compare_figures import RunFigures, Scope, Setting
 from draftsmith.bench.compare_plots import pictures
 from draftsmith.bench.compare_pool import compare
 from draftsmith.bench.pictures import Picture
@@ -40,15 +40,73 @@ def test_lines_join_settings_that_differ_in_one_factor_alone() -> None:
         ("teacher_temperature", {0.7, 1.0, 2.0}),
         ("truncation", {"top-50", "full"}),
     ):
-        lines = controlled(scope, factor)
+        lines = controlled(scope, factor, ignoring=("store", "laws"))
         assert [line.name for line in lines] == ["TVD", "JSD", "reverse KL", "forward KL"]
         for line in lines:
             assert set(line.entries) == levels
-            others = {replace(e.setting, **{factor: None}) for e in line.entries.values()}
-            assert len(others) == 1
-    forcing = controlled(scope, "forcing", ignoring=("beams",))
+            assert len({_less(e.setting, factor) for e in line.entries.values()}) == 1
+    forcing = controlled(scope, "forcing", ignoring=("beams", "store"))
     assert set(forcing[0].entries) == {"gold", "greedy", "sample", "beam"}
     assert forcing[0].entries["beam"].setting.beams == 8
+
+
+def _less(setting: Setting, factor: str) -> Setting:
+    """Without this factor, and without the options that follow from one."""
+    kept = tuple(one for one in setting.options if one[0] not in ("store", "laws"))
+    return replace(setting, **{factor: None}, options=kept)
+
+
+def test_a_side_experiment_takes_no_bar_from_a_figure() -> None:
+    """Another tail on drawn texts is another setting, not a second run of the same."""
+    comparison = compare(a_study())
+    assert comparison.notes == ()
+    lines = controlled(comparison.main, "forcing", ignoring=("beams", "store"))
+    assert len(lines) == 4
+    for line in lines:
+        assert set(line.entries) == {"gold", "greedy", "sample", "beam"}
+        assert dict(line.entries["sample"].setting.options)["objective.tail"] == "bucket"
+
+
+def _many_lines() -> list[RunFigures]:
+    """Nine objectives, the first with two more tails that are better than all others."""
+    runs = []
+    for place in range(9):
+        for beams in (1, 2, 4):
+            tails = ("bucket", "floor", "renormalise") if place == 0 and beams < 4 else ("bucket",)
+            runs += [
+                a_run(
+                    f"{place}-{beams}-{tail}",
+                    objective=f"o{place}",
+                    beams=beams,
+                    options=(("tail", tail),),
+                    tau=3.0 - 0.1 * place + (tail != "bucket"),
+                )
+                for tail in tails
+            ]
+    return runs
+
+
+def test_side_lines_crowd_out_no_objective_and_what_is_not_drawn_is_counted() -> None:
+    scope = only_scope(_many_lines())
+    lines = controlled(scope, "beams")
+    firsts = ["o0, tail bucket", *(f"o{place}" for place in range(1, 9))]
+    assert [line.name for line in lines[:9]] == firsts
+    assert {line.name for line in lines[9:]} == {"o0, tail floor", "o0, tail renormalise"}
+    figure = charts.beams(scope)
+    assert isinstance(figure, Figure)
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(said) == sorted([*firsts[:8], "not drawn: 3 more"])
+
+
+def test_one_store_has_one_bar_whatever_was_learnt_from_it() -> None:
+    stored = {"storage_bytes": 3000, "storage_tokens": 10}
+    runs = [
+        a_run(tail, options=(("store", "s (1)"), ("tail", tail)), **stored)
+        for tail in ("bucket", "floor")
+    ]
+    figure = charts.storage(only_scope(runs))
+    assert isinstance(figure, Figure)
+    assert len(figure.axes[0].patches) == 1
 
 
 @pytest.fixture(scope="module")

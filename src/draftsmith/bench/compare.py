@@ -27,6 +27,7 @@ from draftsmith.bench.compare_figures import (
     Pooled,
     RunFigures,
     Scope,
+    say_option,
 )
 from draftsmith.bench.compare_plots import Missing, pictures
 from draftsmith.bench.compare_pool import compare
@@ -172,11 +173,15 @@ def csv_table(comparison: Comparison) -> str:
     stores = ("storage_tokens", "storage_bytes")
     measures = [name for m in MEASURES for name in (m, f"{m}_ci95_half")]
     scope_columns = ("target", "decoding_temperature", "rank", "name")
-    writer.writerow([*scope_columns, *FACTORS, "seeds", *measures, "quality_metric", *stores])
+    writer.writerow(
+        [*scope_columns, *FACTORS, "options", "seeds", *measures, "quality_metric", *stores]
+    )
     for scope in comparison.scopes:
         for entry in scope.entries:
             cells: list[object] = [scope.target, scope.decoding_temperature, entry.rank, entry.name]
             cells += [getattr(entry.setting, factor) for factor in FACTORS]
+            options = entry.setting.options
+            cells.append(", ".join(say_option(name, options) for name, _ in options))
             cells.append(entry.seeds)
             for measure in MEASURES:
                 pooled: Pooled | None = getattr(entry, measure)

@@ -7,8 +7,9 @@ factor alone.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from draftsmith.bench.compare_figures import (
     FACTORS,
     UNDISTILLED,
     Entry,
+    Options,
     Pooled,
     Scope,
     describe,
@@ -39,7 +41,7 @@ _COLOURS = (
 )
 _MARKERS = "osD^vP<>X"
 MAX_LINES = 8
-"""More lines than this cannot be told apart; the best are drawn."""
+"""More lines than this cannot be told apart; see `controlled`."""
 LABELS = {
     "tau": "tokens per step",
     "tau_predicted": "tokens per step (predicted)",
@@ -126,25 +128,29 @@ def base_line(axis: Any, scope: Scope) -> None:
 
 
 def controlled(scope: Scope, factor: str, ignoring: Sequence[str] = ()) -> list[Line]:
-    """Settings that differ in `factor` alone.
+    """Settings that differ in `factor` alone: all lines, those to draw before others first.
 
-    `ignoring`: factors that may differ too; then the best setting of each value is taken. Lines of
-    one value show nothing and are left out.
+    `ignoring`: factors and options that may differ too; then the best setting of each value is
+    taken. Lines of one value show nothing and are left out; so is what stands for itself because
+    its setting does not tell it from others.
     """
     fixed = [name for name in FACTORS if name != factor and name not in ignoring]
-    groups: dict[tuple[Level | None, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in distilled(scope):
         if getattr(entry.setting, factor) is not None and entry.setting.label is None:
-            key = tuple(getattr(entry.setting, name) for name in fixed)
+            own = _without(entry.setting.options, ignoring)
+            key = (own, *(getattr(entry.setting, name) for name in fixed))
             groups.setdefault(key, []).append(entry)
-    kept: list[list[Entry]] = [
+    lines = [
         group for group in groups.values() if len({getattr(e.setting, factor) for e in group}) > 1
     ]
-    kept.sort(key=lambda group: -ranking_figure(scope, best_of(scope, group)).mean)
-    kept = kept[:MAX_LINES]
-    names = describe([group[0].setting for group in kept], fixed)
+    lines = _by_turns(scope, lines, factor)
+    alike = [
+        replace(group[0].setting, options=_without(group[0].setting.options, ignoring))
+        for group in lines
+    ]
     out = []
-    for name, group in zip(names, kept, strict=True):
+    for name, group in zip(describe(alike, fixed), lines, strict=True):
         by_value: dict[Level, list[Entry]] = {}
         for entry in group:
             by_value.setdefault(getattr(entry.setting, factor), []).append(entry)
@@ -153,12 +159,45 @@ def controlled(scope: Scope, factor: str, ignoring: Sequence[str] = ()) -> list[
     return out
 
 
+def _without(options: Options, names: Sequence[str]) -> Options:
+    return tuple((name, value) for name, value in options if name not in names)
+
+
+def _by_turns(scope: Scope, lines: Sequence[list[Entry]], factor: str) -> list[list[Entry]]:
+    """The line of each objective that has most values, then the second of each, and so on; in each
+    turn the best first. So no objective is crowded out by another's side lines."""
+
+    def best(line: list[Entry]) -> float:
+        return ranking_figure(scope, best_of(scope, line)).mean
+
+    def values(line: list[Entry]) -> int:
+        return len({getattr(entry.setting, factor) for entry in line})
+
+    turns: Counter[str | None] = Counter()
+    placed = []
+    for line in sorted(lines, key=lambda line: (-values(line), -best(line))):
+        objective = line[0].setting.objective
+        placed.append((turns[objective], -best(line), line))
+        turns[objective] += 1
+    return [line for _, _, line in sorted(placed, key=lambda one: one[:2])]
+
+
+def _shown(axis: Any, lines: Sequence[Line]) -> Sequence[Line]:
+    """As many as can be told apart; the legend says how many more there are."""
+    if len(lines) > MAX_LINES:
+        more = len(lines) - MAX_LINES
+        axis.plot([], [], linestyle="none", label=f"not drawn: {more} more")
+    return lines[:MAX_LINES]
+
+
 def grouped_bars(scope: Scope, lines: Sequence[Line], values: Sequence[Level]) -> Figure:
     """A group per value, a bar per line; intervals where there are several seeds."""
-    wide = 0.8 / len(lines)
     figure = blank(7.6, 3.6)
-    narrow = 6.8 / len(values) * wide < 0.36  # inches per bar: its number would touch the next
     axis: Any = figure.subplots()
+    lines = _shown(axis, lines)
+    values = [value for value in values if any(value in line.entries for line in lines)]
+    wide = 0.8 / len(lines)
+    narrow = 6.8 / len(values) * wide < 0.36  # inches per bar: its number would touch the next
     low = _floor(scope)
     used: dict[str, int] = {}
     for number, line in enumerate(lines):
@@ -207,6 +246,7 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
     """A line with intervals per group; a numeric factor to the right."""
     figure = blank(7.6, 3.8)
     axis: Any = figure.subplots()
+    lines = _shown(axis, lines)
     styles: dict[str, int] = {}
     ticks = sorted({float(value) for line in lines for value in line.entries})
     for number, line in enumerate(lines):

@@ -40,6 +40,8 @@ from draftsmith.bench.languages import GROUPS, find
 
 _MAX_RAYS = 5
 """Settings in the chart of languages."""
+_STORED = ("store",)
+"""The option that names what was collected: other forcing, widths and cuts have other stores."""
 Drawn = Figure | str
 """A figure, or why there is none."""
 
@@ -92,7 +94,7 @@ def _by_name(entry: Entry, names: Sequence[str]) -> list[float | None]:
 
 
 def forcing(scope: Scope) -> Drawn:
-    lines = controlled(scope, "forcing", ignoring=("beams",))
+    lines = controlled(scope, "forcing", ignoring=("beams", *_STORED))
     if not lines:
         return "no two settings differ in forcing alone"
     found = {value for line in lines for value in line.entries}
@@ -101,7 +103,7 @@ def forcing(scope: Scope) -> Drawn:
 
 
 def beams(scope: Scope) -> Drawn:
-    lines = controlled(scope, "beams")
+    lines = controlled(scope, "beams", ignoring=_STORED)
     if not lines:
         return "no two settings differ in beam width alone"
     return curves(scope, lines, "beam width", doubling=True)
@@ -115,7 +117,7 @@ def temperature(scope: Scope) -> Drawn:
 
 
 def truncation(scope: Scope) -> Drawn:
-    lines = controlled(scope, "truncation")
+    lines = controlled(scope, "truncation", ignoring=("laws", *_STORED))
     if not lines:
         return "no two settings differ in the truncation of the teacher's laws alone"
     values = {str(value) for line in lines for value in line.entries}
@@ -175,7 +177,15 @@ def storage(scope: Scope) -> Drawn:
     stores: dict[str, Entry] = {}
     held = [e for e in scope.entries if e.storage_bytes]
     # several objectives learn from one store: a bar per store
-    bare = [replace(e.setting, objective=None, teacher_temperature=None) for e in held]
+    bare = [
+        replace(
+            e.setting,
+            objective=None,
+            teacher_temperature=None,
+            options=tuple(option for option in e.setting.options if option[0] in _STORED),
+        )
+        for e in held
+    ]
     for entry, name in zip(held, describe(bare), strict=True):
         if name not in stores or (entry.storage_bytes or 0) > (stores[name].storage_bytes or 0):
             stores[name] = entry

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from draftsmith.errors import InputError
 
+Option = str | int | float | bool | None
+Options = tuple[tuple[str, Option], ...]
+"""Names and values of what a run was told, factors aside."""
 UNDISTILLED = "none"
 """The objective of a draft model that was not distilled: what gains are counted from."""
 FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
@@ -59,6 +62,8 @@ class RunFigures:
     teacher_temperature: float | None = None
     truncation: str | None = None
     """Of the teacher's laws: `full`, or `top-50`."""
+    options: Options = ()
+    """Whatever else it was told that changes its result, the seed aside."""
     decoding_temperature: float | None = None
     target: str | None = None
     seed: int | None = None
@@ -110,6 +115,8 @@ class Setting:
     beams: int | None
     teacher_temperature: float | None
     truncation: str | None
+    options: Options
+    """Those in which runs of the comparison differ."""
     label: str | None = None
     """Where the others do not tell runs apart, or say nothing."""
 
@@ -263,15 +270,49 @@ def objective_name(objective: str | None) -> str:
 def describe(settings: Sequence[Setting], factors: Sequence[str] = FACTORS) -> list[str]:
     """A short name per setting: its objective, and of `factors` those that differ among them.
 
-    Of temperatures and truncations the usual one is not said.
+    Of temperatures and truncations the usual one is not said. Settings that would share a name are
+    told apart by their options.
     """
     usual = {name: _usual(settings, name) for name in ("teacher_temperature", "truncation")}
     varying = [name for name in factors if len({getattr(s, name) for s in settings}) > 1]
-    names = []
+    parts = []
     for setting in settings:
         said = [n for n in varying if n not in usual or getattr(setting, n) != usual[n]]
-        names.append(_name(setting, said))
-    return names
+        parts.append(_parts(setting, said))
+    rivals: dict[tuple[str, ...], list[Options]] = {}
+    for setting, own in zip(settings, parts, strict=True):
+        rivals.setdefault(own, []).append(setting.options)
+    telling = {own: _telling(some) for own, some in rivals.items()}
+    return [
+        _name((*own, *(say_option(n, setting.options) for n in telling[own])), setting.label)
+        for setting, own in zip(settings, parts, strict=True)
+    ]
+
+
+def say_option(name: str, options: Options) -> str:
+    """An option and its value in words: `tail floor`."""
+    value = dict(options).get(name, "unknown")
+    short = name.rpartition(".")[2].replace("_", " ")
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    elif isinstance(value, float):
+        value = f"{value:g}"
+    return f"{short} {'none' if value is None else value}"
+
+
+def _telling(some: Sequence[Options]) -> list[str]:
+    """The first options that together tell these apart: others often follow from them, as the
+    warm-up does from the duration."""
+    known = [dict(options) for options in some]
+    out: list[str] = []
+    parts = [0] * len(some)
+    for name in dict.fromkeys(name for own in known for name in own):
+        keys = [(part, name in own, own.get(name)) for part, own in zip(parts, known, strict=True)]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        if len(numbers) > len(set(parts)):
+            out.append(name)
+            parts = [numbers[key] for key in keys]
+    return out
 
 
 def _usual(settings: Sequence[Setting], factor: str) -> object:
@@ -282,7 +323,7 @@ def _usual(settings: Sequence[Setting], factor: str) -> object:
     return max(dict.fromkeys(known), key=known.count)
 
 
-def _name(setting: Setting, said: Sequence[str]) -> str:
+def _parts(setting: Setting, said: Sequence[str]) -> tuple[str, ...]:
     parts = [] if setting.objective is None else [objective_name(setting.objective)]
     if "drafter" in said and setting.drafter is not None:
         parts.insert(0, setting.drafter)
@@ -295,9 +336,13 @@ def _name(setting: Setting, said: Sequence[str]) -> str:
         parts.append(f"T={temperature:g}")
     if "truncation" in said and setting.truncation is not None:
         parts.append(setting.truncation)
+    return tuple(parts)
+
+
+def _name(parts: Sequence[str], label: str | None) -> str:
     name = ", ".join(parts)
-    if setting.label is not None:
-        return f"{name} ({setting.label})" if name else setting.label
+    if label is not None:
+        return f"{name} ({label})" if name else label
     return name or "all"
 
 

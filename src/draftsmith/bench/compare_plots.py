@@ -60,7 +60,7 @@ _PLOTS: tuple[tuple[Plot, Callable[[Scope], Drawn]], ...] = (
             name="beams",
             title="Beam width",
             caption="Lines join settings that differ in the width alone; whiskers are 95 % "
-            f"intervals over seeds. At most {MAX_LINES} lines, the best.",
+            f"intervals over seeds. At most {MAX_LINES} lines, every objective's fullest first.",
         ),
         charts.beams,
     ),

@@ -19,6 +19,7 @@ from draftsmith.bench.compare_figures import (
     Setting,
     describe,
 )
+from draftsmith.bench.compare_options import only_varying
 from draftsmith.bench.languages import find
 from draftsmith.errors import InputError, nearest
 
@@ -46,6 +47,7 @@ def compare(runs: Sequence[RunFigures], *, base: str | None = None) -> Compariso
             dataclasses.replace(r, objective=UNDISTILLED) if r.label == base else r for r in runs
         ]
     _refuse_doubles(runs)
+    runs = only_varying(runs)
     scopes, notes = [], []
     for (target, temperature), own in _grouped(
         runs, lambda run: (run.target, run.decoding_temperature)
@@ -104,6 +106,7 @@ def _setting(run: RunFigures, *, label: bool) -> Setting:
         beams=run.beams,
         teacher_temperature=run.teacher_temperature,
         truncation=run.truncation,
+        options=run.options,
         label=run.label if label else None,
     )
 
@@ -120,7 +123,10 @@ def _by_setting(
         clash = len({seed for _, seed in identities}) < len(identities)
         if clash and setting.objective is not None:
             labels = ", ".join(sorted({label for label, _ in identities}))
-            notes.append(f"{labels}: same setting and seed, so they are not pooled.")
+            notes.append(
+                f"{labels}: same setting and seed, so they are not pooled, and figures that show "
+                "one factor leave them out."
+            )
         for run in own:
             key = _setting(run, label=clash or setting.objective is None)
             out.setdefault(key, []).append(run)

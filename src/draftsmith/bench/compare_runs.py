@@ -8,9 +8,9 @@
         quality, quality_metric, answer_tokens, store_bytes (of the trajectories),
         by_language {name: {alpha, tau_predicted, ..}}
 
-All are optional, others may stand there too; a value of another type is an error. Where a bench
-measured the drafter of a distil run, both become one: the setting comes from the one, the
-measurement from the other.
+All are optional, others may stand there too; a value of another type is an error. Its `options`
+belong to the setting as well (`compare_options`). Where a bench measured the drafter of a distil
+run, both become one: the setting comes from the one, the measurement from the other.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
+from draftsmith.bench.compare_options import options_of
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
 from draftsmith.bench.statistics import figures
 from draftsmith.config import field_types, from_dict
@@ -219,6 +220,7 @@ def _distilled(folder: Path) -> _Trained:
         beams=results.beams,
         teacher_temperature=results.teacher_temperature,
         truncation=truncation,
+        options=options_of(values.get("options"), given, str(path)),
         decoding_temperature=results.decoding_temperature,
         target=results.target,
         seed=seed,
@@ -317,6 +319,7 @@ def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
         beams=whole.beams,
         teacher_temperature=whole.teacher_temperature,
         truncation=whole.truncation,
+        options=whole.options,
         seed=whole.seed,
         storage_tokens=whole.storage_tokens,
         storage_bytes=whole.storage_bytes,

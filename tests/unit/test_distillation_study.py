@@ -1,0 +1,106 @@
+"""The study of DistillBeam draws each figure from the rows that belong to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith.bench.compare_axes import controlled
+from draftsmith.bench.compare_figures import Scope
+from draftsmith.bench.compare_pool import compare
+from draftsmith.types import TreeShape
+
+STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
+SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
+PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate")
+"""All short runs; those of `auto` are written out, or a target would have to be asked its cost."""
+
+
+@pytest.fixture(scope="module")
+def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
+    """Of every short run that the study plans, with made-up marks: nothing is trained."""
+    sys.path.insert(0, str(STUDY))
+    try:
+        import distillbeam
+        from exam import Decoded, Marks
+        from lab import Lab
+        from study import Examined, Models
+        from writing import as_row
+    finally:
+        sys.path.remove(str(STUDY))
+    folder = tmp_path_factory.mktemp("study")
+    lab = Lab(
+        models=Models(folder=folder),
+        work=folder,
+        learn=folder / "learn.jsonl",
+        ask=folder / "ask.jsonl",
+        amounts=distillbeam.FULL,
+    )
+    runs = [lab.models.base, *(run for part in PARTS for run in distillbeam.PARTS[part](lab))]
+    runs += [
+        lab.run(f"beams-{width}@1500", "kl", label=f"kl, {width}, equal cost") for width in (2, 4)
+    ]
+    rows: list[dict[str, Any]] = []
+    for place, run in enumerate({run.name: run for run in runs}.values()):
+        decoded = Decoded(
+            shape=TreeShape.chain(8), temperature=1.0, tokens=(1600 + place,), steps=(1000,)
+        )
+        marks = Marks(exam="", decoded=(decoded,), alpha={"1": 0.4}, chrf=None, bleu=None)
+        rows.append(as_row(Examined(run=run, marks=marks)))
+    comparison = compare(distillbeam.compared(rows, 0.3))
+    assert comparison.notes == ()  # no run is taken for another
+    (only,) = comparison.scopes
+    return only
+
+
+def lines_of(
+    scope: Scope, factor: str, ignoring: tuple[str, ...] = (), **wanted: object
+) -> dict[str, set[object]]:
+    """Values of each objective's line among those whose options are the wanted ones."""
+    usual = {"limit": None, "learning_rate": 1e-3, "aggregate": "per_beam"} | wanted
+    out: dict[str, set[object]] = {}
+    for line in controlled(scope, factor, ignoring):
+        setting = next(iter(line.entries.values())).setting
+        options = dict(setting.options) | {"forcing": setting.forcing}
+        if all(options[name] == value for name, value in usual.items()):
+            assert setting.objective is not None and setting.objective not in out
+            out[setting.objective] = set(line.entries)
+    return out
+
+
+def test_every_setting_has_its_own_name(scope: Scope) -> None:
+    names = [entry.name for entry in scope.entries]
+    assert len(set(names)) == len(names)
+
+
+def test_every_objective_has_a_bar_for_every_forcing(scope: Scope) -> None:
+    found = lines_of(scope, "forcing", ("beams",), tail="bucket")
+    assert found == {key: {"gold", "greedy", "sample", "beam"} for key in {*SOFT, "sft"}}
+    drawn = controlled(scope, "forcing", ("beams",))[:8]
+    assert {next(iter(line.entries.values())).setting.objective for line in drawn} == set(found)
+
+
+def test_temperatures_have_their_one_and_whole_laws_their_cut_ones(scope: Scope) -> None:
+    found = lines_of(scope, "teacher_temperature", tail="renormalise")
+    assert found == {key: {0.7, 1.0, 2.0} for key in SOFT}
+    found = lines_of(scope, "truncation", tail="renormalise")
+    assert found == {key: {"top-50", "full"} for key in SOFT}
+
+
+def test_widths_at_equal_cost_do_not_join_those_on_all_prompts(scope: Scope) -> None:
+    found = lines_of(scope, "beams", forcing="beam", beam_weights="uniform")
+    assert found == {key: {1, 2, 4, 8, 16} for key in SOFT}
+    assert lines_of(scope, "beams", limit=1500) == {"kl": {2, 4}}
+
+
+def test_three_seeds_of_a_tail_are_pooled(scope: Scope) -> None:
+    found = {
+        entry.seeds
+        for entry in scope.entries
+        if dict(entry.setting.options).get("tail") == "floor"
+        or dict(entry.setting.options).get("reading") == "uniform"
+    }
+    assert found == {3}
