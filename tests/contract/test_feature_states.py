@@ -1,5 +1,5 @@
-"""Drafters over hidden states carry from step to step what a text that begins there would give them:
-the features of the accepted path, and the keys of settled pairs."""
+"""Drafters over hidden states carry from step to step what a text that begins there would give
+them: the features of the accepted path, and the keys of settled pairs."""
 
 from __future__ import annotations
 
