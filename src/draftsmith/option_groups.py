@@ -248,7 +248,8 @@ class ScheduleOptions(OptionGroup):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     deepspeed: Path | None = None
-    """A DeepSpeed configuration file (JSON), passed on as it is."""
+    """A DeepSpeed configuration file (JSON). Batch sizes and clipping that it leaves out or calls
+    "auto" follow from the options here; one that contradicts them is refused."""
 
     def validate(self) -> None:
         for name in ("block_length", "long_block_length"):

@@ -59,18 +59,19 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
         "weights": {name: whole(value) for name, value in named(trainer).items()},
     }
     if report is not None:
-        copy = DRAFTERS[argument["drafter"]]()
+        copy, best = (DRAFTERS[argument["drafter"]]() for _ in range(2))
         trainer.copy_into(copy)
         result |= {
             "copy": {name: value.detach() for name, value in copy.named_parameters()},
             "evaluation": report.evaluation,
             "best": [report.best_step, report.best_value],
             "losses": [list(entry) for entry in report.losses],
-            "loaded": trainer.load_best(),
+            "best_evaluation": report.best_evaluation,
+            "copied": trainer.copy_best_into(best),
+            "best_weights": {name: value.detach() for name, value in best.named_parameters()},
             "again": trainer.evaluate(),
         }
         result["gathered"] = [n for n, v in named(trainer).items() if not isinstance(v, DTensor)]
-        result["best_weights"] = {name: whole(value) for name, value in named(trainer).items()}
     return result
 
 
@@ -87,9 +88,10 @@ def test_a_run_of_two_processes_is_the_run_of_one(
         check_close(member["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
         assert same(member["weights"], member["copy"])
         assert member["evaluation"]["loss"] == pytest.approx(alone["evaluation"]["loss"], rel=1e-4)
-        # the best: chosen alike, kept whole, and what was measured comes back with it
-        assert member["best"][0] == alone["best"][0] == member["loaded"]
-        assert member["again"]["loss"] == member["best"][1]
+        # the best: chosen alike, kept whole, and what was measured is kept with it
+        assert member["best"][0] == alone["best"][0] == member["copied"]
+        assert member["best_evaluation"]["loss"] == member["best"][1]
+        assert member["again"] == member["evaluation"], "copying has changed what is trained"
         assert parallel == "data" or not member["gathered"], "evaluating leaves weights whole"
         check_close(member["best_weights"], alone["best_weights"], rtol=1e-3, atol=1e-4)
     newest = checkpoints.latest(tmp_path / "two" / "checkpoints")

@@ -136,7 +136,7 @@ def test_nothing_counted_is_no_figure_and_no_choice(tmp_path: Path) -> None:
     assert trainer.train().evaluation == {"tokens": 0.0}
     assert trainer.best() is None
     with pytest.raises(BackendError, match="no evaluation chose any"):
-        trainer.load_best()
+        trainer.copy_best_into(Bigram())
 
 
 def test_a_figure_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
@@ -238,19 +238,21 @@ def test_of_equal_values_the_earlier_stays(tmp_path: Path) -> None:
     assert same(best_of(tmp_path)[2], recorder.weights[1])
 
 
-def test_the_best_weights_come_back_into_the_drafter(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
+def test_the_best_weights_are_copied_with_what_was_measured_of_them(tmp_path: Path) -> None:
+    counted = [choosing(weight_name="tokens")]
+    trainer = make_trainer(tmp_path, config=EVERY, evaluations=counted)
     report = trainer.train()
     last = weights(trainer)
-    assert trainer.evaluate()["loss"] == report.evaluation["loss"] != report.best_value
-    assert trainer.load_best() == report.best_step
-    assert trainer.evaluate()["loss"] == report.best_value
-    assert not same(last, weights(trainer))
+    best = make_trainer(tmp_path / "best", evaluations=counted)
+    assert trainer.copy_best_into(best.drafter) == report.best_step
+    assert best.evaluate() == report.best_evaluation != trainer.evaluate() == report.evaluation
+    assert report.best_evaluation["loss"] == report.best_value
+    assert same(last, weights(trainer)) and not same(last, weights(best))
     # also in a process that did not train, and a finished run is not trained again
-    later = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
+    later = make_trainer(tmp_path, config=EVERY, evaluations=counted)
     assert later.train() == report
-    assert later.load_best() == report.best_step
-    assert same(weights(later), weights(trainer))
+    assert later.copy_best_into(trainer.drafter) == report.best_step
+    assert same(weights(trainer), weights(best))
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
@@ -377,7 +379,7 @@ def test_a_damaged_best_is_named(tmp_path: Path) -> None:
     assert path is not None
     (path / "weights.safetensors").write_bytes(b"half")
     with pytest.raises(BackendError, match=r"best/.*weights\.safetensors is damaged"):
-        trainer.load_best()
+        trainer.copy_best_into(Bigram())
 
 
 def test_a_full_disk_while_keeping_the_best_is_one_sentence(

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from tests.small_trainer import (
     CONFIG,
     Bigram,
+    FakeDeepSpeed,
     build,
     check_close,
+    choosing,
     llama,
     make_trainer,
     named,
@@ -23,9 +24,13 @@ from tests.small_trainer import (
     weights,
 )
 from torch import Tensor, nn
+from transformers.integrations.deepspeed import (
+    is_deepspeed_zero3_enabled,
+    set_hf_deepspeed_config,
+)
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from draftsmith.distill import settings
+from draftsmith.distill import settings, sharding
 from draftsmith.distill.settings import make_accelerator, read_deepspeed, recompute_layers
 from draftsmith.distill.sharding import Engine, to_device
 from draftsmith.distill.trainer import Trainer
@@ -209,34 +214,26 @@ def test_the_configuration_reaches_accelerate(
     assert tuple(handed[key] for key in SIZES) == (6, 6, 1)
 
 
+def test_models_that_are_loaded_later_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Zero3:
+        def is_zero3(self) -> bool:
+            return True
+
+    zero3 = Zero3()  # transformers holds it by a weak reference
+
+    def accelerator(**options: Any) -> None:
+        set_hf_deepspeed_config(zero3)  # as accelerate's does when it selects the plug-in
+
+    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(settings, "Accelerator", accelerator)
+    content = {"zero_optimization": {"stage": 3}}
+    make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
+    assert not is_deepspeed_zero3_enabled()
+
+
 # --------------------------------------------------------------------------- DeepSpeed's engine
-
-
-class FakeDeepSpeed:
-    """What the trainer uses of an Accelerator, with an engine that does what DeepSpeed's is
-    documented to do: backward divides by the accumulation, clips, steps and forgets gradients."""
-
-    distributed_type = DistributedType.DEEPSPEED
-    device = torch.device("cpu")
-    num_processes, process_index, is_main_process = 1, 0, True
-    gradient_accumulation_steps = 2
-
-    def prepare(self, learner: nn.Module, optimizer: Any) -> Any:
-        self.learner, self.optimizer, self.steps = learner, optimizer, 0
-        return learner, SimpleNamespace(step=lambda: None)
-
-    def backward(self, loss: Tensor) -> None:
-        (loss / self.gradient_accumulation_steps).backward()
-        self.norm = nn.utils.clip_grad_norm_(self.learner.parameters(), CONFIG.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps += 1
-
-    def clip_grad_norm_(self, parameters: Any, clip_norm: float) -> float:
-        return float(self.norm)
-
-    def get_state_dict(self, learner: nn.Module) -> dict[str, Tensor]:
-        return learner.state_dict()
 
 
 @pytest.mark.parametrize("backward", ["sum", "each"])
@@ -254,6 +251,34 @@ def test_an_engine_that_steps_by_itself_makes_the_same_steps(tmp_path: Path, bac
     again = make_trainer(tmp_path / "engine", config=config, accelerator=FakeDeepSpeed())
     with pytest.raises(BackendError, match="cannot take weights from a checkpoint"):
         again.train()
+
+
+def test_the_best_weights_of_an_engine_are_copied_though_it_takes_none_in(tmp_path: Path) -> None:
+    config = replace(CONFIG, evaluate_every=1, learning_rate=0.5)
+    fake: Any = FakeDeepSpeed()
+    trainer = make_trainer(tmp_path, config=config, evaluations=[choosing()], accelerator=fake)
+    report = trainer.train()
+    best = make_trainer(tmp_path / "best", evaluations=[choosing()])
+    assert trainer.copy_best_into(best.drafter) == report.best_step != CONFIG.steps
+    assert best.evaluate() == report.best_evaluation != report.evaluation
+
+
+def test_where_the_main_process_alone_is_given_the_weights_all_can_copy_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = make_trainer(tmp_path / "0", accelerator=FakeDeepSpeed())
+    main.one_step()
+    other = make_trainer(tmp_path / "1", accelerator=FakeDeepSpeed(num_processes=2, rank=1))
+
+    def from_main(box: list[Any]) -> None:
+        assert box == [None], "with ZeRO-3, what others than the main process are given"
+        box[0] = main.accelerator.get_state_dict(main.layout.learner)
+
+    monkeypatch.setattr(sharding, "broadcast_object_list", from_main)
+    assert other.layout.weights() == {}, "a checkpoint is written by the main process"
+    copy = Bigram()
+    other.copy_into(copy)
+    assert same(dict(copy.named_parameters()), weights(main))
 
 
 def test_an_engine_is_not_fed_a_loss_that_is_not_finite(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ class Best:
 
     step: int
     value: float
+    values: dict[str, float]
+    """All figures of that evaluation."""
     path: Path
     """A checkpoint of weights alone."""
 
@@ -146,7 +148,7 @@ class Best:
 def keep_best(folder: Path, evaluation: Evaluation, weights: Checkpoint) -> None:
     """Write the new best to `folder` and remove what was there; BackendError (disk, rights).
 
-    `weights.state` holds its `value` and the `identity` of the run.
+    `weights.state` holds its `value`, all its `values`, and the `identity` of the run.
     """
     state = {**weights.state, "figure": evaluation.figure}
     checkpoints.save(folder, replace(weights, state=state), keep=1)
@@ -157,7 +159,9 @@ def find_best(folder: Path, evaluation: Evaluation) -> Best | None:
     found = []
     for path in checkpoints.complete(folder):
         state = checkpoints.read_state(path)
-        found.append(Best(step=state["step"], value=state["value"], path=path))
+        value = state["value"]
+        values = state.get("values", {evaluation.name: value})  # older runs kept the one figure
+        found.append(Best(step=state["step"], value=value, values=values, path=path))
     return min(found, key=lambda best: (evaluation.sign * best.value, best.step), default=None)
 
 

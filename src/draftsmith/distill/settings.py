@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available
 from torch import nn
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from draftsmith.errors import BackendError, InputError
 
@@ -217,12 +218,16 @@ def make_accelerator(
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=mixed,
         log_with=list(log_with) or None,
         project_dir=folder,
         deepspeed_plugin=None if deepspeed is None else deepspeed_plugin(deepspeed),
     )
+    # With ZeRO-3 transformers would spread every model that it loads from now on, also the finished
+    # one, which has to be whole.
+    unset_hf_deepspeed_config()
+    return accelerator
 
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

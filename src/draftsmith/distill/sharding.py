@@ -90,8 +90,8 @@ class Layout(Protocol):
     def optimizer_state(self) -> dict[str, Any]:
         """As the optimiser of a single process would say it; see `weights`."""
 
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
-        """Take these in (None: leave the optimiser alone); every process gives the same."""
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Take these in, to go on training; every process gives the same."""
 
 
 class Replicated:
@@ -135,12 +135,9 @@ class Replicated:
     def optimizer_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
-        with torch.no_grad():
-            for name, parameter in self.drafter.named_parameters():
-                parameter.copy_(weights[name])
-        if optimizer is not None:
-            self.optimizer.load_state_dict(optimizer)
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        fill(self.drafter, weights)
+        self.optimizer.load_state_dict(optimizer)
 
 
 class Sharded:
@@ -199,13 +196,12 @@ class Sharded:
         found = get_optimizer_state_dict(self.drafter, self.optimizer, options=options)
         return _renamed(found, {name: i for i, name in enumerate(self._names())}) if found else {}
 
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         # Not strict: a second name of a shared parameter is in no checkpoint.
         options = StateDictOptions(full_state_dict=True, strict=False)
         set_model_state_dict(self.drafter, dict(weights), options=options)
-        if optimizer is not None:
-            named = _renamed(optimizer, dict(enumerate(self._names())))
-            set_optimizer_state_dict(self.drafter, self.optimizer, named, options=options)
+        named = _renamed(optimizer, dict(enumerate(self._names())))
+        set_optimizer_state_dict(self.drafter, self.optimizer, named, options=options)
 
     def _names(self) -> list[str]:
         """Names of the parameters in the order in which an optimiser numbers them."""
@@ -250,12 +246,17 @@ class Engine:
 
     def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
         found = self.accelerator.get_state_dict(self.learner)
+        if everywhere and self.accelerator.num_processes > 1:
+            # With ZeRO-3 only the main process has been given any.
+            box = [found]
+            broadcast_object_list(box)
+            found = box[0]
         return {name: found[f"drafter.{name}"] for name in self.names} if found else {}
 
     def optimizer_state(self) -> dict[str, Any]:
         return {}
 
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         raise BackendError(
             "a run with DeepSpeed cannot take weights from a checkpoint; begin in another folder"
         )
@@ -336,6 +337,13 @@ def check_weights(drafter: Drafter, weights: dict[str, Tensor], path: Path) -> N
     for name, shape in own.items():
         if shape != weights[name].shape:
             raise BackendError(f"{path} holds {name} in another shape")
+
+
+def fill(drafter: Drafter, weights: dict[str, Tensor]) -> None:
+    """Copy these weights into the parameters of the same names."""
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            parameter.copy_(weights[name])
 
 
 def _clip_values(drafter: nn.Module, most: float) -> None:

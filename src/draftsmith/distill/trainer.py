@@ -10,7 +10,7 @@ import math
 import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,14 @@ from draftsmith.distill.settings import (
     read_deepspeed,
     recompute_layers,
 )
-from draftsmith.distill.sharding import added, check_weights, make_layout, on_main, to_device
+from draftsmith.distill.sharding import (
+    added,
+    check_weights,
+    fill,
+    make_layout,
+    on_main,
+    to_device,
+)
 from draftsmith.drafters._base import Drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import TrajectoryBatch
@@ -68,6 +75,8 @@ class TrainReport:
     best_step: int | None = None
     """Steps done when the evaluation that chooses was best; None: none chooses."""
     best_value: float | None = None
+    best_evaluation: dict[str, float] = field(default_factory=dict)
+    """All figures of that evaluation."""
 
 
 class Trainer:
@@ -194,6 +203,7 @@ class Trainer:
             evaluation=values,
             best_step=self._best.step if self._best else None,
             best_value=self._best.value if self._best else None,
+            best_evaluation=self._best.values if self._best else {},
         )
 
     def one_step(self) -> StepReport:
@@ -294,23 +304,21 @@ class Trainer:
         found = None if self.chooser is None else find_best(self._best_folder, self.chooser)
         return None if found is None else found.path
 
-    def load_best(self) -> int:
-        """Put the best weights into the drafter, on every process; the step they are from."""
+    def copy_best_into(self, drafter: Drafter) -> int:
+        """Copy the best weights, whole, into a drafter that is not being trained; the step they are
+        from. The trained one keeps its own: not every layout can take weights in."""
         path = self.best()
         if path is None:
             raise BackendError(f"{self._best_folder} holds no weights: no evaluation chose any")
         saved = checkpoints.load(path)
-        check_weights(self.drafter, saved.weights, path)
-        self.layout.load(saved.weights, None)
+        check_weights(drafter, saved.weights, path)
+        fill(drafter, saved.weights)
         return saved.step
 
     def copy_into(self, drafter: Drafter) -> None:
         """Copy the weights as they are now, whole, into a drafter that is not being trained. Every
         process calls this and fills its own."""
-        weights = self.layout.weights(everywhere=True)
-        with torch.no_grad():
-            for name, parameter in drafter.named_parameters():
-                parameter.copy_(weights[name])
+        fill(drafter, self.layout.weights(everywhere=True))
 
     def evaluate(self, *, final: bool = True) -> dict[str, float]:
         """All figures; unless `final`, over the first batches only where an evaluation says so."""
@@ -335,16 +343,17 @@ class Trainer:
             return {}
         values = self.evaluate(final=final)
         if self.chooser is not None:
-            self._choose(self.chooser, values.get(self.chooser.name))
+            self._choose(self.chooser, values)
         for callback in self.callbacks:
             callback.on_evaluate(self, values)
         return values
 
-    def _choose(self, choice: Evaluation, value: float | None) -> None:
+    def _choose(self, choice: Evaluation, values: dict[str, float]) -> None:
+        value = values.get(choice.name)
         if not is_better(self._best, choice, step=self.step, value=value):
             return
         weights = self.layout.weights()
-        state = {"value": value, "identity": self.identity}
+        state = {"value": value, "values": values, "identity": self.identity}
         new = Checkpoint(step=self.step, weights=weights, optimizer={}, state=state)
         on_main(self.accelerator, partial(keep_best, self._best_folder, choice, new))
         self._best = find_best(self._best_folder, choice)

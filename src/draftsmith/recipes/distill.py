@@ -91,13 +91,14 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         _say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
     _say(f"{trainer.config.steps} steps")
     report = trainer.train()
-    after = report.evaluation
-    if report.best_step is not None:
-        trainer.load_best()
-        after = trainer.evaluate()
-    results = _results(options, student, lesson, report, before, after)
     finished = student.again()  # the trained one may be in parts
-    trainer.copy_into(finished.learner)
+    if report.best_step is None:
+        after = report.evaluation
+        trainer.copy_into(finished.learner)
+    else:
+        after = report.best_evaluation
+        trainer.copy_best_into(finished.learner)
+    results = _results(options, student, lesson, report, before, after)
     if accelerator.is_main_process:
         finished.write(options, record, results, _readme(results))
         shutil.rmtree(out / "work", ignore_errors=True)

@@ -1,0 +1,60 @@
+"""What `distill` writes: the draft with the best held-out figure, also where the last is worse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.command_cases import Command, a_collect, a_command, distill_words, work_folder
+from tests.small_trainer import FakeDeepSpeed
+
+from draftsmith.distill import settings
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(work_folder(tmp_path), capsys)
+
+
+def check_the_best_is_written(folder: Path, command: Command, *words: str) -> None:
+    """A run that spoils its draft in the end writes the one from before; measured again, as the
+    beginning of another run, that has the best figure."""
+    store = ["--store", str(folder / "store"), "--hold-out", "0.4"]
+    a_collect(folder, command)(folder / "store", "--samples", "3")
+    spoiling = ["--eval-every", "1", "--warmup", "12", "--learning-rate", "2"]
+    found = command("distill", *distill_words(folder, folder / "out", *store, *spoiling, *words))
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    measured = {
+        line["step"]: line["acceptance"] for line in map(json.loads, lines) if "acceptance" in line
+    }
+    best = max(measured, key=lambda step: measured[step])
+    assert found["best_step"] == best < 12
+    assert found["acceptance"] == measured[best] > measured[12] + 0.01
+    results = json.loads((folder / "out" / "run.json").read_text())["results"]
+    assert results["held_out"]["acceptance"] == results["alpha"] == measured[best]
+    assert results["held_out"]["tokens"] == results["held_out_before"]["tokens"]
+    again = distill_words(folder, folder / "again", *store, "--duration", "1steps")
+    again[again.index("--drafter") + 1] = str(folder / "out")
+    assert command("distill", *again)["acceptance_before"] == pytest.approx(measured[best])
+
+
+def test_with_deepspeed_the_best_draft_is_written(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = settings.Accelerator
+    fakes: list[FakeDeepSpeed] = []
+
+    def accelerator(**options: Any) -> Any:
+        if options["deepspeed_plugin"] is None:
+            return real(**options)
+        fakes.append(FakeDeepSpeed())
+        return fakes[-1]
+
+    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(settings, "Accelerator", accelerator)
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    check_the_best_is_written(tmp_path, command, "--deepspeed", str(path))
+    assert [fake.steps for fake in fakes] == [12]
