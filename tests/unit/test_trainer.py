@@ -21,6 +21,7 @@ from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
 from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.objective import CrossEntropy, LossTerms
 from draftsmith.distill.settings import TrainerConfig, keyed_noise
+from draftsmith.distill.trainer import Trainer
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import TrajectoryBatch
 
@@ -297,6 +298,32 @@ def test_sigterm_saves_and_exits_with_143(tmp_path: Path) -> None:
     assert stopped.value.code == 143
     newest = checkpoints.latest(tmp_path / "checkpoints")
     assert newest is not None and checkpoints.load(newest).step == 4
+
+
+@pytest.mark.parametrize("looks", range(1, 8))
+def test_whenever_the_signal_comes_the_last_step_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """It comes right after the loop has looked for one so many times."""
+    count = 0
+    heard = Trainer._stop.fget
+    assert heard is not None
+
+    def look(trainer: Trainer) -> int | None:
+        nonlocal count
+        found: int | None = heard(trainer)
+        count += 1
+        if count == looks:
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(Trainer, "_stop", property(look))
+    trainer = make_trainer(tmp_path, config=replace(CONFIG, steps=6, save_every=4))
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train()
+    assert stopped.value.code == 143
+    newest = checkpoints.latest(tmp_path / "checkpoints")
+    assert newest is not None and checkpoints.load(newest).step == trainer.step > 0
 
 
 def test_signal_handlers_are_given_back(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Trainer:
             recompute_layers(drafter)
         optimizer = partial(adamw, drafter, config)
         self.layout = make_layout(config.parallel, drafter, optimizer, self.accelerator)
-        self.step = 0
+        self.step = self._saved = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.tokens = 0
@@ -180,12 +180,14 @@ class Trainer:
                     for callback in self.callbacks:
                         callback.on_step(self, report)
                     every = self.config.evaluate_every
-                    last = self.step == self.config.steps
-                    if every and self.step % every == 0 and not last:
+                    if every and self.step % every == 0 and self.step < self.config.steps:
                         self._evaluate(final=False)
                     # Behind the evaluation: the weights saved here had their chance to be best.
-                    if self.step % self.config.save_every == 0 or last or self._stop:
+                    if self.step % self.config.save_every == 0:
                         self.save()
+                # Behind the loop: a signal may come after any look at it.
+                if self.step > self._saved:
+                    self.save()
                 if self._stop is None:
                     values = self._evaluate(final=True)
             finally:
@@ -270,6 +272,7 @@ class Trainer:
                 callback.on_save(self, path)
 
         on_main(self.accelerator, write)
+        self._saved = self.step
 
     def restore(self, saved: Checkpoint, path: Path) -> None:
         """Continue from `saved`; InputError when it belongs to a run with other options."""
@@ -283,7 +286,7 @@ class Trainer:
         check_plan(saved.state["plan"], self._plan(), saved.step, path)
         check_weights(self.drafter, saved.weights, path)
         self.layout.load(saved.weights, saved.optimizer)
-        self.step = saved.step
+        self.step = self._saved = saved.step
         self.skipped = saved.state["skipped"]
         self.skipped_in_a_row = saved.state["skipped_in_a_row"]
         self.tokens = saved.state["tokens"]
