@@ -40,6 +40,10 @@ def check_the_best_is_written(folder: Path, command: Command, *words: str) -> No
     assert command("distill", *again)["acceptance_before"] == pytest.approx(measured[best])
 
 
+def test_the_best_draft_is_written_not_the_last(tmp_path: Path, command: Command) -> None:
+    check_the_best_is_written(tmp_path, command)
+
+
 def test_with_deepspeed_the_best_draft_is_written(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
