@@ -175,7 +175,7 @@ def griffin() -> Drafter:
 
 
 def medusa() -> Drafter:
-    """Heads that learn one after the other, each in a backward pass of its own."""
+    """Heads that learn one after the other."""
     return over_embeddings(Medusa(Medusa.Config(heads=3)))
 
 

@@ -100,7 +100,7 @@ EXPECTED = {
         --debug --fixed-effects --json --observations --out --predict --protocol
     """,
     "plan optimum": """
-        --coefficients --cost-ratio --debug --draft-params --draft-tokens --integer --json --law
+        --coefficients --cost-floor --cost-ratio --debug --draft-params --draft-tokens --integer --json --law
         --loss --out --target-params --target-tokens
     """,
     "plan sweep": """
@@ -116,7 +116,7 @@ EXPECTED = {
         --debug --json --number --out
     """,
     "plan ladder": """
-        --coefficients --cost-ratio --debug --eval-text --flops --hours --json --law --loss --out
+        --coefficients --cost-floor --debug --eval-text --flops --hours --json --law --loss --out
         --prompts --suite --target --target-params --target-tokens --text --tokens
         --tokens-per-second --vocab-size
     """,

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.small_trainer import CONFIG, Bigram, StopAfter, make_source, make_trainer, weights
+from tests.small_trainer import (
+    CONFIG,
+    Bigram,
+    StopAfter,
+    make_source,
+    make_trainer,
+    over_embeddings,
+    weights,
+)
 from torch import nn
 
 from draftsmith.distill import checkpoint as checkpoints
@@ -22,6 +30,7 @@ from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.objective import CrossEntropy, LossTerms
 from draftsmith.distill.settings import TrainerConfig, keyed_noise
 from draftsmith.distill.trainer import Trainer
+from draftsmith.drafters.griffin import Griffin
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import TrajectoryBatch
 
@@ -193,6 +202,20 @@ def test_unrolled_steps_add_their_losses(tmp_path: Path, backward: str) -> None:
     )
     fresh = make_trainer(tmp_path, drafter=Bigram(dropout=0, num_steps=3, backward=backward))
     assert fresh.one_step().grad_norm == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("forwards", [1, 3])
+def test_gradients_of_forwards_are_their_mean_or_their_sum(tmp_path: Path, forwards: int) -> None:
+    config = Griffin.Config(noise=0.0, mask_top=0, num_forwards=forwards, seed=3)
+    reports = {}
+    for how in ("mean", "sum"):
+        drafter = over_embeddings(Griffin(replace(config, gradients=how)))
+        drafter.train().requires_grad_(True)
+        reports[how] = make_trainer(tmp_path / how, drafter=drafter).one_step()
+    mean, summed = reports["mean"], reports["sum"]
+    assert mean.grad_norm > 0
+    assert summed.grad_norm == pytest.approx(forwards * mean.grad_norm, rel=1e-4)
+    assert summed.loss == pytest.approx(forwards * mean.loss, rel=1e-5)
 
 
 def test_the_rate_warms_up_and_decays() -> None:
