@@ -100,8 +100,8 @@ EXPECTED = {
         --debug --fixed-effects --json --observations --out --predict --protocol
     """,
     "plan optimum": """
-        --coefficients --cost-floor --cost-ratio --debug --draft-params --draft-tokens --integer --json --law
-        --loss --out --target-params --target-tokens
+        --coefficients --cost-floor --cost-ratio --debug --draft-params --draft-tokens --integer
+        --json --law --loss --out --target-params --target-tokens
     """,
     "plan sweep": """
         --coefficients --debug --grid --json --law --loss --out
