@@ -1,6 +1,8 @@
 """What a drafter is worth, measured by decoding: the same exam for every run of a study.
 
-    tokens per step    chains and a tree, at each temperature, counted while really decoding
+    tokens per step    chains and a tree, at each temperature, counted while really decoding, behind
+                       the prompt's own step: lookups and draft models draft in it, drafters over
+                       hidden states cannot
     acceptance         of draft models: sum of min(p, q) on the target's own texts, without draws
     quality            of draft models: chrF and BLEU of their own greedy texts
 
@@ -13,6 +15,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,9 @@ from draftsmith.provenance import digest, write_text_atomic
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
+
+COUNTED = "behind the prompt's own step"
+"""Which steps; figures that counted others are of another exam."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ class Exam:
     def key(self) -> str:
         """Changes when anything that the figures depend on does."""
         prompts = [[prompt.id, prompt.text] for prompt in self.read()]
-        return digest(asdict(self) | {"target": "", "prompts": prompts})
+        return digest(asdict(self) | {"target": "", "prompts": prompts, "counted": COUNTED})
 
     def read(self) -> tuple[Prompt, ...]:
         return load_prompts(self.prompts, limit=self.skip + self.limit)[self.skip :]
@@ -75,8 +81,9 @@ class Decoded:
     shape: TreeShape
     temperature: float
     tokens: tuple[int, ...]
+    """Without those of the prompt's own step."""
     steps: tuple[int, ...]
-    """Forwards of the target."""
+    """Forwards of the target, without the prompt's own."""
 
     @property
     def tau(self) -> float:
@@ -218,7 +225,8 @@ def count(
     tokens, steps = [0] * len(prompts), [0] * len(prompts)
     for rows in batches(prompts, exam.batch_size):
         chosen = [prompts[row] for row in rows]
-        for step in decode(target, drafter, chosen, options, request_ids=rows):
+        run = decode(target, drafter, chosen, options, request_ids=rows)
+        for step in islice(run, 1, None):
             for row, new, active in zip(rows, step.emitted, step.active, strict=True):
                 tokens[row] += len(new)
                 steps[row] += active

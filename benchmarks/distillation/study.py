@@ -15,22 +15,26 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from exam import Exam, Marks, sit
 
+from draftsmith.config import as_dict
+from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.provenance import digest, write_json_atomic
+from draftsmith.provenance import digest, jsonable, write_json_atomic
 from draftsmith.types import TreeShape
 
 T = TypeVar("T")
 COST = "cost.json"
+PATHS = ("target", "model.target", "prompts", "out", "drafter", "store", "text")
+"""Options that records name by another way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +105,7 @@ def training(steps: int, *, block_length: int, batch_tokens: int, rate: float) -
 
 def collect(stores: Iterable[CollectOptions], workers: int) -> None:
     """Write the stores that are not there yet."""
-    missing = [store for store in stores if not (store.out / "run.json").is_file()]
+    missing = [store for store in stores if not _is_done(store.out, store)]
     _each("collecting", _collect, missing, [store.out.name for store in missing], workers)
 
 
@@ -127,13 +131,40 @@ def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
     run, exam, work = job
     folder = work / "runs" / run.name
     with _logged(folder / "log.txt"):
-        if run.options is not None and not (Path(run.drafter) / "run.json").is_file():
+        if run.options is not None and not _is_done(Path(run.drafter), run.options):
             from draftsmith.recipes import distill as recipe
 
             with _costed(folder / COST):
                 recipe.run(run.options)
         marks = sit(exam, run.drafter, run.tree)
     write_json_atomic(_marks(run, exam, work), asdict(marks))
+
+
+def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
+    """Whether it has been made, and by these options (files may have been named otherwise)."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return False
+    before = _flat(json.loads(path.read_text(encoding="utf-8"))["options"])
+    now = _flat(jsonable(as_dict(options)))
+    other = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+    if other:
+        name = min(other)
+        raise InputError(
+            f"{folder} was made with {name} {before[name]}, and the study now has {now[name]}: "
+            "remove the folder, or work in another one (--work)"
+        )
+    return True
+
+
+def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{above}{name}.")
+        elif f"{above}{name}" not in PATHS:
+            out[f"{above}{name}"] = value
+    return out
 
 
 @contextlib.contextmanager

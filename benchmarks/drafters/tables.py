@@ -21,10 +21,10 @@ def write(record: Mapping[str, Any]) -> str:
     out = [
         f"# Drafters of {record['model']}",
         "",
-        f"Trained on the same prompts, {steps} steps of {tokens} tokens each. tau: tokens per "
-        "forward of the target, its own token included, counted while decoding; 95 % intervals "
-        "over seeds and prompts. SpS drafts with the draft model as it is shipped, which has seen "
-        "far more text.",
+        f"Trained on the same prompts, {steps} steps of {tokens} tokens each, in one stage. tau: "
+        "tokens per forward of the target, its own token included, counted while decoding, behind "
+        "the prompt's own step; 95 % intervals over prompts and, where there are several, seeds. "
+        "SpS drafts with the draft model as it is shipped, which has seen far more text.",
         "",
     ]
     if "methods" in record:
@@ -158,7 +158,8 @@ def _ablations(part: Mapping[str, Any]) -> list[str]:
     return [
         "## What each choice brings",
         "",
-        "Ratio: mean tau of all shapes at both temperatures, over that of the drafter beside.",
+        "Ratio: mean tau of all shapes at both temperatures, over that of the drafter beside. "
+        "Drafters of one seed: the intervals hold no noise of training.",
         "",
         *_table(head, lines),
     ]
