@@ -176,7 +176,7 @@ class Lab:
                 drafter=drafter or self.models.draft,
                 store=tuple(self.work / "stores" / store for store in stores),
                 objective=LOSSES[loss],
-                text=(self.library(),) if mixed else (),
+                text=(self.beside(),) if mixed else (),
                 laws="teacher",  # whole laws, as in the paper
                 training=replace(
                     training(steps, block_length=512, batch_tokens=10 * 512, rate=1e-3),
@@ -192,7 +192,7 @@ class Lab:
             label=name.removesuffix(f"-s{seed}"),
         )
 
-    def library(self) -> str:
+    def beside(self) -> str:
         """The pre-training text: files that no prompt of an exam is from."""
         path = self.work / "library_text.jsonl"
         if not path.exists():

@@ -15,15 +15,16 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from exam import Exam, Marks, sit
 
+from draftsmith.bench.compare_options import flattened
 from draftsmith.config import as_dict
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
@@ -33,7 +34,7 @@ from draftsmith.types import TreeShape
 
 T = TypeVar("T")
 COST = "cost.json"
-PATHS = ("target", "model.target", "prompts", "out", "drafter", "store", "text")
+PATHS = {"target", "model.target", "prompts", "out", "drafter", "store", "text"}
 """Options that records name by another way."""
 
 
@@ -145,26 +146,15 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
     path = folder / "run.json"
     if not path.is_file():
         return False
-    before = _flat(json.loads(path.read_text(encoding="utf-8"))["options"])
-    now = _flat(jsonable(as_dict(options)))
-    other = [name for name in before.keys() & now.keys() if before[name] != now[name]]
-    if other:
-        name = min(other)
-        raise InputError(
-            f"{folder} was made with {name} {before[name]}, and the study now has {now[name]}: "
-            "remove the folder, or work in another one (--work)"
-        )
+    before = flattened(json.loads(path.read_text(encoding="utf-8"))["options"])
+    now = flattened(jsonable(as_dict(options)))
+    for name in sorted((before.keys() & now.keys()) - PATHS):
+        if before[name] != now[name]:
+            raise InputError(
+                f"{folder} was made with {name} {before[name]}, and the study now has {now[name]}: "
+                "remove the folder, or work in another one (--work)"
+            )
     return True
-
-
-def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{above}{name}.")
-        elif f"{above}{name}" not in PATHS:
-            out[f"{above}{name}"] = value
-    return out
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.cache import KVCache, lay_out
 from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters._base import Drafter
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
 from draftsmith.targets._base import Target
@@ -21,6 +21,7 @@ from draftsmith.targets.hf import HFTarget
 from draftsmith.types import DraftTree, RequestBatch, Signals, TreeShape
 
 from .cases import CASES, TREE, Case
+from .following import Following
 from .test_greedy import models, predictions_for, prompts_of
 from .test_rows import PROMPTS, predicted
 from .toys import dense
@@ -182,28 +183,15 @@ def test_an_interrupted_step_leaves_the_session_usable(
     assert texts == expected
 
 
-class Watched(Drafter):
-    """Passes everything on, and compares each proposal with that of a drafter that starts anew."""
+class Watched(Following):
+    """Compares each proposal with that of a drafter that starts anew."""
 
     def __init__(self, inner: Drafter, case: Case) -> None:
-        super().__init__()
-        self.inner, self.case = inner, case
-        self.known: list[list[int]] = []
+        super().__init__(inner)
+        self.case = case
         self.compared = 0
-        self.default_shape = inner.default_shape
 
-    def bind(self, target: TargetView) -> None:
-        self.inner.bind(target)
-
-    def start(self, request: RequestBatch) -> DraftState:
-        self.known = [list(row) for row in request.tokens]
-        return _Kept(self, self.inner.start(request))
-
-    def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
-        assert isinstance(state, _Kept)
-        tree = self.inner.propose(state.inner, shape, sampler, noise)
+    def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
         fresh = self.inner.start(
             RequestBatch(
                 tokens=self.known, request_ids=tuple(range(len(self.known))), max_new_tokens=9
@@ -219,26 +207,6 @@ class Watched(Drafter):
             error = float((tree.q.probs() - again.q.probs()).abs().max())
             assert error < CLOSE, f"{self.case} reports laws that are off by {error:.3g}"
         self.compared += 1
-        return tree
-
-    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
-        assert isinstance(state, _Kept)
-        for row, new in zip(self.known, accepted.emitted, strict=True):
-            row.extend(new)
-        return _Kept(self, self.inner.advance(state.inner, accepted))
-
-
-class _Kept(DraftState):
-    def __init__(self, owner: Watched, inner: DraftState) -> None:
-        self.owner, self.inner = owner, inner
-
-    def take(self, rows: Sequence[int]) -> _Kept:
-        self.owner.known = [self.owner.known[b] for b in rows]
-        return _Kept(self.owner, self.inner.take(rows))
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Kept:
-        self.owner.known = [list(row) for row in tokens]
-        return _Kept(self.owner, self.inner.rewind(tokens))
 
 
 FORGETFUL = [c for c in CASES if not c.remembers and not c.uses_predictions and c.drafts]

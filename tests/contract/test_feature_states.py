@@ -9,63 +9,39 @@ import pytest
 import torch
 
 from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Accepted, Drafter, DraftState
+from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import make_drafter
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import DraftTree, RequestBatch, TreeShape
+from draftsmith.types import DraftTree, TreeShape
+from tests.draft_paths import Path, paths_of
+
+from .following import Following
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
 FEW = 12
 """Tokens that there are: drafts with random weights are accepted now and then."""
 PROMPTS = ([1, 5, 2], [7, 7, 3, 0, 9, 11, 4], [8, 2, 2, 10, 6])
 COUNT, DEPTH = 20, 3
-Text = tuple[int, ...]
-Path = tuple[int, ...]
 
 
-def paths_of(tree: DraftTree, row: int) -> list[Path]:
-    """Of all drafted nodes, as the drafter ordered them."""
-    out: list[Path] = []
-    for token, parent in zip(tree.tokens_BN[row], tree.parents_BN[row], strict=True):
-        if int(parent) >= -1:
-            above = out[int(parent)] if int(parent) >= 0 else ()
-            out.append((*above, int(token)))
-    return out
-
-
-class Heard(Drafter):
-    """Passes everything on, and keeps what was proposed behind which text."""
+class Heard(Following):
+    """Keeps what was proposed behind which text."""
 
     def __init__(self, inner: Drafter) -> None:
-        super().__init__()
-        self.inner, self.signals = inner, inner.signals
-        self.proposed: dict[Text, list[Path]] = {}
+        super().__init__(inner)
+        self.proposed: dict[tuple[int, ...], list[Path]] = {}
 
-    def bind(self, target: HFTarget) -> None:
-        self.inner.bind(target)
-        self.signals = self.inner.signals
-
-    def start(self, request: RequestBatch) -> DraftState:
-        return self.inner.start(request)
-
-    def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
-        tree = self.inner.propose(state, shape, sampler, noise)
-        for row, known in enumerate(state.known):  # type: ignore[attr-defined]
+    def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
+        for row, known in enumerate(self.known):
             self.proposed[tuple(known)] = paths_of(tree, row)
-        return tree
-
-    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
-        return self.inner.advance(state, accepted)
 
 
 def drafts(
     target: HFTarget, kind: str, prompts: Sequence[Sequence[int]], shape: TreeShape, count: int
-) -> tuple[dict[Text, list[Path]], int]:
+) -> tuple[dict[tuple[int, ...], list[Path]], int]:
     """What is proposed behind every text at temperature 0, and how many drafts were accepted."""
     torch.manual_seed(0)
     drafter = Heard(make_drafter(kind))

@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.draft_paths import Path, paths_of
 from torch import Tensor
 
 from draftsmith.drafters._dynamic import grow_dynamic
-from draftsmith.types import PADDING, ROOT, DraftTree, TreeShape
-
-Path = tuple[int, ...]
+from draftsmith.types import PADDING, TreeShape
 
 
 class Table:
@@ -74,14 +73,6 @@ def by_hand(table: Table, row: int, shape: TreeShape) -> set[Path]:
         beams = sorted(grown, key=lambda item: -item[0])[:width]
     assert shape.keep is not None
     return {path for _, path in sorted(pool, key=lambda item: -item[0])[: shape.keep]}
-
-
-def paths_of(tree: DraftTree, row: int) -> list[Path]:
-    out: list[Path] = []
-    for token, parent in zip(tree.tokens_BN[row], tree.parents_BN[row], strict=True):
-        above = () if parent == ROOT else out[int(parent)]
-        out.append((*above, int(token)))
-    return out
 
 
 @pytest.mark.parametrize("seed", range(5))

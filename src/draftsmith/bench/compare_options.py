@@ -46,7 +46,7 @@ def options_of(given: object, results: Mapping[str, Any], where: str) -> Options
         return tuple((name, results[key]) for key, name in _FALLBACK.items() if key in results)
     if not isinstance(given, Mapping):
         raise InputError(f"expected an object in {where}, options, got {given!r}")
-    flat = _flat(given)
+    flat = flattened(given)
     if given.get("store") and results.get("data"):
         # the same store may be named from several folders, and a name be used for another store
         names = "+".join(Path(str(folder)).name for folder in given["store"])
@@ -73,6 +73,20 @@ def only_varying(runs: Sequence[RunFigures]) -> list[RunFigures]:
     ]
 
 
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
+    """Groups by dotted names; lists as one text."""
+    out: dict[str, Option] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            out |= flattened(value, f"{name}.")
+        elif isinstance(value, list):
+            out[name] = ", ".join(map(str, value)) or None
+        else:
+            out[name] = value
+    return out
+
+
 # --------------------------------------------------------------------------- inside
 
 
@@ -82,17 +96,3 @@ def _is_distilled(run: RunFigures) -> bool:
 
 def _chosen(own: Mapping[str, Option], names: Iterable[str]) -> Options:
     return tuple((name, own[name]) for name in names if name in own)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
-    """Groups by dotted names; lists as one text."""
-    out: dict[str, Option] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{name}.")
-        elif isinstance(value, list):
-            out[name] = ", ".join(map(str, value)) or None
-        else:
-            out[name] = value
-    return out

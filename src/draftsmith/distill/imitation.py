@@ -9,8 +9,8 @@
 Each step of a roll-out is a mean over the places that it counts, as published: where GRIFFIN's mask
 leaves few chains, these few count as much as all did in the first step. So two parts of a batch,
 accumulated or in two processes, are two means, as published, and with that mask not the mean of the
-whole. The token term is whatever
-`Distillation` can be, so that every objective of a draft model is one of a feature-level drafter.
+whole. The token term is whatever `Distillation` can be, so that every objective of a draft model is
+one of a feature-level drafter.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def save_network(
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
     if D2T in tensors:  # as in the released checkpoints
         tensors[T2D] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        tensors[T2D][_target_ids(tensors[D2T])] = True
+        tensors[T2D][target_ids(tensors[D2T])] = True
     with atomic_path(folder / WEIGHTS) as part:
         save_file(tensors, part)
     write_json_atomic(folder / "config.json", config.to_dict())
@@ -106,6 +106,11 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
     if D2T in found:
         _check_vocabulary(found[D2T], subset, target.vocab_size, folder)
     network.load_state_dict(found)
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """[Vd]: the target's id of each draft id, from the distances between them."""
+    return d2t.long() + torch.arange(len(d2t), device=d2t.device)
 
 
 def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> None:
@@ -171,14 +176,9 @@ def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> Non
         )
 
 
-def _target_ids(d2t: Tensor) -> Tensor:
-    """[Vd]: the target's id of each draft id."""
-    return d2t.long().cpu() + torch.arange(len(d2t))
-
-
 def _check_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, folder: Path) -> None:
     """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter knows a token."""
-    ids = _target_ids(d2t)
+    ids = target_ids(d2t.cpu())
     inside = bool(((ids >= 0) & (ids < vocab_size)).all())
     if not inside or not bool((ids[1:] > ids[:-1]).all()):
         raise BackendError(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._base import LossWeights, TargetView
+from draftsmith.drafters._checkpoint import target_ids
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
 from draftsmith.drafters._network import Network
@@ -71,7 +72,7 @@ class Eagle3Network(Network):
     @property
     def target_ids(self) -> Tensor:
         """[Vd]: the target's id of each draft id."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return target_ids(self.d2t)
 
     def forward(
         self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend

@@ -107,9 +107,6 @@ class Experience:
         """Steps that had something to draft."""
         return sum(self.tried_D[:1])
 
-    def kept(self, d: int) -> float:
-        return self.kept_D[d] if d < len(self.kept_D) else 0.0
-
     def times(self, share: float) -> Experience:
         """Of so much weight."""
         return Experience(
@@ -193,7 +190,7 @@ class CostAware(LengthPolicy):
     def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
         """The rates by the row's own past, and by what is common to rows."""
         past, longest = self.past, self.costs.longest
-        usual = _chain(past.kept_D, past.tried_D, _PRIOR, _OTHERS, longest)
+        usual = self.usual(longest)
         first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
         own = _chain(stats.kept_D, stats.tried_D, usual[0], first, longest)
         error = math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
@@ -206,12 +203,16 @@ class CostAware(LengthPolicy):
         ]
         return own, common
 
+    def usual(self, depth: int) -> list[float]:
+        """Rates to this depth in the rows before, which begin at a guess."""
+        return _chain(self.past.kept_D, self.past.tried_D, _PRIOR, _OTHERS, depth)
+
     def surprise(self, stats: RowStats) -> float:
         """How little the row's first tokens look as foretold: a log-likelihood ratio."""
         if not stats.tried_D:
             return 0.0
         tried, kept = stats.tried_D[0], stats.kept_D[0]
-        rate = (self.past.kept(0) + _OTHERS * _PRIOR) / (self.past.found + _OTHERS)
+        (rate,) = self.usual(1)
         return sum(
             seen * math.log(seen / (tried * foretold))
             for seen, foretold in ((kept, rate), (tried - kept, 1.0 - rate))
