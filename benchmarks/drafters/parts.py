@@ -14,7 +14,7 @@ from study import Examined, Run
 from writing import Pick, difference, interval, plain
 
 from drafters.rows import HEATS, as_row
-from drafters.runs import DYNAMIC, Lab, Setting
+from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting
 from draftsmith.drafters.eagle import STATIC
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
@@ -82,6 +82,8 @@ ABLATIONS = {
     },
 }
 """By what they are compared with, which has three forwards and masks by the top 3."""
+RATES = (3e-4, 1e-3, 1e-2)
+"""Learning rates beside the one of all drafters."""
 ORDER = ("GRIFFIN", "HASS", "FSPAD", "EAGLE-2")
 """As the paper of GRIFFIN has them, the best first."""
 LONGER = 4
@@ -112,6 +114,22 @@ def method_runs(lab: Lab) -> dict[str, list[Run]]:
     }
     trained = {label: lab.seeds(setting) for label, setting in TRAINED.items()}
     return {label: [run] for label, run in own.items()} | trained
+
+
+def rates(lab: Lab) -> dict[str, Any]:
+    """Every trained drafter with other learning rates: does one suit some better than others?"""
+    tried = {
+        (label, rate): [lab.run(replace(setting, rate=rate))]
+        for label, setting in TRAINED.items()
+        for rate in sorted((*RATES, LEARNING_RATE))
+    }
+    names = {key: f"{key[0]}, {key[1]:g}" for key in tried}
+    done = lab.examine({names[key]: runs for key, runs in tried.items()}, lab.choosing)
+    rows: dict[str, dict[str, list[float]]] = {}
+    for (label, rate), name in names.items():
+        found = interval(_marks(done[name]), of=attrgetter("decoded"))
+        rows.setdefault(label, {})[f"{rate:g}"] = [round(value, 4) for value in found]
+    return rows
 
 
 def combination(lab: Lab) -> dict[str, Any]:
@@ -198,6 +216,7 @@ def _marks(some: Sequence[Examined]) -> list[Marks]:
 
 PARTS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "methods": methods,
+    "rates": rates,
     "combination": combination,
     "ablations": ablations,
     "longer": longer,

@@ -2,7 +2,8 @@
 
 greedy, draws-4, beams-4           collections: hidden states behind the final norm, top-50 laws
 greedy-eagle3                      the texts of `greedy` with the states that EAGLE-3 reads
-griffin-draws-4-lk-w1-300-s0       a run: kind, collection, objective, weight, options, steps, seed
+griffin-draws-4-lk-w1-300-s0       a run: kind, collection, objective, weight, rate, options,
+                                   steps, seed
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ DRAWN = TreeShape(widths=(4, 2, 2, 1))
 DYNAMIC = FeatureDrafter.default_shape
 """EAGLE-2's tree."""
 BATCH_TOKENS = 2048
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 3e-3
+"""Of all drafters; what others give is a part of the study (`rates`), by which it was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,7 @@ class Setting:
     forcing: str = "greedy"
     objective: str = "kl"
     token_weight: float | None = None
+    rate: float = LEARNING_RATE
     options: tuple[str, ...] = ()
     """--drafter-option"""
     tree: TreeShape = DYNAMIC
@@ -109,7 +112,8 @@ class Setting:
     def name(self) -> str:
         objective = "" if self.objective == "kl" else self.objective
         weight = "" if self.token_weight is None else f"w{self.token_weight:g}"
-        words = (self.kind, self.forcing, objective, weight, *self.options)
+        rate = "" if self.rate == LEARNING_RATE else f"lr{self.rate:g}"
+        words = (self.kind, self.forcing, objective, weight, rate, *self.options)
         return "-".join(word.replace("=", "_") for word in words if word)
 
 
@@ -195,7 +199,7 @@ class Lab:
                     steps,
                     block_length=self.subject.block_length,
                     batch_tokens=BATCH_TOKENS,
-                    rate=LEARNING_RATE,
+                    rate=setting.rate,
                 ),
                 out=self.work / "runs" / name / "draft",
                 eval_every=max(1, steps // 3),

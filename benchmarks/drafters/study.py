@@ -7,6 +7,7 @@
 | part          | what varies                                                            | seeds |
 |---------------|------------------------------------------------------------------------|-------|
 | `methods`     | PLD, Lookahead, SpS, Medusa, EAGLE-1 to 3, FSPAD, HASS, GRIFFIN        | 3     |
+| `rates`       | learning rates of the trained ones                                     | 1     |
 | `combination` | GRIFFIN's network: objectives on greedy, drawn and beam-searched texts | 1     |
 |               | the best of them and GRIFFIN on prompts that it was not chosen by      | 3     |
 | `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 1     |
@@ -17,9 +18,9 @@ forwards). An interrupted study continues when repeated; parts come in the order
 `--timed` times the drafters of `methods` and the best of `combination` one after the other. Writes
 benchmarks/results/drafters-MODEL.json, .md and drafters-MODEL/ (figures).
 
-mini-code takes about 75 minutes on two idle cores: 59 trainings of half a million tokens at 6,000
-tokens per second and core (EAGLE-3 at a third of that), 47 minutes; 45 exams of a minute and 24
-short ones, 22; collecting, 6.
+Without `longer` mini-code takes an estimated two hours on two idle cores: 80 trainings of half a
+million tokens at 6,000 tokens per second and core (EAGLE-3 at a third of that), 45 exams of a
+minute and 52 short ones; `longer` takes 45 minutes more.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
 from study import Models
+from writing import places
 
 from drafters.parts import PARTS, to_time
 from drafters.pictures import save_pictures
@@ -82,14 +84,15 @@ def main() -> None:
         parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     if given.models.name not in SUBJECTS:
         parser.error(f"--models knows {', '.join(SUBJECTS)}; got {given.models}")
-    name = f"drafters-{given.models.name}{'-quick' if given.quick else ''}"
+    name = f"drafters-{given.models.name}"
+    work, out = places(given.work or ROOT / "runs" / name, given.out, quick=given.quick)
     lab = Lab(
         models=Models(folder=given.models),
-        work=given.work or ROOT / "runs" / name,
+        work=work,
         amounts=QUICK if given.quick else FULL,
         workers=given.workers,
     )
-    path = given.out / f"{name}.json"
+    path = out / f"{name}.json"
     quieten()
     record = begin(lab, path)
     for part, run in PARTS.items():

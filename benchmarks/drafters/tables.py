@@ -31,6 +31,8 @@ def write(record: Mapping[str, Any]) -> str:
         rows = methods(record)
         out += [*_main(record), *_shared(record), *_depths(rows), *_costs(rows)]
         out += _differences("Differences", record["methods"]["differences"])
+    if "rates" in record:
+        out += _rates(record["rates"])
     if "combination" in record:
         out += _combination(record["combination"])
     if "ablations" in record:
@@ -85,7 +87,10 @@ def _shared(record: Mapping[str, Any]) -> list[str]:
 def _speedup(record: Mapping[str, Any], row: Row, shape: str, heat: str) -> str:
     timed = record["timed"]["drafters"] if "timed" in record else {}
     found = timed[row["label"]][shape][heat] if row["label"] in timed else None
-    return ABSENT if found is None else f"{found['speedup']:.2f}x"
+    if found is None:
+        return ABSENT
+    ends = found["interval"]
+    return f"{found['speedup']:.2f}x" + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 def _depths(rows: Sequence[Row]) -> list[str]:
@@ -125,6 +130,19 @@ def _costs(rows: Sequence[Row]) -> list[str]:
     ]
     head = ["method", "parameters", "tokens trained on", "CPU seconds", "seeds"]
     return ["## Cost", "", *_table(head, lines)]
+
+
+def _rates(part: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    rates = list(next(iter(part.values())))
+    lines = [[label, *(_spread(some[rate]) for rate in rates)] for label, some in part.items()]
+    return [
+        "## By learning rate",
+        "",
+        "Mean tau of all shapes at T = 0 and 1, one seed, on the prompts that settings are chosen "
+        "by. All other tables are of one rate for all.",
+        "",
+        *_table(["method", *rates], lines),
+    ]
 
 
 def _combination(part: Mapping[str, Any]) -> list[str]:

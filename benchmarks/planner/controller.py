@@ -1,7 +1,7 @@
 """What the length controller loses: `--draft-length auto` against every fixed length, by a measured
 cost table and real acceptance.
 
-    python benchmarks/planner/controller.py [--quick] [--prompts 12] [--tokens 96] [--workers 2]
+    python benchmarks/planner/controller.py [--quick] [--prompts 24] [--tokens 96] [--workers 2]
 
 models/mini-code continues code, prose and passages that it is to repeat, at several temperatures,
 with every drafter: with drafts of 0, 1, ... 16 tokens, and with the controller. All is really
@@ -13,7 +13,7 @@ controller's constants were chosen or tried on.
 
 Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
 idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
-no clock, and may run beside other work (an hour and a half of two cores).
+no clock, and may run beside other work (half an hour of two cores).
 """
 
 from __future__ import annotations
@@ -32,16 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.bench.arms import Arm, time_decode
-from draftsmith.bench.costs import CostTable
-from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling, open_meter
-from draftsmith.bench.step_costs import step_costs as costs_by_length
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling
 from draftsmith.config import from_dict
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.lookahead import Lookahead
-from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.plan.control import CostAware, Learning, StepCosts
+from draftsmith.plan.control import CostAware, Learning
 from draftsmith.provenance import (
     digest,
     machine_summary,
@@ -49,78 +43,25 @@ from draftsmith.provenance import (
     write_json_atomic,
     write_text_atomic,
 )
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
-from draftsmith.targets.hf import HFTarget
-from draftsmith.types import RowStats, StepCount, TreeShape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from models import MINI_CODE, mini_code, random_llama
+from controller_prices import (
+    HEATS,
+    Measured,
+    Priced,
+    arms,
+    measure,
+    price,
+    prompt_sets,
+)
+
+from models import mini_code
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 BAR = 0.03
-SEEN = 54
-"""Held-out prompts that are not judged by: constants.py has chosen the controller's constants by
-the first 24, and its rules were tried on others. Those behind overlap with none."""
-SEEN_PASSAGES = 12
-"""The same of the passages of prose."""
 MIXED = "mixed"
-HEATS = (0.0, 0.8)
-"""Temperatures at which costs are measured: without draws and with them."""
-Tokens = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptSet:
-    """Prompts, and how their continuations are drawn."""
-
-    name: str
-    prompts: tuple[Tokens, ...]
-    temperature: float
-    first_id: int
-    """Request id of the first one. No two texts share one: their draws are of their own."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}, T = {self.temperature:g}"
-
-    @property
-    def heat(self) -> float:
-        """The temperature at which its steps were measured."""
-        return min(HEATS[-1], self.temperature)
-
-    def alone(self) -> list[PromptSet]:
-        """A set for each prompt."""
-        return [
-            replace(self, prompts=(prompt,), first_id=self.first_id + number)
-            for number, prompt in enumerate(self.prompts)
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """At one temperature."""
-
-    table: CostTable
-    by_length: dict[str, StepCosts]
-    """Per drafter."""
-
-    @property
-    def plain(self) -> float:
-        """Seconds of a step without a draft; the loop asks an empty drafter, too."""
-        return self.table.target_seconds(1) + min(one.draft_D[0] for one in self.by_length.values())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Priced:
-    """What one way to draft cost on each prompt, in forwards of plain decoding."""
-
-    seconds_P: np.ndarray
-    tokens_P: np.ndarray
-    drafted: float
-    """Mean length of the drafts, steps without one included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,125 +83,6 @@ class Verdict:
     """Tokens per step that the controller drafted."""
     by_length: dict[int, float]
     """Speed-up of every fixed length."""
-
-
-# --------------------------------------------------------------------------- what is decoded
-
-
-def prompt_sets(target: HFTarget, count: int) -> tuple[PromptSet, ...]:
-    tokenizer = target.tokenizer
-    files = held_out_prompts(SEEN + 2 * count)[SEEN:]
-    code = [prompt.token_ids(tokenizer) for prompt in files]
-    pages = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
-    passages = [text for text in pages.split("\n\n") if len(text) > 250 and text[0].isalpha()]
-    prose = [
-        tuple(tokenizer.encode(text[:220], add_special_tokens=False))
-        for text in passages[SEEN_PASSAGES:]
-    ]
-    # the end of a text, and its beginning once more: it is likely to go on as before
-    again = [(*ids[-160:], *ids[-160:-100]) for ids in code if len(ids) > 120]
-    found: list[PromptSet] = []
-    for name, prompts, temperatures in (
-        ("code", code, (0.0, 0.8, 1.0)),
-        ("prose", prose, (0.0, 0.8)),
-        ("repeated code", again, (0.0, 0.8)),
-    ):
-        for temperature in temperatures:
-            found.append(
-                PromptSet(
-                    name=name,
-                    prompts=tuple(prompts[:count]),
-                    temperature=temperature,
-                    first_id=len(found) * count,
-                )
-            )
-    return tuple(found)
-
-
-def arms(target: HFTarget) -> tuple[Arm, ...]:
-    size = {"layers": 1, "hidden": 64, "intermediate": 128, "heads": 2, "context": 2048}
-    noise = random_llama(**size, vocab=target.vocab_size, dtype=target.dtype)
-    noise.tokenizer = target.tokenizer
-    drafters = {
-        "prompt_lookup": PromptLookup(),
-        "lookahead": Lookahead(),
-        "independent": Independent(Independent.Config(source=str(MINI_CODE / "draft"))),
-        "useless": Independent(Independent.Config(), model=noise),
-    }
-    for drafter in drafters.values():
-        drafter.bind(target)
-    return tuple(
-        Arm(name=name, drafter=one, shape=TreeShape.chain(min(LONGEST, one.longest or LONGEST)))
-        for name, one in drafters.items()
-    )
-
-
-def measure(
-    target: HFTarget, drafters: Sequence[Arm], sampler: Sampler, workload: Workload, rounds: int
-) -> Measured:
-    lengths = [(0, *doubling(arm.used_shape.depth)) for arm in drafters]
-    chains = [chain_arms(arm, some) for arm, some in zip(drafters, lengths, strict=True)]
-    meter = open_meter(target, [one for some in chains for one in some], sampler, workload)
-    meter.measure(rounds)
-    table, steps, first, costs = meter.table(), meter.steps(), 0, {}
-    for arm, some in zip(drafters, lengths, strict=True):
-        own = steps[first : first + len(some)]
-        costs[arm.name] = costs_by_length(table, arm.drafter, some, own)
-        first += len(some)
-    return Measured(table=table, by_length=costs)
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A policy, and what it asked for."""
-
-    policy: Learning
-    asked: list[int]
-
-    @property
-    def max_length(self) -> int:
-        return self.policy.max_length
-
-    def length(self, stats: RowStats) -> int:
-        self.asked.append(self.policy.length(stats))
-        return self.asked[-1]
-
-    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
-        self.policy.learn(rows)
-
-
-def price(
-    target: HFTarget, arm: Arm, prompts: PromptSet, by_heat: Mapping[str, Measured], tokens: int
-) -> Priced:
-    """Decode all prompts."""
-    measured = by_heat[f"{prompts.heat:g}"]
-    options = DecodeOptions(
-        sampler=Sampler(temperature=prompts.temperature), max_new_tokens=tokens, ignore_end=True
-    )
-    table, idle = measured.table, measured.by_length[arm.name].draft_D[0]
-    plain = measured.plain
-    spent, emitted, drafted, steps = [], [], 0, 0
-    for number, prompt in enumerate(prompts.prompts, start=prompts.first_id):
-        asked: list[int] = []
-        heard = Heard(arm.policy, asked) if isinstance(arm.policy, Learning) else None
-        run = time_decode(target, replace(arm, policy=heard), [prompt], options, [number])
-        assert run.counts is not None
-        # the prompt's own step drafts, too; what reading the prompt costs is left out everywhere
-        depths = asked if heard else [arm.used_shape.depth] * (1 + len(run.widths))
-        seconds = measured.by_length[arm.name].seconds(depths[0])
-        for width, depth in zip(run.widths, depths[1:], strict=True):
-            draft = table.draft_seconds(arm.name, prompts.heat, width) if depth else idle
-            seconds += draft + table.target_seconds(width)
-        spent.append(seconds / plain)
-        emitted.append(len(run.tokens[0]))
-        drafted += run.counts[0].offered
-        steps += run.counts[0].steps
-    return Priced(
-        seconds_P=np.array(spent), tokens_P=np.array(emitted), drafted=drafted / max(1, steps)
-    )
-
-
-# --------------------------------------------------------------------------- who lost what
 
 
 def judge(drafter: str, label: str, auto: Priced, fixed: Mapping[int, Priced]) -> Verdict:
@@ -371,7 +193,7 @@ def table_of(verdicts: Sequence[Verdict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
-    parser.add_argument("--prompts", type=int, default=12, help="in each set")
+    parser.add_argument("--prompts", type=int, default=24, help="in each set")
     parser.add_argument("--tokens", type=int, default=96, help="for each prompt")
     parser.add_argument("--costs", type=Path, help="controller_costs.json of an earlier run")
     parser.add_argument("--rounds", type=int, default=40, help="of the cost table")

@@ -29,6 +29,7 @@ from draftsmith.transfer import to_device
 from draftsmith.trees import geometry
 
 BUCKET = 256
+NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
 
 def round_up(length: int) -> int:
@@ -360,10 +361,10 @@ class KVCache:
 def lay_out(
     cache: KVCache,
     pending: Sequence[Sequence[int]],
-    tokens_BN: np.ndarray | Tensor,
-    parents_BN: np.ndarray | Tensor,
+    tokens_BN: np.ndarray | Tensor = NO_NODES,
+    parents_BN: np.ndarray | Tensor = NO_NODES,
 ) -> tuple[Any, Block]:
-    """Stage pending tokens and tree in the cache; the tokens to feed, [B, P + N].
+    """Stage pending tokens and tree (left out: none) in the cache; the tokens to feed, [B, P + N].
 
     columns   pad ... pad  p0 .. root | n0 n1 ...      (short rows are padded on the left, so
     depth      0       0    0 .. c-1  | c  ...          that the root is the same column in all)

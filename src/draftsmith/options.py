@@ -313,7 +313,7 @@ class DistillOptions(VerbOptions):
     text_share: float = 0.1
     """With --text: its share of --batch-tokens; with --online it stands beside the prompts."""
     hold_out: float = 0.05
-    """Share of prompts, by a hash of their ids, on which acceptance is measured."""
+    """Share of prompts, by a hash of their tokens, on which acceptance is measured."""
     training: ScheduleOptions = field(
         default_factory=lambda: ScheduleOptions(
             duration="3epochs",

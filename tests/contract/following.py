@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
@@ -35,9 +36,9 @@ class Following(Drafter):
         self.look(tree, shape, sampler, noise)
         return tree
 
+    @abc.abstractmethod
     def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
         """At what was proposed behind `known`."""
-        raise NotImplementedError
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, _Kept)

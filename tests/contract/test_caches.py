@@ -28,7 +28,6 @@ from .toys import dense
 
 CLOSE = 1e-10
 """float64: other batch shapes round differently, in the last digits."""
-EMPTY = np.zeros((1, 0), dtype=np.int64)
 TEXT_CASES = [case for case in CASES if not case.tabular_only]
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 by_text_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
@@ -39,7 +38,7 @@ LENGTHS = (1, 4, 11)
 def prefilled(target: Target, tokens: Sequence[int]) -> list[Tensor]:
     """What a fresh cache holds after these tokens, fed in one forward."""
     cache = target.new_cache(1, len(tokens) + 1)
-    fed, block = lay_out(cache, [list(tokens)], EMPTY, EMPTY)
+    fed, block = lay_out(cache, [list(tokens)])
     target.forward(torch.from_numpy(fed), block, 1, Signals())
     cache.commit(np.array([len(tokens)]))
     return cache.contents(0)

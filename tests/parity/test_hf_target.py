@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -51,8 +50,7 @@ def config_of(class_name: str, **changes: Any) -> Any:
 
 
 def forward(target: HFTarget, texts: list[list[int]], keep: int, signals: Signals) -> TargetOutput:
-    nothing = np.zeros((len(texts), 0), dtype=np.int64)
-    fed, block = lay_out(target.new_cache(len(texts), 32), texts, nothing, nothing)
+    fed, block = lay_out(target.new_cache(len(texts), 32), texts)
     return target.forward(torch.from_numpy(fed), block, keep, signals)
 
 

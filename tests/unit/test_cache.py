@@ -250,8 +250,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     assert cache.capacity == BUCKET
     tokens = [list(range(1, 701)), list(range(1001, 1701))]
     for start in range(0, 700, 100):
-        empty = np.zeros((2, 0), dtype=np.int64)
-        _, block = lay_out(cache, [row[start : start + 100] for row in tokens], empty, empty)
+        _, block = lay_out(cache, [row[start : start + 100] for row in tokens])
         Marks.write(cache, block, np.array([row[start : start + 100] for row in tokens]))
         cache.commit(np.array([100, 100]))
     assert cache.capacity >= 700
@@ -262,8 +261,7 @@ def test_the_key_view_grows_in_buckets() -> None:
     cache = KVCache(SPEC, 1, 1000)
     views = []
     for _ in range(6):
-        empty = np.zeros((1, 0), dtype=np.int64)
-        _, block = lay_out(cache, [[1] * 100], empty, empty)
+        _, block = lay_out(cache, [[1] * 100])
         Marks.write(cache, block, np.ones((1, 100), dtype=np.int64))
         cache.commit(np.array([100]))
         views.append(block.view)

@@ -59,16 +59,40 @@ def test_a_store_makes_a_better_draft_model(folder: Path, tmp_path: Path, comman
     assert not (tmp_path / "better" / "work").exists()
 
 
+@pytest.fixture
+def usable(folder: Path) -> Path:
+    """Prompts that all fit."""
+    path = folder / "usable.jsonl"
+    some = [prompt for prompt in PROMPTS if prompt["id"] not in ("none", "long")]
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in some))
+    return path
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat on the mat. " * 40)
+    return path
+
+
+@pytest.mark.parametrize("online", [False, True], ids=["from a store", "online and on-policy"])
 def test_an_interrupted_run_ends_in_the_same_weights(
     folder: Path,
     tmp_path: Path,
     command: Command,
-    store: Path,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
+    online: bool,
 ) -> None:
     from draftsmith.distill import trainer as module
 
-    words = ["--store", str(store), "--hold-out", "0.4", "--eval-every", "3"]
+    if online:
+        prompts, text = (str(request.getfixturevalue(name)) for name in ("usable", "text"))
+        words = ["--online", "--prompts", prompts, "--on-policy", "0.5", "--text", text]
+        words += ["--text-share", "0.4", "--prompts-per-step", "3", "--max-new-tokens", "5"]
+    else:
+        words = ["--store", str(request.getfixturevalue("store"))]
+    words += ["--hold-out", "0.4", "--eval-every", "3"]
     command("distill", *distill_words(folder, tmp_path / "whole", *words))
     step = module.Trainer.one_step
 
@@ -85,6 +109,8 @@ def test_an_interrupted_run_ends_in_the_same_weights(
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+    first = load_file(folder / "draft" / "model.safetensors")
+    assert any(not torch.equal(first[name], one[name]) for name in one)
 
 
 @pytest.mark.parametrize(
@@ -111,21 +137,12 @@ def test_every_kind_of_lesson_moves_the_weights(
 
 
 def test_online_and_on_policy_with_text_beside_it(
-    folder: Path, tmp_path: Path, command: Command
+    folder: Path, tmp_path: Path, command: Command, usable: Path, text: Path
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat. " * 40)
-    words = ["--online", "--prompts", str(folder / "prompts.jsonl"), "--on-policy", "0.5"]
-    fixed = distill_words(
-        folder, tmp_path / "out", *words, "--text", str(text), "--text-share", "0.4"
-    )
-    small = ["--prompts-per-step", "2", "--max-new-tokens", "5", "--hold-out", "0.4"]
-    usable = folder / "usable.jsonl"
-    usable.write_text(
-        "".join(json.dumps(p) + "\n" for p in PROMPTS if p["id"] not in ("none", "long"))
-    )
-    fixed[fixed.index("--prompts") + 1] = str(usable)
-    found = command("distill", *fixed, *small, "--duration", "3steps")
+    words = ["--online", "--prompts", str(usable), "--on-policy", "0.5", "--text", str(text)]
+    words += ["--text-share", "0.4", "--prompts-per-step", "2", "--max-new-tokens", "5"]
+    fixed = distill_words(folder, tmp_path / "out", *words, "--hold-out", "0.4")
+    found = command("distill", *fixed, "--duration", "3steps")
     assert found["acceptance"] is not None
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["results"]["on_policy"] == 0.5

@@ -59,8 +59,7 @@ def collected(target: HFTarget, signals: Signals) -> list[Trajectory]:
 
 def decoded(target: HFTarget, tokens: Sequence[int], signals: Signals) -> Tensor:
     """[T, S] float32: what one forward of the decoding loop gives, this text alone."""
-    none = np.zeros((1, 0), dtype=np.int64)
-    tokens_BT, block = lay_out(target.new_cache(1, len(tokens)), [list(tokens)], none, none)
+    tokens_BT, block = lay_out(target.new_cache(1, len(tokens)), [list(tokens)])
     out = target.forward(torch.from_numpy(tokens_BT), block, 1, signals)
     assert out.signals_BTS is not None
     return out.signals_BTS[0].float()

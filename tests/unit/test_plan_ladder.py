@@ -30,7 +30,7 @@ from transformers import (
 
 from draftsmith import cli
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ArchitectureOptions
+from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions
 from draftsmith.options import PretrainOptions
 from draftsmith.recipes._sizes import PRESETS, count_parameters, read_config, resized, shape_for
 from draftsmith.recipes._student import student_config
@@ -210,6 +210,36 @@ def test_the_script_asks_for_what_it_was_not_told(plan: Any, target: Path, tmp_p
         (out / "run.json").write_text("{}")
     again = run(EVAL_TEXT="e", PROMPTS="p", SUITE="s")
     assert again.stdout.split()[:2] == ["plan", "check"] and len(again.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("tokens", [400_000, 8_000_000, 400_000_000])
+def test_a_small_budget_has_many_small_steps(plan: Any, tmp_path: Path, tokens: int) -> None:
+    """A thousand, unless a step is but a block; and the warm-up is over early."""
+    laws = ["--coefficients", "-0.0066,0,1.31", "--loss", "3.8,55,0.35,1,0.366"]
+    sizes = ["--target-params", "8.4M", "--target-tokens", "30M", "--vocab-size", "4096"]
+    found = plan(*laws, *sizes, "--tokens", str(tokens), "--out", str(tmp_path / "l"))
+    made = [shlex.split(line) for line in found["commands"]]
+    parsed = [cli.parse("pretrain", words[2:]) for words in made if words[1] == "pretrain"]
+    trainings = [one.training for one in parsed if isinstance(one, PretrainOptions)]
+    assert len(trainings) == 3
+    for plans in trainings:
+        steps = tokens / plans.batch_tokens
+        assert plans.batch_tokens % plans.block_length == 0
+        assert steps >= 1000 or plans.batch_tokens == plans.block_length
+        assert steps < 2000 or plans.batch_tokens == ScheduleOptions().batch_tokens
+        assert 10 <= plans.warmup <= min(100, 0.1 * steps)
+    rates = [plans.learning_rate for plans in trainings]
+    assert 1.2e-3 < rates[2] < rates[1] < rates[0] < 1.6e-3, "small drafts learn at higher rates"
+
+
+def test_large_drafts_learn_at_the_usual_rate(plan: Any, tmp_path: Path) -> None:
+    sizes = ["--target-params", "100000B", "--target-tokens", "30T", "--tokens", "30T"]
+    found = plan(*sizes, "--out", str(tmp_path / "l"))
+    made = [shlex.split(line) for line in found["commands"]]
+    largest = [cli.parse("pretrain", words[2:]) for words in made if words[1] == "pretrain"][-1]
+    assert isinstance(largest, PretrainOptions)
+    assert found["rungs"][-1]["params"] > 13e9, "where the formula is below zero"
+    assert largest.training.learning_rate == ScheduleOptions().learning_rate
 
 
 def test_budgets_in_every_form(plan: Any, target: Path, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from draftsmith.sampler import History, Sampler
 from draftsmith.targets._base import Target, feed_beginning
 from draftsmith.types import Signals
 
-_NO_NODES = np.zeros((1, 0), dtype=np.int64)
 _ULPS = 8
 """Half precision: rounding errors of a few units in the last place of the largest logit add up."""
 _BOUND = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -139,7 +138,7 @@ class _Scorer:
     def feed(self, tokens: Sequence[int], *, only_last: bool = False) -> list[Choice]:
         """Choices behind each token; `only_last`: a prompt, fed as decoding does."""
         left = feed_beginning(self._target, self._cache, [tokens]) if only_last else [tokens]
-        fed, block = lay_out(self._cache, left, _NO_NODES, _NO_NODES)
+        fed, block = lay_out(self._cache, left)
         keep = 1 if only_last else len(tokens)
         out = self._target.forward(torch.from_numpy(fed), block, keep, Signals())
         self._cache.commit(np.array([len(left[0])]))

@@ -107,11 +107,10 @@ def read_along(
     before the next. What the cache held before is forgotten.
     """
     size = piece or max(1, min(CHUNK, _LOGITS // model.vocab_size))
-    none = np.zeros((1, 0), dtype=np.int64)
     cache.rewind([0])
     for first in range(0, len(ids), size):
         part = list(ids[first : first + size])
-        tokens_BT, block = lay_out(cache, [part], none, none)
+        tokens_BT, block = lay_out(cache, [part])
         out = model.forward(torch.from_numpy(tokens_BT), block, len(part), Signals())
         cache.commit(np.array([len(part)]))
         yield first, out.logits_BNV[0]

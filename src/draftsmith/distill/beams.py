@@ -271,8 +271,7 @@ class _Run:
     def prompts(self) -> Tensor:
         """Feed and commit the prompts; [B, 1, V] logits of the first token."""
         left = feed_beginning(self._target, self._cache, self._prompts)
-        none = np.zeros((len(left), 0), dtype=np.int64)
-        tokens_BT, block = lay_out(self._cache, left, none, none)
+        tokens_BT, block = lay_out(self._cache, left)
         out = self._target.forward(torch.from_numpy(tokens_BT), block, 1, Signals())
         self._cache.commit(np.array([len(row) for row in left]))
         self._cost.add(sum(map(len, self._prompts)))

@@ -34,7 +34,6 @@ from draftsmith.targets._base import CHUNK, Target
 from draftsmith.types import Signals
 
 Betas = NDArray[np.float64]
-_NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,8 +259,7 @@ def _feed(
         text[have:upto].tolist()
         for text, have, upto in zip(texts, cache.lengths_B, stop, strict=True)
     ]
-    nodes = np.broadcast_to(_NO_NODES, (len(texts), 0))
-    tokens, block = lay_out(cache, pieces, nodes, nodes)
+    tokens, block = lay_out(cache, pieces)
     logits = model.forward(torch.from_numpy(tokens), block, keep, Signals()).logits_BNV
     cache.commit(np.array([len(piece) for piece in pieces]))
     return logits

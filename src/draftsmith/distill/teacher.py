@@ -203,10 +203,9 @@ def _read(
     signals: Signals,
 ) -> Iterator[tuple[list[list[int]], TargetOutput]]:
     """Feed and commit rows of unequal lengths, `piece` tokens of each at a time."""
-    none = np.zeros((len(rows), 0), dtype=np.int64)
     for start in range(0, max(map(len, rows)), piece):
         pieces = [list(row[start : start + piece]) for row in rows]
-        tokens_BT, block = lay_out(cache, pieces, none, none)
+        tokens_BT, block = lay_out(cache, pieces)
         out = target.forward(
             torch.from_numpy(tokens_BT), block, min(keep, tokens_BT.shape[1]), signals
         )

@@ -29,8 +29,6 @@ from draftsmith.ops.attention import attend_fused
 from draftsmith.rows import common_prefix
 from draftsmith.transfer import to_device
 
-_NO_NODES = np.zeros((1, 0), dtype=np.int64)
-
 
 class Features:
     """The target's features of every token that it was fed, row by row, in one growing buffer."""
@@ -160,8 +158,7 @@ class PairReader:
             row[int(first) + 1 : int(count) + 1]
             for row, first, count in zip(state.known, start, pairs, strict=True)
         ]
-        none = np.broadcast_to(_NO_NODES, (len(pending), 0))
-        tokens_BP, block = lay_out(state.cache, pending, none, none)
+        tokens_BP, block = lay_out(state.cache, pending)
         predict, regress = self._read(
             torch.from_numpy(tokens_BP), state.features.right_aligned(start), block
         )

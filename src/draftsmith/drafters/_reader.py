@@ -19,8 +19,6 @@ from draftsmith.cache import KVCache, lay_out
 from draftsmith.targets._base import Target, feed_beginning, stay_inside
 from draftsmith.types import Signals
 
-_NO_NODES = np.zeros((1, 0), dtype=np.int64)
-
 
 class Reader(Protocol):
     """A draft model that reads a tree, one level after the other, behind what it knows."""
@@ -72,8 +70,7 @@ class ModelReader:
             for row, have in zip(self._known, self._cache.lengths_B, strict=True)
         ]
         pending = feed_beginning(self._model, self._cache, pending)
-        empty = np.broadcast_to(_NO_NODES, (len(pending), 0))
-        fed, block = lay_out(self._cache, pending, empty, empty)
+        fed, block = lay_out(self._cache, pending)
         stay_inside(self._model, block)
         logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
         self._cache.commit(np.array([len(row) for row in pending]))

@@ -9,6 +9,7 @@ What the plan was not told stands there as a variable of the shell, which the sc
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ VARIABLES = {
 }
 KINDS = ("pretrained", "distilled")
 _LENGTHS = "1..9"
-_LONGEST_BLOCK = ScheduleOptions().block_length
+_USUAL = ScheduleOptions()
+_STEPS, _WARMUP = 1000, 0.1
+"""A pre-training should have so many steps, and warm up for this share of them at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +153,7 @@ def _train(
     pretrain = PretrainOptions(
         data=TextOptions(text=options.text or ("$TEXT",), eval_text=options.eval_text),
         model=architecture,
-        training=ScheduleOptions(
-            duration=f"{round(rung.tokens)}tokens", block_length=_block_length(context)
-        ),
+        training=_schedule(round(rung.tokens), rung.params, context),
         out=pretrained,
     )
     distill = DistillOptions(target=target, drafter=str(pretrained), store=(store,), out=distilled)
@@ -162,9 +163,19 @@ def _train(
     ]
 
 
-def _block_length(context: int | None) -> int:
-    """A power of two, so that it divides a batch."""
-    length = _LONGEST_BLOCK
-    while context is not None and length > max(context, 2):
-        length //= 2
-    return length
+def _schedule(tokens: int, params: float, context: int | None) -> ScheduleOptions:
+    """As usual; with smaller steps where the usual ones would be few, and a higher rate for small
+    drafts: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6)."""
+    block, batch = _USUAL.block_length, _USUAL.batch_tokens
+    while context is not None and block > max(context, 2):
+        block //= 2  # powers of two, so that blocks divide a batch
+    while batch > block and tokens < _STEPS * batch:
+        batch //= 2
+    rate = 0.003239 - 0.0001395 * math.log(params)
+    return ScheduleOptions(
+        duration=f"{tokens}tokens",
+        block_length=block,
+        batch_tokens=batch,
+        learning_rate=max(_USUAL.learning_rate, float(f"{rate:.2g}")),
+        warmup=min(_USUAL.warmup, int(_WARMUP * tokens / batch)),
+    )

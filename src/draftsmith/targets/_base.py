@@ -58,10 +58,9 @@ def feed_beginning(
         The pending tokens that are left, at most `CHUNK` per row and the root among them.
     """
     left = [list(row) for row in pending]
-    none = np.zeros((len(left), 0), dtype=np.int64)
     while any(len(row) > CHUNK for row in left):
         pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
-        tokens, block = lay_out(cache, pieces, none, none)
+        tokens, block = lay_out(cache, pieces)
         stay_inside(target, block)
         target.forward(torch.from_numpy(tokens), block, 1, Signals())
         cache.commit(np.array([len(piece) for piece in pieces]))

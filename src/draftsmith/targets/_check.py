@@ -38,8 +38,7 @@ def self_check(target: HFTarget, name: str) -> None:
     known, tree = ids.reshape(2, -1)[:, :_KNOWN], ids.reshape(2, -1)[:, _KNOWN:]
     cache = target.new_cache(2, 2 * _KNOWN)
     started = [known[b, :n].tolist() for b, n in enumerate(_COMMITTED)]
-    nothing = np.zeros((2, 0), dtype=np.int64)
-    tokens, block = lay_out(cache, started, nothing, nothing)
+    tokens, block = lay_out(cache, started)
     target.forward(torch.from_numpy(tokens), block, 1, Signals())
     cache.commit(np.array(_COMMITTED))
     pending = [known[b, n:].tolist() for b, n in enumerate(_COMMITTED)]
