@@ -13,7 +13,10 @@ import pytest
 from tests.serve.serving import Client, ConnectionClosed, Served
 
 CONNECTIONS, FRAMES = 120, 30
-TEXTS = ("the", "the cat", "the cat sat", "", "  ", "\u202ethe \U0001f600", "the " * 1500)
+TEXTS = (
+    *("the", "the cat", "the cat sat", "", "  "),
+    *("\u202ethe \U0001f600", "the \ud83d", "the " * 1500),
+)
 BIG = "@big@"
 """Stands for an integer of 5000 digits, which json.dumps does not write either."""
 BROKEN: tuple[Any, ...] = (
@@ -27,12 +30,20 @@ SERVER = {
 
 
 class Fuzzer:
-    """Makes frames; knows the sessions that there are."""
+    """Makes frames; knows the sessions that there are.
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    Every connection draws from a seed of its own: how far one came before it was over, which is a
+    matter of time, has no say in what the others send.
+    """
+
+    def __init__(self) -> None:
         self.sessions = ["nobody"]
+        self.connect(0)
+
+    def connect(self, number: int) -> None:
+        self.rng = random.Random(number)
         self.heard = 0
+        self.place = (0, 0)
 
     def message(self) -> dict[str, Any]:
         """One that makes sense."""
@@ -47,23 +58,33 @@ class Fuzzer:
             "target": rng.choice(["cats", "dogs", "\u732b"]),
         }
         some = {name: settings[name] for name in rng.sample(sorted(settings), rng.randrange(4))}
-        seg, rev = divmod(self.heard, 9)
-        self.heard += 1
-        if rng.random() < 0.3:
-            seg, rev = rng.randrange(4), rng.randrange(9)
-        source = {"seg": seg, "rev": rev, "text": rng.choice(TEXTS)}
+        if rng.random() < 0.5:
+            return self.source()
         return rng.choice(
             [
-                {"type": "start", "v": 1, **some},
+                {"type": "start", "v": rng.choice([1, 1, 2]), **some},
                 {"type": "config", **some},
-                {"type": "source", **source, "final": rng.random() < 0.3},
-                {"type": "source", **source, "t": 1.5, "stability": 0.5},
-                {"type": "finish", "seg": seg},
+                {"type": "finish", "seg": self.place[0]},
                 {"type": "resume", "session": rng.choice(self.sessions), "last_id": 1},
                 {"type": "measure"},
                 {"type": "stop"} if rng.random() < 0.2 else {"type": "measure"},
             ]
         )
+
+    def source(self) -> dict[str, Any]:
+        """The next one mostly; else anywhere, or where the last was, often with another text."""
+        rng = self.rng
+        where = rng.random()
+        if where < 0.6:
+            self.place = divmod(self.heard, 9)
+            self.heard += 1
+        elif where < 0.8:
+            self.place = rng.randrange(4), rng.randrange(9)
+        seg, rev = self.place
+        more: dict[str, Any] = rng.choice(
+            [{"final": rng.random() < 0.3}, {"t": 1.5, "stability": 0.5}]
+        )
+        return {"type": "source", "seg": seg, "rev": rev, "text": rng.choice(TEXTS), **more}
 
     def frame(self, kind: float) -> str | bytes:
         """What is sent: the smaller the kind, between 0 and 1, the more is broken."""
@@ -124,12 +145,12 @@ class Talk:
 
 
 def test_every_frame_is_answered_and_every_connection_ends_well() -> None:
-    fuzzer, seen = Fuzzer(0), Counter[str]()
+    fuzzer, seen = Fuzzer(), Counter[str]()
     with Served(sessions=1000) as served:
         for number in range(CONNECTIONS):
             pinged = (0.0, 0.1, 0.5, 1.0)[number % 4]
             sense = 0.1 if number % 8 == 4 else 1.0
-            fuzzer.heard = 0
+            fuzzer.connect(number)
             with Client(served) as client:
                 talk = Talk(client, seen)
                 if number % 5 == 1:
