@@ -2,6 +2,7 @@
 cost table and real acceptance.
 
     python benchmarks/planner/controller.py [--quick] [--prompts 24] [--tokens 96] [--workers 2]
+    python benchmarks/planner/controller.py --trained runs/my-griffin   # a drafter that you have
 
 models/mini-code continues code, prose and passages that it is to repeat, at several temperatures,
 with every drafter: with drafts of 0, 1, ... 16 tokens, and with the controller. All is really
@@ -13,7 +14,8 @@ controller's constants were chosen or tried on.
 
 Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
 idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
-no clock, and may run beside other work (half an hour of two cores).
+no clock, and may run beside other work (half an hour of two cores). With --trained, that drafter
+alone is judged, and the files are called controller-KIND.
 """
 
 from __future__ import annotations
@@ -131,12 +133,17 @@ def together(some: Sequence[Priced]) -> Priced:
 
 
 def compare(
-    name: str, count: int, tokens: int, quick: bool, measured: Mapping[str, Measured]
+    name: str,
+    count: int,
+    tokens: int,
+    quick: bool,
+    measured: Mapping[str, Measured],
+    trained: Path | None,
 ) -> list[Verdict]:
     """One drafter on all sets, and on all of their texts mixed."""
     target = mini_code()
     assert target is not None
-    arm = next(arm for arm in arms(target) if arm.name == name)
+    arm = next(arm for arm in arms(target, trained) if arm.name == name)
     tried: Iterable[int] = doubling(arm.used_shape.depth) if quick else range(1, LONGEST + 1)
     lengths = [length for length in tried if length <= arm.used_shape.depth]
     if name == "useless":  # what counts is what it costs over no drafting
@@ -198,6 +205,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, help="controller_costs.json of an earlier run")
     parser.add_argument("--rounds", type=int, default=40, help="of the cost table")
     parser.add_argument("--only", default="", help="one drafter")
+    parser.add_argument("--trained", type=Path, help="folder of a drafter over hidden states")
     parser.add_argument("--workers", type=int, default=2, help="drafters side by side")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -207,7 +215,9 @@ def main() -> None:
     target = mini_code()
     if target is None:
         parser.error("models/mini-code is absent")
-    sets, everybody = prompt_sets(target, count), arms(target)
+    sets, everybody = prompt_sets(target, count), arms(target, given.trained)
+    judged = everybody[-1:] if given.trained else everybody
+    stem = f"controller-{judged[0].name}" if given.trained else "controller"
     workload = Workload(
         prompts=[prompt for some in sets for prompt in some.prompts], max_new_tokens=tokens
     )
@@ -217,14 +227,14 @@ def main() -> None:
             f"{heat:g}": measure(target, everybody, Sampler(temperature=heat), workload, rounds)
             for heat in HEATS
         }
-        write_json_atomic(given.out / "controller_costs.json", measured)
+        write_json_atomic(given.out / f"{stem}_costs.json", measured)
     else:
         read = json.loads(given.costs.read_text(encoding="utf-8"))
         measured = {heat: from_dict(Measured, one, where=heat) for heat, one in read.items()}
-    names = [arm.name for arm in everybody if given.only in ("", arm.name)]
+    names = [arm.name for arm in judged if given.only in ("", arm.name)]
     if not names:
-        parser.error(f"--only knows {', '.join(arm.name for arm in everybody)}")
-    asked = [(name, count, tokens, given.quick, measured) for name in names]
+        parser.error(f"--only knows {', '.join(arm.name for arm in judged)}")
+    asked = [(name, count, tokens, given.quick, measured, given.trained) for name in names]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.workers, context, torch.set_num_threads, (1,)) as pool:
         verdicts = [one for some in pool.map(compare, *zip(*asked, strict=True)) for one in some]
@@ -241,8 +251,8 @@ def main() -> None:
         "machine": machine_summary(),
         "versions": versions(),
     }
-    write_json_atomic(given.out / "controller.json", content)
-    write_text_atomic(given.out / "controller.md", table_of(verdicts))
+    write_json_atomic(given.out / f"{stem}.json", content)
+    write_text_atomic(given.out / f"{stem}.md", table_of(verdicts))
 
 
 if __name__ == "__main__":

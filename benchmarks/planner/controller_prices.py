@@ -14,6 +14,9 @@ from draftsmith.bench.costs import CostTable
 from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling, open_meter
 from draftsmith.bench.step_costs import step_costs as costs_by_length
 from draftsmith.decode import DecodeOptions
+from draftsmith.drafter_names import drafter_manifest
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._lookup import load_drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
@@ -121,16 +124,19 @@ def prompt_sets(target: HFTarget, count: int) -> tuple[PromptSet, ...]:
     return tuple(found)
 
 
-def arms(target: HFTarget) -> tuple[Arm, ...]:
+def arms(target: HFTarget, trained: Path | None) -> tuple[Arm, ...]:
+    """Each by its name; the trained drafter's is its kind, and it comes last."""
     size = {"layers": 1, "hidden": 64, "intermediate": 128, "heads": 2, "context": 2048}
     noise = random_llama(**size, vocab=target.vocab_size, dtype=target.dtype)
     noise.tokenizer = target.tokenizer
-    drafters = {
+    drafters: dict[str, Drafter] = {
         "prompt_lookup": PromptLookup(),
         "lookahead": Lookahead(),
         "independent": Independent(Independent.Config(source=str(MINI_CODE / "draft"))),
         "useless": Independent(Independent.Config(), model=noise),
     }
+    if trained is not None:
+        drafters[drafter_manifest(trained)["kind"]] = load_drafter(str(trained))
     for drafter in drafters.values():
         drafter.bind(target)
     return tuple(
