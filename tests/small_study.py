@@ -62,6 +62,7 @@ def a_study() -> list[RunFigures]:
                     alpha=tau / 6,
                     tau_predicted=tau - 0.2,
                     speedup=tau / 2,
+                    speedup_predicted=tau / 2 + 0.1,
                     quality=40.0 + i,
                     quality_metric="chrF",
                     storage_tokens=1000 * beams,

@@ -130,6 +130,7 @@ def test_a_study_has_all_figures(drawn: tuple[Picture, ...]) -> None:
         "forcing",
         "beams",
         "alpha_tau",
+        "speedup",
         "temperature",
         "truncation",
         "storage",
@@ -155,6 +156,7 @@ DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunFigures], RunFigu
     "forcing": (charts.forcing, lambda run: run if run.forcing in ("beam", None) else None),
     "beams": (charts.beams, lambda run: replace(run, beams=None)),
     "bubbles": (charts.bubbles, lambda run: replace(run, alpha=None)),
+    "speedups": (charts.speedups, lambda run: replace(run, speedup=None)),
     "temperature": (charts.temperature, lambda run: replace(run, teacher_temperature=None)),
     "truncation": (charts.truncation, lambda run: replace(run, truncation=None)),
     "storage": (charts.storage, lambda run: replace(run, storage_bytes=None)),
@@ -196,6 +198,7 @@ def test_figures_hold_the_figures(drawn: tuple[Picture, ...]) -> None:
     texts = {picture.name: re.findall(r">([^<>]+)</text>", picture.file_svg) for picture in drawn}
     assert {"1", "2", "8"} <= set(texts["beams"])
     assert "3.46" in texts["forcing"]  # TVD, 8 beams: 3.455
+    assert {"1.73", "predicted from acceptance"} <= set(texts["speedup"])  # half of it
     assert {"French", "Korean", "Tamil", "Hindi"} <= set(texts["languages"])
     assert any("256,000 bytes per token" in text for text in texts["storage"])
     assert {"Hangul", "agglutinative", "South Asia", "Dravidian"} <= set(texts["gain_by_group"])

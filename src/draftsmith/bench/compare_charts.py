@@ -32,6 +32,7 @@ from draftsmith.bench.compare_axes import (
 from draftsmith.bench.compare_figures import (
     UNDISTILLED,
     Entry,
+    Pooled,
     Scope,
     describe,
     objective_name,
@@ -230,25 +231,65 @@ def quality(scope: Scope) -> Drawn:
     metrics = {e.quality_metric or "quality" for e in rated}
     if len(metrics) > 1:
         return f"qualities of several metrics ({', '.join(sorted(metrics))}) share no axis"
+    figure, axis = _bars(scope, _by_objective(rated), "quality")
+    axis.set_xlabel(next(iter(metrics)))
+    return figure
+
+
+def speedups(scope: Scope) -> Drawn:
+    timed = [e for e in scope.entries if e.speedup is not None]
+    if not timed:
+        return "no run was timed"
+    shown = _by_objective(timed)
+    figure, axis = _bars(scope, shown, "speedup")
+    for place, entry in enumerate(reversed(shown)):
+        predicted = entry.value("speedup_predicted")
+        if predicted is not None:
+            axis.plot(predicted, place, **_mark())
+    if any(entry.speedup_predicted is not None for entry in shown):
+        axis.plot([], [], **_mark(), label="predicted from acceptance")
+        legend(figure, axis)
+    axis.axvline(1, color=ink(), linewidth=0.9)
+    axis.set_xlabel("speed-up over plain decoding, by the clock")
+    return figure
+
+
+def _by_objective(ranked: Sequence[Entry]) -> list[Entry]:
+    """The best of each objective."""
     best: dict[str | None, Entry] = {}
-    for entry in rated:
+    for entry in ranked:
         if entry.setting.objective is not None:
             best.setdefault(entry.setting.objective, entry)
-    shown = list(best.values()) or rated[:MAX_LINES]
+    return list(best.values()) or list(ranked[:MAX_LINES])
+
+
+def _bars(scope: Scope, shown: Sequence[Entry], measure: str) -> tuple[Figure, Any]:
+    """One for each, the first on top, with intervals over seeds."""
     figure = blank(7.6, 0.9 + 0.36 * len(shown))
     axis: Any = figure.subplots()
     for place, entry in enumerate(reversed(shown)):
-        assert entry.quality is not None
-        mean, half = entry.quality.mean, entry.quality.half
-        axis.barh(place, mean, color=colour_of(scope, entry), height=0.62)
-        if half is not None:
-            axis.errorbar(mean, place, xerr=half, color=ink(), capsize=3, linewidth=1.2)
-        _beside(axis, f"{mean:.3g}", mean + (half or 0.0), place)
+        pooled: Pooled = getattr(entry, measure)
+        axis.barh(place, pooled.mean, color=colour_of(scope, entry), height=0.62)
+        if pooled.half is not None:
+            axis.errorbar(
+                pooled.mean, place, xerr=pooled.half, color=ink(), capsize=3, linewidth=1.2
+            )
+        _beside(axis, f"{pooled.mean:.3g}", pooled.mean + (pooled.half or 0.0), place)
     axis.set_yticks(range(len(shown)), [entry.name for entry in reversed(shown)])
     axis.tick_params(axis="y", length=0)
-    axis.set_xlabel(next(iter(metrics)))
     axis.margins(x=0.12)
-    return figure
+    return figure, axis
+
+
+def _mark() -> dict[str, Any]:
+    """Of a value beside that of a bar."""
+    return {
+        "marker": "|",
+        "markersize": 13,
+        "markeredgewidth": 2,
+        "color": ink(),
+        "linestyle": "none",
+    }
 
 
 def gains(scope: Scope) -> Drawn:
@@ -259,13 +300,7 @@ def gains(scope: Scope) -> Drawn:
     axis: Any = figure.subplots()
     top = scope.top
     assert top is not None
-    mark: dict[str, Any] = {
-        "marker": "|",
-        "markersize": 13,
-        "markeredgewidth": 2,
-        "color": ink(),
-        "linestyle": "none",
-    }
+    mark = _mark()
     for place, gain in enumerate(reversed(gains)):
         if gain.top_gain is not None:
             axis.barh(place, 100 * gain.top_gain, color=colour_of(scope, top), height=0.62)

@@ -74,6 +74,15 @@ _PLOTS: tuple[tuple[Plot, Callable[[Scope], Drawn]], ...] = (
     ),
     (
         Plot(
+            name="speedup",
+            title="Speed-up",
+            caption="The best-ranked timed setting of each objective; whiskers are 95 % intervals "
+            "over seeds. The line is plain decoding.",
+        ),
+        charts.speedups,
+    ),
+    (
+        Plot(
             name="temperature",
             title="Temperature of the teacher",
             caption="Lines join settings that differ in this temperature alone.",
