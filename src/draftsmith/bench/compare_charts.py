@@ -241,11 +241,7 @@ def speedups(scope: Scope) -> Drawn:
     if not timed:
         return "no run was timed"
     shown = _by_objective(timed)
-    figure, axis = _bars(scope, shown, "speedup")
-    for place, entry in enumerate(reversed(shown)):
-        predicted = entry.value("speedup_predicted")
-        if predicted is not None:
-            axis.plot(predicted, place, **_mark())
+    figure, axis = _bars(scope, shown, "speedup", marks="speedup_predicted")
     if any(entry.speedup_predicted is not None for entry in shown):
         axis.plot([], [], **_mark(), label="predicted from acceptance")
         legend(figure, axis)
@@ -263,8 +259,11 @@ def _by_objective(ranked: Sequence[Entry]) -> list[Entry]:
     return list(best.values()) or list(ranked[:MAX_LINES])
 
 
-def _bars(scope: Scope, shown: Sequence[Entry], measure: str) -> tuple[Figure, Any]:
-    """One for each, the first on top, with intervals over seeds."""
+def _bars(
+    scope: Scope, shown: Sequence[Entry], measure: str, *, marks: str | None = None
+) -> tuple[Figure, Any]:
+    """One for each, the first on top, with intervals over seeds, and with a mark where its other
+    measure is known."""
     figure = blank(7.6, 0.9 + 0.36 * len(shown))
     axis: Any = figure.subplots()
     for place, entry in enumerate(reversed(shown)):
@@ -274,7 +273,12 @@ def _bars(scope: Scope, shown: Sequence[Entry], measure: str) -> tuple[Figure, A
             axis.errorbar(
                 pooled.mean, place, xerr=pooled.half, color=ink(), capsize=3, linewidth=1.2
             )
-        _beside(axis, f"{pooled.mean:.3g}", pooled.mean + (pooled.half or 0.0), place)
+        ends = [pooled.mean + (pooled.half or 0.0)]
+        marked = None if marks is None else entry.value(marks)
+        if marked is not None:
+            axis.plot(marked, place, **_mark())
+            ends.append(marked)
+        _beside(axis, f"{pooled.mean:.3g}", max(ends), place)
     axis.set_yticks(range(len(shown)), [entry.name for entry in reversed(shown)])
     axis.tick_params(axis="y", length=0)
     axis.margins(x=0.12)
