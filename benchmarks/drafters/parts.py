@@ -133,18 +133,19 @@ def rates(lab: Lab) -> dict[str, Any]:
 
 
 def combination(lab: Lab) -> dict[str, Any]:
-    """GRIFFIN's network with every objective, on every kind of text; the best of them on prompts
-    that it was not chosen by."""
-    tried = lab.examine({label: [lab.run(one)] for label, one in COMBINED.items()}, lab.choosing)
-    grid = {
-        label: interval(_marks(some), of=attrgetter("decoded")) for label, some in tried.items()
-    }
-    best = max(grid, key=lambda label: grid[label][0])
+    """GRIFFIN's network with every objective, on every kind of text; the best of them, or what
+    another target chose, on prompts that it was not chosen by."""
+    grid: dict[str, list[float]] = {}
+    if lab.chosen is None:
+        runs = {label: [lab.run(one)] for label, one in COMBINED.items()}
+        for label, some in lab.examine(runs, lab.choosing).items():
+            found = interval(_marks(some), of=attrgetter("decoded"))
+            grid[label] = [round(value, 4) for value in found]
+    best = lab.chosen or max(grid, key=lambda label: grid[label][0])
     label = f"ours: GRIFFIN + {best}"
-    runs = {"GRIFFIN": lab.seeds(GRIFFIN), label: lab.seeds(COMBINED[best])}
-    done = lab.examine(runs, lab.final)
+    done = lab.examine({"GRIFFIN": lab.seeds(GRIFFIN), label: lab.seeds(COMBINED[best])}, lab.final)
     return {
-        "grid": {label: [round(value, 4) for value in three] for label, three in grid.items()},
+        "grid": grid,
         "best": best,
         "row": as_row(lab, label, done[label]),
         "differences": differences(label, done[label], "GRIFFIN", done["GRIFFIN"]),

@@ -125,6 +125,8 @@ class Lab:
     work: Path
     amounts: Amounts
     workers: int
+    chosen: str | None = None
+    """Best of `combination` on another target: nothing is chosen on this one."""
 
     @property
     def subject(self) -> Subject:

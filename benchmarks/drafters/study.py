@@ -3,6 +3,8 @@
     python benchmarks/drafters/study.py                             # models/mini-code
     python benchmarks/drafters/study.py --models models/mini-ende
     python benchmarks/drafters/study.py --only methods --timed      # speed-ups; the machine is idle
+    python benchmarks/drafters/study.py --models models/mini-ende --only combination \
+        --chosen "LK, draws-4"                                      # what another target chose
 
 | part          | what varies                                                            | seeds |
 |---------------|------------------------------------------------------------------------|-------|
@@ -38,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 from study import Models
 from writing import places
 
-from drafters.parts import PARTS, to_time
+from drafters.parts import COMBINED, PARTS, to_time
 from drafters.pictures import save_pictures
 from drafters.runs import BATCH_TOKENS, LEARNING_RATE, SUBJECTS, Amounts, Lab
 from drafters.tables import write
@@ -73,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=ROOT / "models" / "mini-code")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
+    parser.add_argument("--chosen", choices=COMBINED, metavar="LABEL", help="in `combination`")
     parser.add_argument("--timed", action="store_true", help="speed-ups too; the machine is idle")
     parser.add_argument("--work", type=Path, help="left out: runs/drafters-MODEL")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side")
@@ -91,6 +94,7 @@ def main() -> None:
         work=work,
         amounts=QUICK if given.quick else FULL,
         workers=given.workers,
+        chosen=given.chosen,
     )
     path = out / f"{name}.json"
     quieten()

@@ -147,6 +147,10 @@ def _rates(part: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
 
 def _combination(part: Mapping[str, Any]) -> list[str]:
     grid = {tuple(label.rsplit(", ", 1)): value for label, value in part["grid"].items()}
+    against = _differences("The best and GRIFFIN as published", part["differences"])
+    if not grid:
+        title, *table = against
+        return [title, "", f"Another target chose: {part['best']}.", *table]
     objectives = list(dict.fromkeys(objective for objective, _ in grid))
     texts = list(dict.fromkeys(text for _, text in grid))
     lines = [
@@ -160,7 +164,7 @@ def _combination(part: Mapping[str, Any]) -> list[str]:
         "too good; below, on other prompts and with all seeds.",
         "",
         *_table(["objective", *texts], lines),
-        *_differences("The best and GRIFFIN as published", part["differences"]),
+        *against,
     ]
 
 
