@@ -127,6 +127,35 @@ def core() -> Iterator[str]:
     yield from table(["what", "measured", "must reach"], rows)
 
 
+def drafters() -> Iterator[str]:
+    for name in ("mini-code", "mini-ende"):
+        path = RESULTS / f"drafters-{name}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        ours = [found["combination"]["row"]] if "combination" in found else []
+        timed = found["timed"]["drafters"] if "timed" in found else {}
+        yield (
+            f"Drafters of `models/{name}`, each trained on the same prompts and as many tokens, in "
+            "its own tree: tokens per step, speed-up by the clock "
+            f"([all figures](benchmarks/results/drafters-{name}.md)):"
+        )
+        yield ""
+        rows = [
+            [row["label"], *(cell for heat in "01" for cell in heated(row, heat, timed))]
+            for row in (*found["methods"]["rows"], *ours)
+            if row["label"] != "plain"
+        ]
+        yield from table(["", "T = 0", "", "T = 1", ""], rows)
+
+
+def heated(row: Mapping[str, Any], heat: str, timed: Mapping[str, Any]) -> Iterator[str]:
+    value, *ends = row["tau"]["own"][heat]
+    yield interval(value, ends)
+    one = timed[row["label"]]["own"][heat] if row["label"] in timed else None
+    yield "" if one is None else f"{one['speedup']:.2f}x"
+
+
 def live_row(row: Mapping[str, Any]) -> list[str]:
     return [
         "re-translation" if row["bias"] is None else f"bias {row['bias']:g}",
@@ -160,7 +189,7 @@ def main() -> None:
     text = path.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    lines = ["Two cores of a server CPU.", "", *quickstart(), *core(), *live()]
+    lines = ["Two cores of a server CPU.", "", *quickstart(), *core(), *drafters(), *live()]
     write_text_atomic(path, before + BEGIN + "\n".join(lines).rstrip("\n") + "\n" + END + after)
 
 
