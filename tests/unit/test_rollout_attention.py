@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from draftsmith.distill.distillation import Distillation
 from draftsmith.distill.imitation import Imitation
+from draftsmith.drafters._aligned import AlignedDrafter
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.griffin import Griffin
@@ -89,14 +92,23 @@ def squares(drafter: FeatureDrafter, batch: TrajectoryBatch) -> list[tuple[int, 
     return [shape for shape in saved if shape.count(T) >= 2]
 
 
-@pytest.mark.parametrize("cls", [Hass, Griffin, Eagle3])
+KEEPING: tuple[Callable[[], FeatureDrafter], ...] = (
+    lambda: Hass(Hass.Config(recompute=False)),
+    lambda: Griffin(Griffin.Config(recompute=False)),
+    Eagle3,
+)
+"""With `recompute` only what comes and goes is saved, and all is made again."""
+
+
+@pytest.mark.parametrize("make", KEEPING)
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_training_step_keeps_no_square_matrix(cls: type[FeatureDrafter], packed: bool) -> None:
+def test_a_training_step_keeps_no_square_matrix(
+    make: Callable[[], FeatureDrafter], packed: bool
+) -> None:
     target = tiny_target(layers=8)
-    drafter = cls()
+    drafter = make()
     drafter.bind(target)
     drafter.train().requires_grad_(True)
-    drafter.keeps_steps = True  # else only what comes and goes is saved, and all is made again
     width = 32 * max(1, len(drafter.signals.layers))
     batch = TrajectoryBatch(
         tokens_BT=torch.ones(B, T, dtype=torch.long),
@@ -109,13 +121,44 @@ def test_a_training_step_keeps_no_square_matrix(cls: type[FeatureDrafter], packe
 
 def test_the_released_attention_does_keep_them() -> None:
     target = tiny_target()
-    drafter = Hass(Hass.Config(attention="official"))
+    drafter = Hass(Hass.Config(attention="official", recompute=False))
     drafter.bind(target)
     drafter.train().requires_grad_(True)
-    drafter.keeps_steps = True
     batch = TrajectoryBatch(
         tokens_BT=torch.ones(B, T, dtype=torch.long),
         loss_mask_BT=torch.ones(B, T, dtype=torch.bool),
         features_BTS=torch.randn(B, T, 32, dtype=torch.float64),
     )
     assert squares(drafter, batch)
+
+
+@pytest.mark.parametrize("cls", [Hass, Griffin])
+def test_what_is_computed_again_has_the_same_gradients(cls: type[AlignedDrafter]) -> None:
+    target = tiny_target()
+    torch.manual_seed(0)
+    batch = TrajectoryBatch(
+        tokens_BT=torch.randint(1, 40, (B, T)),
+        loss_mask_BT=torch.ones(B, T, dtype=torch.bool),
+        documents_BT=documents(),
+        features_BTS=torch.randn(B, T, 32, dtype=torch.float64),
+    )
+    found: list[dict[str, Tensor]] = []
+    for recompute in (True, False):
+        drafter = cls(cls.Config(recompute=recompute))
+        drafter.bind(target)
+        drafter.train().requires_grad_(True)
+        total: Tensor | float = 0.0
+        carry = None
+        torch.manual_seed(1)  # the noise
+        for _ in range(drafter.num_steps):
+            prediction, carry = drafter(batch, carry)
+            step = Imitation(token=Distillation(divergence="sft"))
+            total = total + step.loss(prediction, batch, drafter.head()).total
+        assert isinstance(total, Tensor)
+        total.backward()
+        named = drafter.named_parameters()
+        found.append({name: one.grad for name, one in named if one.grad is not None})
+    again, kept = found
+    assert again.keys() == kept.keys() and len(kept) > 5
+    for name, gradient in kept.items():
+        assert torch.equal(again[name], gradient), name

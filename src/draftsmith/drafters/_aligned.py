@@ -37,6 +37,9 @@ class AlignedDrafter(FeatureDrafter):
         gradients: Literal["mean", "sum"] = field(default="mean", metadata=TRAINING)
         """Training: of all forwards, their mean, or their sum as published. AdamW takes the same
         step by either; what is clipped differs."""
+        recompute: bool = field(default=True, metadata=TRAINING)
+        """Training: what a forward computed is computed again on the way back, so that the graph of
+        one forward is in memory at a time. Without it: the same gradients, faster."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -49,7 +52,7 @@ class AlignedDrafter(FeatureDrafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.num_steps = self.config.num_forwards
-        self.keeps_steps = self.num_steps == 1
+        self.keeps_steps = self.num_steps == 1 or not self.config.recompute
 
     def _begin(self, batch: TrajectoryBatch) -> Rollout:
         asked = self.config.attention == "official" and self.num_steps >= self.official_from
