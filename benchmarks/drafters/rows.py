@@ -22,6 +22,8 @@ from draftsmith.types import TreeShape
 
 HEATS = (0.0, 1.0)
 HELD_OUT = ("accuracy", "survival", "acceptance", "misaligned", "survival_t1")
+COMMON = ("seed=", "recompute=")
+"""Options that are no part of a setting."""
 _DEPTH = re.compile(r"^(?P<figure>\w+)_(?P<depth>\d+)$")
 
 
@@ -71,7 +73,7 @@ def _learnt(run: Run) -> dict[str, Any]:
     weight = run.options.imitation.token_weight
     return {
         "kind": run.options.drafter,
-        "options": [one for one in run.options.drafter_option if not one.startswith("seed=")],
+        "options": [one for one in run.options.drafter_option if not one.startswith(COMMON)],
         "store": run.options.store[0].name,
         "objective": run.options.objective.objective,
         "token_weight": "as published" if weight is None else weight,

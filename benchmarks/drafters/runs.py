@@ -185,15 +185,15 @@ class Lab:
         """A training with this seed: of the first weights and of the order of texts."""
         steps = self.amounts.steps
         name = f"{setting.name}-{steps}-s{seed}"
-        options = setting.options
-        if "seed" in {field.name for field in fields(drafter_class(setting.kind).Config)}:
-            options = (*options, f"seed={seed}")
+        known = {field.name for field in fields(drafter_class(setting.kind).Config)}
+        common = {"seed": str(seed), "recompute": "false"}
+        own = tuple(f"{key}={value}" for key, value in common.items() if key in known)
         return Run(
             name=name,
             options=DistillOptions(
                 target=self.models.target,
                 drafter=setting.kind,
-                drafter_option=options,
+                drafter_option=(*setting.options, *own),
                 store=(self.work / "stores" / setting.store,),
                 objective=DivergenceOptions(objective=setting.objective),
                 imitation=ImitationOptions(token_weight=setting.token_weight),
