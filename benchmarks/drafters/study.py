@@ -4,14 +4,14 @@
     python benchmarks/drafters/study.py --models models/mini-ende
     python benchmarks/drafters/study.py --only methods --timed      # speed-ups; the machine is idle
     python benchmarks/drafters/study.py --models models/mini-ende --only combination \
-        --chosen "LK, draws-4"                                      # what another target chose
+        --chosen "FSPAD + LK, draws-4"                              # what another target chose
 
 | part          | what varies                                                            | seeds |
 |---------------|------------------------------------------------------------------------|-------|
 | `methods`     | PLD, Lookahead, SpS, Medusa, EAGLE-1 to 3, FSPAD, HASS, GRIFFIN        | 3     |
 | `rates`       | learning rates of the trained ones                                     | 1     |
-| `combination` | GRIFFIN's network: objectives on greedy, drawn and beam-searched texts | 1     |
-|               | the best of them and GRIFFIN on prompts that it was not chosen by      | 3     |
+| `combination` | FSPAD's and GRIFFIN's networks: objectives on greedy, drawn and        | 1     |
+|               | beam-searched texts; the best on prompts that it was not chosen by     | 3     |
 | `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 1     |
 | `longer`      | GRIFFIN, HASS, FSPAD, EAGLE-2 with four times the steps                | 3     |
 
@@ -20,9 +20,7 @@ forwards). An interrupted study continues when repeated; parts come in the order
 `--timed` times the drafters of `methods` and the best of `combination` one after the other. Writes
 benchmarks/results/drafters-MODEL.json, .md and drafters-MODEL/ (figures).
 
-Without `longer` mini-code takes an estimated two hours on two idle cores: 80 trainings of half a
-million tokens at 6,000 tokens per second and core (EAGLE-3 at a third of that), 45 exams of a
-minute and 52 short ones; `longer` takes 45 minutes more.
+On two idle cores mini-code takes about three hours, of which `methods` takes one and `longer` one.
 """
 
 from __future__ import annotations

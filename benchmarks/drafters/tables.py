@@ -147,7 +147,7 @@ def _rates(part: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
 
 def _combination(part: Mapping[str, Any]) -> list[str]:
     grid = {tuple(label.rsplit(", ", 1)): value for label, value in part["grid"].items()}
-    against = _differences("The best and GRIFFIN as published", part["differences"])
+    against = _differences("The best, and networks as published", part["differences"])
     if not grid:
         title, *table = against
         return [title, "", f"Another target chose: {part['best']}.", *table]
@@ -157,7 +157,7 @@ def _combination(part: Mapping[str, Any]) -> list[str]:
         [objective, *(_spread(grid[objective, text]) for text in texts)] for objective in objectives
     ]
     return [
-        "## GRIFFIN's network, by objective and texts",
+        "## Networks, by objective and texts",
         "",
         "Mean tau of all shapes at T = 0 and 1, one seed, on the prompts that the best is "
         f"chosen by: {part['best']}. It was chosen among {len(grid)}, so its own figure here is "
