@@ -110,6 +110,13 @@ def collect(stores: Iterable[CollectOptions], workers: int) -> None:
     _each("collecting", _collect, missing, [store.out.name for store in missing], workers)
 
 
+def train(runs: Sequence[Run], work: Path, workers: int) -> None:
+    """Train what is not done yet, without an exam: others go on from these."""
+    missing = [run for run in runs if run.options and not _is_done(Path(run.drafter), run.options)]
+    jobs = [(run, work) for run in missing]
+    _each("training", _train, jobs, [run.name for run in missing], workers)
+
+
 def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[Examined]:
     """Train and examine what is not done yet; all runs with their marks, in order."""
     missing = [run for run in runs if not _marks(run, exam, work).is_file()]
@@ -128,15 +135,20 @@ def _collect(store: CollectOptions) -> None:
         recipe.run(store)
 
 
+def _train(job: tuple[Run, Path]) -> None:
+    run, work = job
+    folder = work / "runs" / run.name
+    if run.options is not None and not _is_done(Path(run.drafter), run.options):
+        from draftsmith.recipes import distill as recipe
+
+        with _logged(folder / "log.txt"), _costed(folder / COST):
+            recipe.run(run.options)
+
+
 def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
     run, exam, work = job
-    folder = work / "runs" / run.name
-    with _logged(folder / "log.txt"):
-        if run.options is not None and not _is_done(Path(run.drafter), run.options):
-            from draftsmith.recipes import distill as recipe
-
-            with _costed(folder / COST):
-                recipe.run(run.options)
+    _train((run, work))
+    with _logged(work / "runs" / run.name / "log.txt"):
         marks = sit(exam, run.drafter, run.tree)
     write_json_atomic(_marks(run, exam, work), asdict(marks))
 

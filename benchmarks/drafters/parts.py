@@ -10,11 +10,11 @@ from operator import attrgetter
 from typing import Any
 
 from exam import Decoded, Marks
-from study import Examined, Run
+from study import Examined, Run, train
 from writing import Pick, difference, interval, plain
 
-from drafters.rows import HEATS, as_row
-from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting
+from drafters.rows import HEATS, as_row, worth
+from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting, Stage
 from draftsmith.drafters.eagle import STATIC
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
@@ -89,6 +89,15 @@ ABLATIONS = {
     },
 }
 """By what they are compared with, which has three forwards and masks by the top 3."""
+STAGES = {
+    "HASS": (Stage(0.5, 1, LEARNING_RATE), Stage(0.5, 3, LEARNING_RATE / 3)),
+    "GRIFFIN": (
+        Stage(0.5, 1, LEARNING_RATE),
+        Stage(0.25, 2, 0.6 * LEARNING_RATE),
+        Stage(0.25, 3, 0.6 * LEARNING_RATE),
+    ),
+}
+"""Training forwards that grow, with rates that fall as the published ones do."""
 RATES = (3e-4, 1e-3, 1e-2)
 """Learning rates beside the one of all drafters."""
 ORDER = ("GRIFFIN", "HASS", "FSPAD", "EAGLE-2")
@@ -164,6 +173,31 @@ def combination(lab: Lab) -> dict[str, Any]:
     }
 
 
+def stages(lab: Lab) -> dict[str, Any]:
+    """As many steps, but the forwards of a step grow from stage to stage, as published."""
+    chains = {
+        label: [lab.staged(TRAINED[label], some, seed) for seed in range(lab.amounts.seeds)]
+        for label, some in STAGES.items()
+    }
+    every = [chain for some in chains.values() for chain in some]
+    lab.collect([run for chain in every for run in chain])
+    for number in range(max(map(len, every)) - 1):
+        train([chain[number] for chain in every if number < len(chain) - 1], lab.work, lab.workers)
+    grown = {f"{label}, in stages": [chain[-1] for chain in some] for label, some in chains.items()}
+    published = {label: lab.seeds(TRAINED[label]) for label in ORDER}
+    done = lab.examine(published | grown, lab.final)
+    hass, griffin = grown
+    pairs = [(griffin, "GRIFFIN"), (hass, "HASS"), (griffin, hass), (hass, "FSPAD")]
+    return {
+        "rows": [worth(label, done[label]) for label in (*grown, *published)],
+        "differences": [
+            one
+            for better, worse in pairs
+            for one in differences(better, done[better], worse, done[worse])
+        ],
+    }
+
+
 def longer(lab: Lab) -> dict[str, Any]:
     """The paper's order after more training: what is taught to read its own outputs learns more
     from a token, and slower."""
@@ -231,6 +265,7 @@ PARTS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "methods": methods,
     "rates": rates,
     "combination": combination,
+    "stages": stages,
     "ablations": ablations,
     "longer": longer,
 }

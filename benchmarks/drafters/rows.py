@@ -28,11 +28,22 @@ _DEPTH = re.compile(r"^(?P<figure>\w+)_(?P<depth>\d+)$")
 
 
 def as_row(lab: Lab, label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
-    """A setting, given its seeds. `tau`: mean and 95 % interval, for shapes that all share and
+    """A setting, given its seeds."""
+    first = seeds[0].run
+    return {
+        **worth(label, seeds),
+        "parameters": _parameters(lab, first),
+        **_learnt(first),
+        **_cost(lab, [one.run for one in seeds]),
+    }
+
+
+def worth(label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
+    """What it is worth by decoding. `tau`: mean and 95 % interval, for shapes that all share and
     for the drafter's own, at each temperature."""
     marks = [one.marks for one in seeds]
-    first = seeds[0].run
-    own = CHAIN if first.tree is None else first.tree
+    tree = seeds[0].run.tree
+    own = CHAIN if tree is None else tree
     return {
         "label": label,
         "seeds": len(seeds),
@@ -41,9 +52,6 @@ def as_row(lab: Lab, label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
             name: {f"{heat:g}": _tau(marks, shape, heat) for heat in HEATS}
             for name, shape in (("chain", CHAIN), ("drawn", DRAWN), ("own", own))
         },
-        "parameters": _parameters(lab, first),
-        **_learnt(first),
-        **_cost(lab, [one.run for one in seeds]),
     }
 
 

@@ -117,6 +117,16 @@ class Setting:
         return "-".join(word.replace("=", "_") for word in words if word)
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a training."""
+
+    share: float
+    """Of the steps."""
+    forwards: int
+    rate: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lab:
     """Where the study works, and on what."""
@@ -210,8 +220,33 @@ class Lab:
             tree=setting.tree,
         )
 
+    def staged(self, setting: Setting, stages: Sequence[Stage], seed: int) -> list[Run]:
+        """Each goes on from the one before; the last is the drafter."""
+        made: list[Run] = []
+        for stage in stages:
+            amounts = replace(self.amounts, steps=int(stage.share * self.amounts.steps))
+            options = (*setting.options, f"num_forwards={stage.forwards}")
+            own = replace(setting, options=options, rate=stage.rate)
+            run = replace(self, amounts=amounts).run(own, seed)
+            if made and run.options:
+                name = f"{made[-1].name}+{run.name}"
+                folder = self.work / "runs" / name / "draft"
+                said = run.options.drafter_option
+                trained = tuple(one for one in said if not one.startswith("seed="))
+                again = replace(
+                    run.options, drafter=made[-1].drafter, drafter_option=trained, out=folder
+                )
+                run = replace(run, name=name, options=again)
+            made.append(run)
+        return made
+
     def seeds(self, setting: Setting) -> list[Run]:
         return [self.run(setting, seed) for seed in range(self.amounts.seeds)]
+
+    def collect(self, runs: Sequence[Run]) -> None:
+        """What these learn from, if it is not there yet."""
+        names = {store.name for run in runs if run.options for store in run.options.store}
+        collect([self.store(name) for name in sorted(names)], self.workers)
 
     def examine(self, groups: Mapping[str, Sequence[Run]], exam: Exam) -> dict[str, list[Examined]]:
         """Collect, train and examine what is not done yet.
@@ -219,8 +254,7 @@ class Lab:
         A drafter that is examined in two trees is trained once, so these take turns.
         """
         waiting = [run for some in groups.values() for run in some]
-        names = {store.name for run in waiting if run.options for store in run.options.store}
-        collect([self.store(name) for name in sorted(names)], self.workers)
+        self.collect(waiting)
         while waiting:
             turn = {run.name: run for run in reversed(waiting)}
             examine(list(reversed(turn.values())), exam, self.work, self.workers)

@@ -37,8 +37,12 @@ def write(record: Mapping[str, Any]) -> str:
         out += _combination(record["combination"])
     if "ablations" in record:
         out += _ablations(record["ablations"])
+    if "stages" in record:
+        below = "One stage and several"
+        out += _compared("With forwards that grow in stages", record["stages"], below)
     if "longer" in record:
-        out += _longer(record["longer"])
+        below = "In the order of the paper, after as many"
+        out += _compared(f"After {record['longer']['steps']} steps", record["longer"], below)
     return "\n".join(out)
 
 
@@ -187,7 +191,7 @@ def _ablations(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _longer(part: Mapping[str, Any]) -> list[str]:
+def _compared(title: str, part: Mapping[str, Any], below: str) -> list[str]:
     lines = []
     for row in part["rows"]:
         taus = [_spread(row["tau"][shape][f"{h:g}"]) for h in HEATS for shape in ("own", "drawn")]
@@ -195,12 +199,7 @@ def _longer(part: Mapping[str, Any]) -> list[str]:
     head = ["method"]
     for heat in HEATS:
         head += [f"T = {heat:g}: tau, own tree", shape_name(DRAWN)]
-    return [
-        f"## After {part['steps']} steps",
-        "",
-        *_table(head, lines),
-        *_differences("In the order of the paper, after as many", part["differences"]),
-    ]
+    return [f"## {title}", "", *_table(head, lines), *_differences(below, part["differences"])]
 
 
 def _differences(title: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
