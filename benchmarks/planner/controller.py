@@ -14,8 +14,8 @@ controller's constants were chosen or tried on.
 
 Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
 idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
-no clock, and may run beside other work (half an hour of two cores). With --trained, that drafter
-alone is judged, and the files are called controller-KIND.
+no clock, and may run beside other work (half an hour of two cores). With --only or
+--trained one drafter is judged alone, and the files are called controller-NAME.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import torch
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling
 from draftsmith.config import from_dict
+from draftsmith.errors import InputError
 from draftsmith.plan.control import CostAware, Learning
 from draftsmith.provenance import (
     digest,
@@ -62,6 +63,7 @@ from controller_prices import (
 from models import mini_code
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+QUICK = Path(__file__).resolve().parents[2] / "runs" / "controller-quick"
 BAR = 0.03
 MIXED = "mixed"
 
@@ -215,9 +217,17 @@ def main() -> None:
     target = mini_code()
     if target is None:
         parser.error("models/mini-code is absent")
-    sets, everybody = prompt_sets(target, count), arms(target, given.trained)
-    judged = everybody[-1:] if given.trained else everybody
-    stem = f"controller-{judged[0].name}" if given.trained else "controller"
+    sets = prompt_sets(target, count)
+    try:
+        everybody = arms(target, given.trained)
+    except InputError as error:
+        parser.error(str(error))
+    names = [arm.name for arm in everybody]
+    judged = names[-1:] if given.trained else [given.only] if given.only else names
+    if not set(judged) <= set(names):
+        parser.error(f"--only knows {', '.join(names)}")
+    stem = f"controller-{judged[0]}" if len(judged) == 1 else "controller"
+    out = QUICK if given.quick and given.out == RESULTS else given.out
     workload = Workload(
         prompts=[prompt for some in sets for prompt in some.prompts], max_new_tokens=tokens
     )
@@ -227,14 +237,15 @@ def main() -> None:
             f"{heat:g}": measure(target, everybody, Sampler(temperature=heat), workload, rounds)
             for heat in HEATS
         }
-        write_json_atomic(given.out / f"{stem}_costs.json", measured)
+        write_json_atomic(out / f"{stem}_costs.json", measured)
     else:
         read = json.loads(given.costs.read_text(encoding="utf-8"))
         measured = {heat: from_dict(Measured, one, where=heat) for heat, one in read.items()}
-    names = [arm.name for arm in judged if given.only in ("", arm.name)]
-    if not names:
-        parser.error(f"--only knows {', '.join(arm.name for arm in judged)}")
-    asked = [(name, count, tokens, given.quick, measured, given.trained) for name in names]
+    for heat, costs in measured.items():
+        if not set(judged) <= set(costs.by_length):
+            known = ", ".join(costs.by_length)
+            parser.error(f"{given.costs} has costs of {known} alone at temperature {heat}")
+    asked = [(name, count, tokens, given.quick, measured, given.trained) for name in judged]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.workers, context, torch.set_num_threads, (1,)) as pool:
         verdicts = [one for some in pool.map(compare, *zip(*asked, strict=True)) for one in some]
@@ -251,8 +262,8 @@ def main() -> None:
         "machine": machine_summary(),
         "versions": versions(),
     }
-    write_json_atomic(given.out / f"{stem}.json", content)
-    write_text_atomic(given.out / f"{stem}.md", table_of(verdicts))
+    write_json_atomic(out / f"{stem}.json", content)
+    write_text_atomic(out / f"{stem}.md", table_of(verdicts))
 
 
 if __name__ == "__main__":

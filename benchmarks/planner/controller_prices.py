@@ -20,6 +20,7 @@ from draftsmith.drafters._lookup import load_drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import InputError
 from draftsmith.plan.control import AdaptiveLength, Learning, StepCosts
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
@@ -36,8 +37,6 @@ SEEN = 54
 the first 24, and its rules were tried on others. Those behind overlap with none."""
 SEEN_PASSAGES = 12
 """The same of the passages of prose."""
-WIDER = ("lookahead",)
-"""Whose forwards are wider than root and draft: rows are decoded one by one, to see how wide."""
 HEATS = (0.0, 0.8)
 """Temperatures at which costs are measured: without draws and with them."""
 Tokens = tuple[int, ...]
@@ -125,7 +124,11 @@ def prompt_sets(target: HFTarget, count: int) -> tuple[PromptSet, ...]:
 
 
 def arms(target: HFTarget, trained: Path | None) -> tuple[Arm, ...]:
-    """Each by its name; the trained drafter's is its kind, and it comes last."""
+    """Each by its name; the trained drafter's is its kind, and it comes last.
+
+    Raises:
+        InputError: the folder holds no drafter, or one of a kind that is there already.
+    """
     size = {"layers": 1, "hidden": 64, "intermediate": 128, "heads": 2, "context": 2048}
     noise = random_llama(**size, vocab=target.vocab_size, dtype=target.dtype)
     noise.tokenizer = target.tokenizer
@@ -136,7 +139,13 @@ def arms(target: HFTarget, trained: Path | None) -> tuple[Arm, ...]:
         "useless": Independent(Independent.Config(), model=noise),
     }
     if trained is not None:
-        drafters[drafter_manifest(trained)["kind"]] = load_drafter(str(trained))
+        kind = drafter_manifest(trained)["kind"]
+        if kind in drafters:
+            raise InputError(
+                f"{trained} holds a drafter of the kind {kind}, one of which is judged already: "
+                "give one that reads hidden states"
+            )
+        drafters[kind] = load_drafter(str(trained))
     for drafter in drafters.values():
         drafter.bind(target)
     return tuple(
@@ -192,8 +201,9 @@ def price(
     policy = arm.policy or AdaptiveLength(first=depth, shortest=depth, longest=depth)
     noted = Noted(policy, [])
     ids = range(prompts.first_id, prompts.first_id + len(prompts.prompts))
-    # the controller learns from text to text
-    alone = isinstance(policy, Learning) or arm.name in WIDER
+    probes = arm.drafter.max_nodes(TreeShape())
+    # the controller learns from text to text; how wide a forward with probes is, is only seen alone
+    alone = isinstance(policy, Learning) or probes > 0
     size = 1 if alone else len(ids)
     emitted: list[int] = []
     widths: list[tuple[int, ...]] = []
@@ -205,11 +215,13 @@ def price(
         emitted.extend(map(len, run.tokens))
         widths.append(run.widths)
     spent = []
-    for number, (begun, *steps) in enumerate(noted.rows):
+    for number, row in enumerate(noted.rows):
         # the prompt's own step drafts, too; what reading the prompt costs is left out everywhere
-        seconds = by_length.seconds(begun.asked)
-        across = widths[number] if alone else [1 + step.offered for step in steps]
-        for step, width in zip(steps, across, strict=True):
+        across = [1 + step.offered for step in row]
+        if alone:
+            across = [across[0] + (probes if row[0].asked else 0), *widths[number]]
+        seconds = 0.0
+        for step, width in zip(row, across, strict=True):
             idle = by_length.draft_D[0]
             draft = table.draft_seconds(arm.name, prompts.heat, width) if step.asked else idle
             seconds += draft + table.target_seconds(width)
