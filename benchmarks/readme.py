@@ -133,11 +133,13 @@ def drafters() -> Iterator[str]:
         if not path.exists():
             continue
         found = json.loads(path.read_text(encoding="utf-8"))
+        if "methods" not in found:
+            continue
         ours = [found["combination"]["row"]] if "combination" in found else []
         timed = found["timed"]["drafters"] if "timed" in found else {}
         yield (
-            f"Drafters of `models/{name}`, each trained on the same prompts and as many tokens, in "
-            "its own tree: tokens per step, speed-up by the clock "
+            f"Drafters of `models/{name}` in their own trees. Those over hidden states have learnt "
+            "from the same prompts and as many tokens; SpS is the draft model as shipped "
             f"([all figures](benchmarks/results/drafters-{name}.md)):"
         )
         yield ""
@@ -146,14 +148,15 @@ def drafters() -> Iterator[str]:
             for row in (*found["methods"]["rows"], *ours)
             if row["label"] != "plain"
         ]
-        yield from table(["", "T = 0", "", "T = 1", ""], rows)
+        head = [f"T = {heat}: {what}" for heat in "01" for what in ("tokens/step", "speed-up")]
+        yield from table(["drafter", *head], rows)
 
 
 def heated(row: Mapping[str, Any], heat: str, timed: Mapping[str, Any]) -> Iterator[str]:
     value, *ends = row["tau"]["own"][heat]
     yield interval(value, ends)
     one = timed[row["label"]]["own"][heat] if row["label"] in timed else None
-    yield "" if one is None else f"{one['speedup']:.2f}x"
+    yield "" if one is None else interval(one["speedup"], one["interval"])
 
 
 def live_row(row: Mapping[str, Any]) -> list[str]:

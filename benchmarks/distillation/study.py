@@ -112,14 +112,14 @@ def collect(stores: Iterable[CollectOptions], workers: int) -> None:
 
 def train(runs: Sequence[Run], work: Path, workers: int) -> None:
     """Train what is not done yet, without an exam: others go on from these."""
-    missing = [run for run in runs if run.options and not _is_done(Path(run.drafter), run.options)]
+    missing = [run for run in runs if not _is_trained(run)]
     jobs = [(run, work) for run in missing]
     _each("training", _train, jobs, [run.name for run in missing], workers)
 
 
 def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[Examined]:
     """Train and examine what is not done yet; all runs with their marks, in order."""
-    missing = [run for run in runs if not _marks(run, exam, work).is_file()]
+    missing = [run for run in runs if not (_is_trained(run) and _marks(run, exam, work).is_file())]
     jobs = [(run, exam, work) for run in missing]
     _each("training", _train_and_examine, jobs, [run.name for run in missing], workers)
     return [Examined(run=run, marks=Marks.read(_marks(run, exam, work))) for run in runs]
@@ -138,7 +138,7 @@ def _collect(store: CollectOptions) -> None:
 def _train(job: tuple[Run, Path]) -> None:
     run, work = job
     folder = work / "runs" / run.name
-    if run.options is not None and not _is_done(Path(run.drafter), run.options):
+    if run.options is not None and not _is_trained(run):
         from draftsmith.recipes import distill as recipe
 
         with _logged(folder / "log.txt"), _costed(folder / COST):
@@ -151,6 +151,10 @@ def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
     with _logged(work / "runs" / run.name / "log.txt"):
         marks = sit(exam, run.drafter, run.tree)
     write_json_atomic(_marks(run, exam, work), asdict(marks))
+
+
+def _is_trained(run: Run) -> bool:
+    return run.options is None or _is_done(Path(run.drafter), run.options)
 
 
 def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:

@@ -15,15 +15,13 @@ from exam import Decoded, Marks, shape_name
 from study import COST, Examined, Run
 from writing import interval
 
-from drafters.runs import CHAIN, DRAWN, Lab
+from drafters.runs import CHAIN, COMMON, DRAWN, Lab
 from draftsmith.drafters._lookup import load_drafter
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import TreeShape
 
 HEATS = (0.0, 1.0)
 HELD_OUT = ("accuracy", "survival", "acceptance", "misaligned", "survival_t1")
-COMMON = ("seed=", "recompute=")
-"""Options that are no part of a setting."""
 _DEPTH = re.compile(r"^(?P<figure>\w+)_(?P<depth>\d+)$")
 
 
@@ -81,7 +79,9 @@ def _learnt(run: Run) -> dict[str, Any]:
     weight = run.options.imitation.token_weight
     return {
         "kind": run.options.drafter,
-        "options": [one for one in run.options.drafter_option if not one.startswith(COMMON)],
+        "options": [
+            one for one in run.options.drafter_option if one.partition("=")[0] not in COMMON
+        ],
         "store": run.options.store[0].name,
         "objective": run.options.objective.objective,
         "token_weight": "as published" if weight is None else weight,

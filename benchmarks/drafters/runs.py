@@ -40,6 +40,10 @@ LEARNING_RATE = 3e-3
 """Of all drafters; what others give is a part of the study (`rates`), by which it was chosen."""
 
 
+COMMON = ("seed", "recompute")
+"""Options of drafters that are no part of a setting."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Amounts:
     """How much of everything."""
@@ -196,7 +200,7 @@ class Lab:
         steps = self.amounts.steps
         name = f"{setting.name}-{steps}-s{seed}"
         known = {field.name for field in fields(drafter_class(setting.kind).Config)}
-        common = {"seed": str(seed), "recompute": "false"}
+        common = dict(zip(COMMON, (seed, "false"), strict=True))
         own = tuple(f"{key}={value}" for key, value in common.items() if key in known)
         return Run(
             name=name,
@@ -232,7 +236,7 @@ class Lab:
                 name = f"{made[-1].name}+{run.name}"
                 folder = self.work / "runs" / name / "draft"
                 said = run.options.drafter_option
-                trained = tuple(one for one in said if not one.startswith("seed="))
+                trained = tuple(one for one in said if not one.startswith(f"{COMMON[0]}="))
                 again = replace(
                     run.options, drafter=made[-1].drafter, drafter_option=trained, out=folder
                 )

@@ -181,6 +181,21 @@ def test_a_figure_without_data_gives_its_reason(name: str) -> None:
     assert isinstance(draw(compare(runs).main), str)
 
 
+def test_every_timed_drafter_has_a_bar_the_fastest_first() -> None:
+    """Of networks with one objective, too, and of those that learn nothing."""
+    runs = [
+        a_run("h", drafter="hass", tau=4.0, speedup=1.6),
+        a_run("g", drafter="griffin", tau=4.2, speedup=1.5),
+        a_run("g2", drafter="griffin", tau=4.3, speedup=1.4, options=(("tail", "floor"),)),
+        a_run("p", objective=None, tau=2.0, speedup=1.9),
+        a_run("l", objective=None, tau=2.5, speedup=1.2),
+    ]
+    figure = charts.speedups(only_scope(runs))
+    assert isinstance(figure, Figure)
+    widths = [round(bar.get_width(), 2) for bar in figure.axes[0].patches]
+    assert widths == [1.2, 1.5, 1.6, 1.9]  # from the lowest bar up
+
+
 def test_qualities_of_two_metrics_share_no_axis() -> None:
     runs = [a_run("a", quality=1.0, quality_metric="COMET")]
     runs += [a_run("b", objective="rkl", quality=50.0, quality_metric="chrF")]

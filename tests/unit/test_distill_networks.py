@@ -10,6 +10,10 @@ import torch
 from safetensors.torch import load_file
 from tests.command_cases import Command, a_command, a_store, family_folder, network_words
 from tests.tiny_models import FAMILIES
+from transformers import AutoTokenizer
+
+from draftsmith.options import DistillOptions
+from draftsmith.recipes._students import NetworkStudent
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
 TRAINING = [*network_words(6), "--save-every", "3", "--eval-every", "3"]
@@ -67,3 +71,20 @@ def test_training_goes_on_from_a_folder(folder: Path, tmp_path: Path, command: C
         for name in ("first", "second")
     )
     assert after["held_out_before"] == pytest.approx(before["held_out"], rel=1e-5)
+
+
+def test_what_costs_otherwise_is_the_same_run(folder: Path) -> None:
+    """An option that changes memory and time alone is neither part of what is continued nor of a
+    run's name; nor is a seed of the latter."""
+    target = str(folder / "target")
+    tokenizer = AutoTokenizer.from_pretrained(target)
+
+    def student(*said: str) -> NetworkStudent:
+        options = DistillOptions(
+            target=target, drafter="hass", drafter_option=said, out=folder / "made"
+        )
+        return NetworkStudent(options, tokenizer)
+
+    first, second, third = student(), student("recompute=false"), student("seed=3")
+    assert first.identity == second.identity != third.identity
+    assert {one.facts({})["drafter"] for one in (first, second, third)} == {"hass"}

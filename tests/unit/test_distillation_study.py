@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from draftsmith.bench.compare_axes import controlled
 from draftsmith.bench.compare_figures import Scope
 from draftsmith.bench.compare_pool import compare
+from draftsmith.config import as_dict
+from draftsmith.errors import InputError
+from draftsmith.provenance import jsonable
 from draftsmith.types import TreeShape
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
@@ -104,3 +108,32 @@ def test_three_seeds_of_a_tail_are_pooled(scope: Scope) -> None:
         or dict(entry.setting.options).get("reading") == "uniform"
     }
     assert found == {3}
+
+
+def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
+    """A name does not say everything: what was trained at another rate is no part of the study."""
+    sys.path.insert(0, str(STUDY))
+    try:
+        import distillbeam
+        import study
+        from lab import Lab
+    finally:
+        sys.path.remove(str(STUDY))
+    asked = tmp_path / "ask.jsonl"
+    asked.write_text('{"id": "a", "prompt": "one"}\n')
+    lab = Lab(
+        models=study.Models(folder=tmp_path),
+        work=tmp_path,
+        learn=asked,
+        ask=asked,
+        amounts=distillbeam.QUICK,
+    )
+    run = lab.run("greedy", "kl")
+    assert run.options is not None
+    options = jsonable(as_dict(run.options))
+    options["training"]["learning_rate"] = 3e-5
+    run.options.out.mkdir(parents=True)
+    (run.options.out / "run.json").write_text(json.dumps({"options": options}))
+    (run.options.out.parent / f"marks-{lab.exam.key[:12]}.json").write_text("{}")
+    with pytest.raises(InputError, match=r"training.learning_rate 3e-05, and the study now has"):
+        study.examine([run], lab.exam, tmp_path, 1)

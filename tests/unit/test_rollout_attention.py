@@ -119,9 +119,10 @@ def test_a_training_step_keeps_no_square_matrix(
     assert not squares(drafter, batch)
 
 
-def test_the_released_attention_does_keep_them() -> None:
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_released_attention_keeps_them_unless_it_is_computed_again(recompute: bool) -> None:
     target = tiny_target()
-    drafter = Hass(Hass.Config(attention="official", recompute=False))
+    drafter = Hass(Hass.Config(attention="official", recompute=recompute))
     drafter.bind(target)
     drafter.train().requires_grad_(True)
     batch = TrajectoryBatch(
@@ -129,7 +130,7 @@ def test_the_released_attention_does_keep_them() -> None:
         loss_mask_BT=torch.ones(B, T, dtype=torch.bool),
         features_BTS=torch.randn(B, T, 32, dtype=torch.float64),
     )
-    assert squares(drafter, batch)
+    assert bool(squares(drafter, batch)) is not recompute
 
 
 @pytest.mark.parametrize("cls", [Hass, Griffin])

@@ -231,7 +231,12 @@ def quality(scope: Scope) -> Drawn:
     metrics = {e.quality_metric or "quality" for e in rated}
     if len(metrics) > 1:
         return f"qualities of several metrics ({', '.join(sorted(metrics))}) share no axis"
-    figure, axis = _bars(scope, _by_objective(rated), "quality")
+    best: dict[str | None, Entry] = {}
+    for entry in rated:
+        if entry.setting.objective is not None:
+            best.setdefault(entry.setting.objective, entry)
+    shown = list(best.values()) or rated[:MAX_LINES]
+    figure, axis = _bars(scope, [(entry, entry.quality, None) for entry in shown])
     axis.set_xlabel(next(iter(metrics)))
     return figure
 
@@ -240,9 +245,13 @@ def speedups(scope: Scope) -> Drawn:
     timed = [e for e in scope.entries if e.speedup is not None]
     if not timed:
         return "no run was timed"
-    shown = _by_objective(timed)
-    figure, axis = _bars(scope, shown, "speedup", marks="speedup_predicted")
-    if any(entry.speedup_predicted is not None for entry in shown):
+    best: dict[tuple[str | None, ...], Entry] = {}
+    for entry in sorted(timed, key=lambda entry: -(entry.value("speedup") or 0.0)):
+        kind = (entry.setting.drafter, entry.setting.objective)
+        best.setdefault(kind if any(kind) else (entry.name,), entry)
+    shown = [(one, one.speedup, one.value("speedup_predicted")) for one in best.values()]
+    figure, axis = _bars(scope, shown)
+    if any(predicted is not None for *_, predicted in shown):
         axis.plot([], [], **_mark(), label="predicted from acceptance")
         legend(figure, axis)
     axis.axvline(1, color=ink(), linewidth=0.9)
@@ -250,36 +259,23 @@ def speedups(scope: Scope) -> Drawn:
     return figure
 
 
-def _by_objective(ranked: Sequence[Entry]) -> list[Entry]:
-    """The best of each objective."""
-    best: dict[str | None, Entry] = {}
-    for entry in ranked:
-        if entry.setting.objective is not None:
-            best.setdefault(entry.setting.objective, entry)
-    return list(best.values()) or list(ranked[:MAX_LINES])
-
-
 def _bars(
-    scope: Scope, shown: Sequence[Entry], measure: str, *, marks: str | None = None
+    scope: Scope, shown: Sequence[tuple[Entry, Pooled | None, float | None]]
 ) -> tuple[Figure, Any]:
-    """One for each, the first on top, with intervals over seeds, and with a mark where its other
-    measure is known."""
+    """A bar for each, the first on top, with its interval over seeds; and a mark at the other value
+    where there is one."""
     figure = blank(7.6, 0.9 + 0.36 * len(shown))
     axis: Any = figure.subplots()
-    for place, entry in enumerate(reversed(shown)):
-        pooled: Pooled = getattr(entry, measure)
+    for place, (entry, pooled, marked) in enumerate(reversed(shown)):
+        assert pooled is not None
         axis.barh(place, pooled.mean, color=colour_of(scope, entry), height=0.62)
-        if pooled.half is not None:
-            axis.errorbar(
-                pooled.mean, place, xerr=pooled.half, color=ink(), capsize=3, linewidth=1.2
-            )
-        ends = [pooled.mean + (pooled.half or 0.0)]
-        marked = None if marks is None else entry.value(marks)
+        half = pooled.half or 0.0
+        if half:
+            axis.errorbar(pooled.mean, place, xerr=half, color=ink(), capsize=3, linewidth=1.2)
         if marked is not None:
             axis.plot(marked, place, **_mark())
-            ends.append(marked)
-        _beside(axis, f"{pooled.mean:.3g}", max(ends), place)
-    axis.set_yticks(range(len(shown)), [entry.name for entry in reversed(shown)])
+        _beside(axis, f"{pooled.mean:.3g}", max(pooled.mean + half, marked or 0.0), place)
+    axis.set_yticks(range(len(shown)), [entry.name for entry, *_ in reversed(shown)])
     axis.tick_params(axis="y", length=0)
     axis.margins(x=0.12)
     return figure, axis

@@ -18,7 +18,14 @@ from draftsmith.provenance import digest
 
 _ELSEWHERE = frozenset(
     # the seed; the scope; factors, of which results say more than options
-    ("seed", "target", "beams", "objective.objective", "objective.teacher_temperature")
+    (
+        "seed",
+        "target",
+        "beams",
+        "objective.objective",
+        "objective.teacher_temperature",
+        "drafter_option",
+    )
 )
 _WITHOUT_EFFECT = frozenset(
     # where results go, what is said on the way, and how the work is divided

@@ -76,8 +76,8 @@ _PLOTS: tuple[tuple[Plot, Callable[[Scope], Drawn]], ...] = (
         Plot(
             name="speedup",
             title="Speed-up",
-            caption="The best-ranked timed setting of each objective; whiskers are 95 % intervals "
-            "over seeds. The line is plain decoding.",
+            caption="The fastest setting of each objective and network, and all other drafters "
+            "that were timed; whiskers are 95 % intervals over seeds. The line is plain decoding.",
         ),
         charts.speedups,
     ),

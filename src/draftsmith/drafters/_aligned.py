@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._options import TRAINING, at_least
+from draftsmith.drafters._options import COST, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -37,7 +37,7 @@ class AlignedDrafter(FeatureDrafter):
         gradients: Literal["mean", "sum"] = field(default="mean", metadata=TRAINING)
         """Training: of all forwards, their mean, or their sum as published. AdamW takes the same
         step by either; what is clipped differs."""
-        recompute: bool = field(default=True, metadata=TRAINING)
+        recompute: bool = field(default=True, metadata=COST)
         """Training: what a forward computed is computed again on the way back, so that the graph of
         one forward is in memory at a time. Without it: the same gradients, faster."""
 

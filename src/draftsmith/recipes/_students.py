@@ -27,6 +27,7 @@ from draftsmith.distill.objective import Objective
 from draftsmith.drafter_names import drafter_parts, kinds
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import drafter_class, make_drafter
+from draftsmith.drafters._options import free_options
 from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError, nearest
@@ -199,7 +200,8 @@ class NetworkStudent(Student):
         config = as_dict(self.learner.config) | {"source": ""}
         usual = as_dict(type(self.learner).Config())
         weights = as_dict(self._options.imitation)
-        said = {key: value for key, value in config.items() if value != usual[key]}
+        aside = free_options(self.learner.config) | {"seed"}  # of one setting all the same
+        said = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
         said |= {key: value for key, value in weights.items() if value is not None}
         name = " ".join([self._kind, *(f"{key}={value}" for key, value in said.items())])
         return {
@@ -225,7 +227,9 @@ class NetworkStudent(Student):
 
     @property
     def identity(self) -> dict[str, Any]:
-        options = as_dict(self.learner.config) | as_dict(self._options.imitation)
+        free = free_options(self.learner.config)
+        options = {k: v for k, v in as_dict(self.learner.config).items() if k not in free}
+        options |= as_dict(self._options.imitation)
         return super().identity | {"drafter_options": options}
 
     def objective(self, token: Distillation) -> Objective:
