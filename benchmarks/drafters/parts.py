@@ -44,8 +44,8 @@ OBJECTIVES: dict[str, tuple[str, float | None]] = {
 }
 """Objective and token weight; None: the published weight, 0.1."""
 NETWORKS = {"FSPAD": tuple(OBJECTIVES), "GRIFFIN": ("KL", "LK")}
-"""Objectives tried with each. FSPAD's is best on held-out texts after equally many tokens, and
-trains in a third of GRIFFIN's time."""
+"""Objectives tried with each: in `methods` FSPAD's was best on held-out texts, after as many tokens
+and in a third of the time."""
 COMBINED = {
     f"{network} + {label}, {forcing}": Setting(
         kind=TRAINED[network].kind,

@@ -86,6 +86,8 @@ def main() -> None:
         parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     if given.models.name not in SUBJECTS:
         parser.error(f"--models knows {', '.join(SUBJECTS)}; got {given.models}")
+    if given.chosen and "combination" not in given.only.split(","):
+        parser.error("--chosen says what `combination` shows: name that part in --only, too")
     name = f"drafters-{given.models.name}"
     work, out = places(given.work or ROOT / "runs" / name, given.out, quick=given.quick)
     lab = Lab(
@@ -98,6 +100,8 @@ def main() -> None:
     path = out / f"{name}.json"
     quieten()
     record = begin(lab, path)
+    if given.chosen and record.get("combination", {}).get("grid"):
+        parser.error(f"{path} has a grid that chose its own best: leave --chosen out")
     for part, run in PARTS.items():
         if part in given.only.split(","):
             record[part] = run(lab)

@@ -154,7 +154,7 @@ def _combination(part: Mapping[str, Any]) -> list[str]:
     against = _differences("The best, and networks as published", part["differences"])
     if not grid:
         title, *table = against
-        return [title, "", f"Another target chose: {part['best']}.", *table]
+        return [title, "", f"Not chosen here, but given: {part['best']}.", *table]
     objectives = list(dict.fromkeys(objective for objective, _ in grid))
     texts = list(dict.fromkeys(text for _, text in grid))
     lines = [

@@ -232,6 +232,14 @@ def test_a_small_budget_has_many_small_steps(plan: Any, tmp_path: Path, tokens: 
     assert 1.2e-3 < rates[2] < rates[1] < rates[0] < 1.6e-3, "small drafts learn at higher rates"
 
 
+def test_a_budget_below_one_step_is_refused(plan: Any, tmp_path: Path) -> None:
+    laws = ["--coefficients", "-0.0066,0,1.31", "--loss", "3.8,55,0.35,1,0.366"]
+    sizes = ["--target-params", "8.4M", "--target-tokens", "30M", "--vocab-size", "4096"]
+    said = plan(*laws, *sizes, "--tokens", "400", "--out", str(tmp_path / "l"), code=2)
+    assert "400 tokens for a draft are less than one step" in said
+    assert not (tmp_path / "l").exists()
+
+
 def test_large_drafts_learn_at_the_usual_rate(plan: Any, tmp_path: Path) -> None:
     sizes = ["--target-params", "100000B", "--target-tokens", "30T", "--tokens", "30T"]
     found = plan(*sizes, "--out", str(tmp_path / "l"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.drafting_options import DraftingOptions
+from draftsmith.errors import InputError
 from draftsmith.flags import to_argv
 from draftsmith.option_groups import (
     ArchitectureOptions,
@@ -164,13 +165,22 @@ def _train(
 
 
 def _schedule(tokens: int, params: float, context: int | None) -> ScheduleOptions:
-    """As usual; with smaller steps where the usual ones would be few, and a higher rate for small
-    drafts: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6)."""
+    """As usual; with smaller steps where the usual ones would be few, and a higher rate below some
+    6 B parameters: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6, where
+    N leaves embeddings out; a factor of two in N is 1e-4 here).
+
+    Raises:
+        InputError: the tokens are less than one step.
+    """
     block, batch = _USUAL.block_length, _USUAL.batch_tokens
     while context is not None and block > max(context, 2):
         block //= 2  # powers of two, so that blocks divide a batch
     while batch > block and tokens < _STEPS * batch:
         batch //= 2
+    if tokens < batch:
+        raise InputError(
+            f"{tokens} tokens for a draft are less than one step of {batch}: give a larger budget"
+        )
     rate = 0.003239 - 0.0001395 * math.log(params)
     return ScheduleOptions(
         duration=f"{tokens}tokens",
