@@ -14,8 +14,8 @@ controller's constants were chosen or tried on.
 
 Writes benchmarks/results/controller.json and controller.md, and before, in two minutes that want an
 idle machine, controller_costs.json. With --costs FILE that part is read instead; the rest looks at
-no clock, and may run beside other work (half an hour of two cores). With --only or
---trained one drafter is judged alone, and the files are called controller-NAME.
+no clock, and may run beside other work (40 minutes of two cores). With --only or --trained one
+drafter is judged alone, and the files are called controller-NAME.
 """
 
 from __future__ import annotations
