@@ -4,6 +4,7 @@ several processes share the cores. Commands that tests start inherit it."""
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -12,3 +13,5 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch  # after the environment is set
 
 torch.set_num_threads(1)
+# A job in a shell's background ignores interrupts, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
