@@ -236,7 +236,8 @@ class Lab:
                 name = f"{made[-1].name}+{run.name}"
                 folder = self.work / "runs" / name / "draft"
                 said = run.options.drafter_option
-                trained = tuple(one for one in said if not one.startswith(f"{COMMON[0]}="))
+                # the first weights are there already
+                trained = tuple(one for one in said if one.partition("=")[0] != "seed")
                 again = replace(
                     run.options, drafter=made[-1].drafter, drafter_option=trained, out=folder
                 )
