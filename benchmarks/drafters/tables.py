@@ -24,7 +24,8 @@ def write(record: Mapping[str, Any]) -> str:
         f"Trained on the same prompts, {steps} steps of {tokens} tokens each, in one stage unless "
         "said. tau: tokens per forward of the target, its own token included, counted while "
         "decoding, behind the prompt's own step; 95 % intervals over prompts and, where there are "
-        "several, seeds. SpS drafts with the draft model as it is shipped, which has seen far more text.",
+        "several, seeds. SpS drafts with the draft model as it is shipped, which has seen far more "
+        "text.",
         "",
     ]
     if "methods" in record:
