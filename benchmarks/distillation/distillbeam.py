@@ -360,7 +360,7 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
     write_study(
         out,
         "distillbeam",
-        compared(rows, ratio),
+        compared(rows, ratio, lab.amounts.steps),
         {
             **facts(lab),
             "cost_ratio": ratio,
@@ -371,9 +371,12 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
     )
 
 
-def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float) -> list[RunFigures]:
-    """What stands in the comparison: short runs, decoded with chains at temperature 1."""
-    short = [row for row in rows if not (row.get("label") or "").endswith("long")]
+def compared(
+    rows: Sequence[Mapping[str, Any]], cost_ratio: float, steps: int
+) -> list[RunFigures]:
+    """What stands in the comparison: runs of so many steps and the draft that they began with,
+    decoded with chains at temperature 1."""
+    short = [row for row in rows if row.get("duration") in (None, f"{steps}steps")]
     shape = TreeShape.chain(8)
     measured = [
         figures(row, shape, 1.0, target="mini-ende", cost_ratio=cost_ratio) for row in short

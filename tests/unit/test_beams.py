@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from draftsmith.cache import Block
 from draftsmith.decode import DecodeOptions
 from draftsmith.distill import beams
 from draftsmith.distill.beams import Hypothesis, auto_search, beam_search, worthwhile
@@ -19,7 +21,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.generation import generate
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals
+from draftsmith.types import Signals, TargetOutput
 
 from ..tiny_models import tiny_model
 
@@ -318,11 +320,14 @@ def test_hypotheses_are_kept_while_they_add_probability() -> None:
     assert worthwhile([math.log(0.1), math.log(0.8)], 0.5) == 2
 
 
+@pytest.mark.parametrize("most_beams", [1, 9, 100])
 @pytest.mark.parametrize("gain", [0.02, 0.3, 0.7])
-def test_auto_keeps_of_the_full_search_what_is_worth_it(gain: float) -> None:
+def test_auto_keeps_of_the_full_search_what_is_worth_it(gain: float, most_beams: int) -> None:
     prompts = [[7], [1, 2, 3], [4, 6]]
     target = TabularTarget(6, seed=3, end_ids=frozenset({0}))
-    found = auto_search(target, prompts, max_width=16, mass_gain=gain, max_new_tokens=6)
+    found = auto_search(
+        target, prompts, max_width=16, mass_gain=gain, max_new_tokens=6, most_beams=most_beams
+    )
     for prompt, kept in zip(prompts, found, strict=True):
         widths = [4, 8, 16]
         for width in widths:
@@ -337,7 +342,13 @@ def test_auto_spends_little_on_clear_cut_prompts_and_never_twice_a_full_search()
     def price(target: TabularTarget, max_width: int, gain: float) -> tuple[int, int]:
         auto, full = TeacherCost(), TeacherCost()
         auto_search(
-            target, [[1]], max_width=max_width, mass_gain=gain, max_new_tokens=40, cost=auto
+            target,
+            [[1]],
+            max_width=max_width,
+            mass_gain=gain,
+            max_new_tokens=40,
+            most_beams=16,
+            cost=auto,
         )
         beam_search(target, [[1]], width=max_width, max_new_tokens=40, cost=full)
         return auto.tokens, full.tokens
@@ -349,6 +360,30 @@ def test_auto_spends_little_on_clear_cut_prompts_and_never_twice_a_full_search()
     sure.table_CV[:, 5] += 20
     auto, full = price(sure, 16, 0.05)
     assert auto < full / 3
+
+
+def test_auto_fills_its_forwards_with_as_many_beams_as_are_allowed() -> None:
+    class Watched(TabularTarget):
+        def forward(
+            self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
+        ) -> TargetOutput:
+            rows.append(tokens_BT.shape[0] * keep)
+            return super().forward(tokens_BT, block, keep, signals)
+
+    seen: dict[int, tuple[int, int]] = {}
+    for most_beams in (8, 32):
+        rows: list[int] = []
+        auto_search(
+            Watched(8),
+            [[n] for n in range(1, 7)],
+            max_width=8,
+            mass_gain=0.0,
+            max_new_tokens=5,
+            most_beams=most_beams,
+        )
+        seen[most_beams] = (max(rows), len(rows))
+    (narrow, often), (wide, seldom) = seen.values()
+    assert narrow == 8 and 8 < wide <= 32 and seldom < often
 
 
 # --------------------------------------------------------------------------- refusals

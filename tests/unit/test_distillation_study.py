@@ -19,8 +19,8 @@ from draftsmith.types import TreeShape
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
-PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate")
-"""All short runs; those of `auto` are written out, or a target would have to be asked its cost."""
+PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate", "length")
+"""All short runs, and long ones; those of `auto` are written out, or a target would have to be asked its cost."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
         )
         marks = Marks(exam="", decoded=(decoded,), alpha={"1": 0.4}, chrf=None, bleu=None)
         rows.append(as_row(Examined(run=run, marks=marks)))
-    comparison = compare(distillbeam.compared(rows, 0.3))
+    comparison = compare(distillbeam.compared(rows, 0.3, lab.amounts.steps))
     assert comparison.notes == ()  # no run is taken for another
     (only,) = comparison.scopes
     return only
@@ -78,6 +78,11 @@ def lines_of(
 def test_every_setting_has_its_own_name(scope: Scope) -> None:
     names = [entry.name for entry in scope.entries]
     assert len(set(names)) == len(names)
+
+
+def test_long_runs_do_not_stand_beside_short_ones(scope: Scope) -> None:
+    limits = {dict(entry.setting.options).get("limit") for entry in scope.entries}
+    assert limits == {None, 1500}  # those of `length` learn from 12,000 prompts
 
 
 def test_every_objective_has_a_bar_for_every_forcing(scope: Scope) -> None:

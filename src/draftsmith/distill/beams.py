@@ -47,7 +47,7 @@ from draftsmith.types import Signals
 SLACK = 64
 """Dead columns that are put up with before the living ones are moved together."""
 FIRST_WIDTH = 4
-"""Up to this width, `auto` searches at once."""
+"""`auto` begins with no more beams than these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,6 +345,7 @@ def auto_search(
     max_width: int,
     mass_gain: float,
     max_new_tokens: int,
+    most_beams: int,
     length_penalty: float = 0.0,
     top_k: int = 0,
     cost: TeacherCost | None = None,
@@ -354,29 +355,43 @@ def auto_search(
     The width doubles (4, 8, 16 for a `max_width` of 16), and only for prompts whose last hypothesis
     was still worth keeping: a clear-cut prompt costs a narrow search, and none costs twice a full
     one (but for its own tokens, which every search reads).
+
+    Args:
+        most_beams: of a forward: so many prompts are searched at once that all their beams fit in
+            (one at least).
     """
+    kept: list[list[Hypothesis]] = [[] for _ in prompts]
+    open_places = list(range(len(prompts)))
+    for width in _widths(max_width):
+        wider = []
+        at_once = max(1, most_beams // width)
+        for start in range(0, len(open_places), at_once):
+            places = open_places[start : start + at_once]
+            found = beam_search(
+                target,
+                [prompts[i] for i in places],
+                width=width,
+                max_new_tokens=max_new_tokens,
+                length_penalty=length_penalty,
+                top_k=top_k,
+                cost=cost,
+            )
+            for i, hypotheses in zip(places, found, strict=True):
+                count = worthwhile([one.score for one in hypotheses], mass_gain)
+                kept[i] = hypotheses[:count]
+                if count == width:
+                    wider.append(i)
+        open_places = wider
+    return kept
+
+
+def first_width(max_width: int) -> int:
+    """Of the search that `auto_search` begins with."""
+    return _widths(max_width)[0]
+
+
+def _widths(max_width: int) -> list[int]:
     widths = [max_width]
     while widths[0] > FIRST_WIDTH:
         widths.insert(0, widths[0] // 2)
-    kept: list[list[Hypothesis]] = [[] for _ in prompts]
-    open_places = list(range(len(prompts)))
-    for width in widths:
-        if not open_places:
-            break
-        found = beam_search(
-            target,
-            [prompts[i] for i in open_places],
-            width=width,
-            max_new_tokens=max_new_tokens,
-            length_penalty=length_penalty,
-            top_k=top_k,
-            cost=cost,
-        )
-        wider = []
-        for i, hypotheses in zip(open_places, found, strict=True):
-            count = worthwhile([one.score for one in hypotheses], mass_gain)
-            kept[i] = hypotheses[:count]
-            if count == width:
-                wider.append(i)
-        open_places = wider
-    return kept
+    return widths

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from draftsmith.decode import DecodeOptions, decode
-from draftsmith.distill.beams import auto_search, beam_search
+from draftsmith.distill.beams import auto_search, beam_search, first_width
 from draftsmith.distill.notes import Notes
 from draftsmith.distill.teacher import Laws, TeacherCost, Text, judge
 from draftsmith.distill.trajectory import (
@@ -233,7 +233,10 @@ class TransformersBackend:
         return [one for some in found for one in sorted(some, key=lambda one: one.index)]
 
     def _jobs_at_once(self, settings: CollectSettings) -> int:
-        width = settings.most_beams if settings.forcing == "beam" else 1
+        width = 1
+        if settings.forcing == "beam":
+            auto = settings.beams == "auto"
+            width = first_width(settings.max_beams) if auto else settings.most_beams
         return max(1, self.batch_size // width)
 
     def _judged(
@@ -325,6 +328,7 @@ class TransformersBackend:
                 max_width=settings.max_beams,
                 mass_gain=settings.mass_gain,
                 max_new_tokens=settings.max_new_tokens,
+                most_beams=self.batch_size,
                 length_penalty=settings.length_penalty,
                 top_k=noted,
                 cost=self.cost,
