@@ -257,6 +257,11 @@ class CollectOptions(VerbOptions):
         if self.beams != "auto":
             unused("--max-beams", self.max_beams, 16, "--beams auto")
             unused("--mass-gain", self.mass_gain, 0.05, "--beams auto")
+        if self.scale.backend == "vllm":  # it batches and chooses kernels by itself
+            unused("--batch-size", self.batch_size, 16, "--backend transformers")
+            unused("--device", self.model.device, "auto", "--backend transformers")
+            kernel = self.model.attn_implementation
+            unused("--attn-implementation", kernel, "sdpa", "--backend transformers")
         require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
         for name in ("limit", "samples", "max_beams", "max_new_tokens", "batch_size"):
             at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))

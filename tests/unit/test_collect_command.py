@@ -161,6 +161,14 @@ def test_hidden_states_of_a_drafter_come_by_its_name(
         (["--features", "prompt_lookup"], "this drafter reads no hidden states"),
         (["--features", "1,2"], "--features names layer 2, and the target has 2"),
         (["--features", "last", "--backend", "vllm"], "--features needs --backend transformers"),
+        *(
+            ([*some, "--backend", "vllm"], f"{some[0]} does nothing without --backend transformers")
+            for some in (
+                ["--batch-size", "4"],
+                ["--device", "cpu"],
+                ["--attn-implementation", "eager"],
+            )
+        ),
         (["--system", "Be brief."], "--system is for chats"),
     ],
 )
