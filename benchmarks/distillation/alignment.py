@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from alignment_plots import Bar, save_pictures
+from alignment_plots import BASE, Bar, save_pictures
 from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine, training
-from writing import places, table, write_study
+from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
@@ -259,10 +259,7 @@ def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
     sizes = [_parameters(folder) for folder in (lab.models.draft, lab.models.target)]
     out = []
     for task, some in done.items():
-        groups: dict[str, list[Examined]] = {}
-        for one in some:
-            groups.setdefault(one.run.label or one.run.name, []).append(one)
-        for name, seeds in groups.items():
+        for name, seeds in grouped(some).items():
             for gamma in GAMMAS:
                 shape = TreeShape.chain(gamma)
                 taus = [one.marks.tau(shape, one.marks.decoded[0].temperature) for one in seeds]
@@ -272,6 +269,39 @@ def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
                     Bar(task=task, name=name, gamma=gamma, tau=tau, memory_bound_speedup=speedup)
                 )
     return out
+
+
+def differences(done: Mapping[str, Sequence[Examined]], steps: int) -> list[dict[str, Any]]:
+    """On every task, of what was trained for so many steps: each setting over the undistilled
+    draft, each loss over KLD, and each change over the same loss without it."""
+    out = []
+    for task, some in done.items():
+        marks = {name: [one.marks for one in seeds] for name, seeds in grouped(some).items()}
+        made = [
+            difference(better, marks[better], worse, marks[worse])
+            for better in marks
+            if better.endswith(f"-{steps}")
+            for worse in rivals(better, steps)
+            if worse in marks
+        ]
+        out += [{"task": task} | one for one in plain(made)]
+    return out
+
+
+def rivals(name: str, steps: int) -> list[str]:
+    """What a setting is compared with."""
+    loss = max((one for one in LOSSES if name.startswith(f"{one}-")), key=len)
+    own, first = f"{loss}-{steps}", f"{next(iter(LOSSES))}-{steps}"
+    other = own if name != own else first
+    return [BASE, other] if name != first else [BASE]
+
+
+def grouped(some: Sequence[Examined]) -> dict[str, list[Examined]]:
+    """Seeds of a setting together."""
+    groups: dict[str, list[Examined]] = {}
+    for one in some:
+        groups.setdefault(one.run.label or one.run.name, []).append(one)
+    return groups
 
 
 def _parameters(folder: str) -> int:
@@ -311,6 +341,7 @@ def main() -> None:
         "prompts": lab.amounts.prompts,
         "exam_prompts": lab.amounts.exam_prompts,
         "bars": [bar.as_json() for bar in made],
+        "differences": differences(done, lab.amounts.steps),
         "tasks": {task: table(some) for task, some in done.items()},
     }
     write_study(out, "alignment", [], facts)

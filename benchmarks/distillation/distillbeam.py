@@ -371,9 +371,7 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
     )
 
 
-def compared(
-    rows: Sequence[Mapping[str, Any]], cost_ratio: float, steps: int
-) -> list[RunFigures]:
+def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, steps: int) -> list[RunFigures]:
     """What stands in the comparison: runs of so many steps and the draft that they began with,
     decoded with chains at temperature 1."""
     short = [row for row in rows if row.get("duration") in (None, f"{steps}steps")]

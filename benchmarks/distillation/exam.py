@@ -151,6 +151,14 @@ class Marks:
         """Over all chains and temperatures."""
         return sum(one.tau for one in self.chains) / len(self.chains)
 
+    def of(self, prompts: slice) -> Marks:
+        """Tokens per step over these prompts only; what is no count per prompt is left out."""
+        decoded = tuple(
+            replace(one, tokens=one.tokens[prompts], steps=one.steps[prompts])
+            for one in self.decoded
+        )
+        return replace(self, decoded=decoded, alpha={}, chrf=None, bleu=None)
+
     @classmethod
     def read(cls, path: Path) -> Marks:
         content = json.loads(path.read_text(encoding="utf-8"))

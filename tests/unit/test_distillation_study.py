@@ -20,7 +20,8 @@ from draftsmith.types import TreeShape
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
 PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate", "length")
-"""All short runs, and long ones; those of `auto` are written out, or a target would have to be asked its cost."""
+"""All short runs, and long ones; those of `auto` are written out, or a target would have to be asked
+its cost."""
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +143,42 @@ def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
     (run.options.out.parent / f"marks-{lab.exam.key[:12]}.json").write_text("{}")
     with pytest.raises(InputError, match=r"training.learning_rate 3e-05, and the study now has"):
         study.examine([run], lab.exam, tmp_path, 1)
+
+
+def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of() -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        from exam import Decoded, Marks
+        from languages import best_setting
+        from study import Examined, Run
+    finally:
+        sys.path.remove(str(STUDY))
+
+    def examined(name: str, tokens: tuple[int, ...]) -> Examined:
+        decoded = Decoded(
+            shape=TreeShape.chain(8), temperature=0.0, tokens=tokens, steps=(10,) * len(tokens)
+        )
+        marks = Marks(exam="", decoded=(decoded,), alpha={"0": 0.5}, chrf=None, bleu=None)
+        return Examined(run=Run(name=name), marks=marks)
+
+    found = best_setting(
+        [
+            examined("undistilled", (20, 20, 20, 20)),
+            examined("lucky", (30, 32, 22, 22)),
+            examined("steady", (28, 28, 28, 28)),
+        ]
+    )
+    assert (found.better, found.worse) == ("lucky", "undistilled")
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        from alignment import rivals
+    finally:
+        sys.path.remove(str(STUDY))
+    assert rivals("kl-400", 400) == ["undistilled"]
+    assert rivals("tvdpp-uniform-400", 400) == ["undistilled", "kl-400"]
+    assert rivals("tvdpp-unmixed-400", 400) == ["undistilled", "tvdpp-400"]
+    assert rivals("tvdpp-uniform-unmixed-400", 400) == ["undistilled", "tvdpp-uniform-400"]
