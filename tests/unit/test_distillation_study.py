@@ -20,8 +20,8 @@ from draftsmith.types import TreeShape
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
 PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate", "length")
-"""All short runs, and long ones; those of `auto` are written out, or a target would have to be asked
-its cost."""
+"""Short runs and long ones; those of `auto` are written out, or a target would have to be asked its
+cost."""
 
 
 @pytest.fixture(scope="module")
