@@ -83,6 +83,38 @@ def test_references_are_gold(tmp_path: Path, collect: Command) -> None:
     assert texts == {"one": "return left<end>", "three": "- left<end>"}
 
 
+@pytest.mark.parametrize("words", [["--gold"], []])
+def test_every_turn_of_a_chat_is_asked_behind_the_answers_before_it(
+    tmp_path: Path, collect: Command, words: list[str]
+) -> None:
+    """One chat has answers; of the other only the first turn can be asked."""
+    says = ["the cat", "sat on", "the dog", "saw it"]
+    chat = [{"from": ["human", "gpt"][n % 2], "value": text} for n, text in enumerate(says)]
+    lines = [{"id": "a", "conversations": chat}, {"id": "b", "turns": ["left", "right"]}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collect(tmp_path / "store", "--prompts", str(path), "--max-new-tokens", "9", *words)
+    tokenizer = tiny_tokenizer()
+    made = {one.prompt_id: one for one in trajectories(tmp_path / "store")}
+    prompts = {"a": "the cat", "a, turn 2": "the cat\n\nsat on\n\nthe dog", "b": "left"}
+    answers = {"a": "sat on<end>", "a, turn 2": "saw it<end>"}
+    if words:
+        del prompts["b"]
+        assert {name: tokenizer.decode(one.tokens) for name, one in made.items()} == answers
+    assert {name: tokenizer.decode(one.prompt) for name, one in made.items()} == prompts
+
+
+def test_turns_that_cannot_be_asked_are_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"id": "b", "turns": ["left", "right", "left"]}) + "\n")
+    model = ModelOptions(target=str(folder / "target"))
+    recipe.run(CollectOptions(model=model, prompts=path, out=tmp_path / "store", max_new_tokens=2))
+    said = capsys.readouterr().err
+    assert "2 further turns of the chats are not asked: no answer comes before them" in said
+
+
 def test_an_interrupted_collection_goes_on_and_ends_the_same(
     tmp_path: Path, collect: Command
 ) -> None:

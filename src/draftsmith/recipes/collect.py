@@ -81,6 +81,9 @@ def run(options: CollectOptions) -> CollectResult:
     signals = _features.parse(options.kept.feature_words(), config)
     settings = replace(make_settings(options), signals=signals)
     requests = make_requests(options, prompts, tokenizer)
+    unasked = sum(len(prompt.turns) + 1 - len(known_turns(prompt)) for prompt in prompts)
+    if unasked:
+        _say(f"{unasked} further turns of the chats are not asked: no answer comes before them")
     header = StoreHeader(
         target=portable_text(model.target),
         revision=revision_of(model.target, model.revision),
@@ -172,7 +175,8 @@ def make_settings(options: CollectOptions) -> CollectSettings:
 def make_requests(
     options: CollectOptions, prompts: tuple[Prompt, ...], tokenizer: Any
 ) -> list[CollectRequest]:
-    """Prompts as tokens, chat template applied; references end with the end token."""
+    """Prompts as tokens, chat template applied, every turn of a chat behind the answers that the
+    file gives to those before it; references end with the end token."""
     if options.system and not any(prompt.is_chat for prompt in prompts):
         raise InputError("--system is for chats, and no prompt of this file is one")
     end = tokenizer.eos_token_id
@@ -181,25 +185,37 @@ def make_requests(
         asked = prompt
         if options.system and prompt.is_chat:
             asked = with_system(prompt, options.system[number % len(options.system)])
-        references = (
-            tuple(
-                (*tokenizer.encode(text, add_special_tokens=False), end)
-                for text in prompt.reference
-                if text
+        for turn, (before, answers) in enumerate(known_turns(prompt), start=1):
+            references = (
+                tuple(
+                    (*tokenizer.encode(text, add_special_tokens=False), end)
+                    for text in answers
+                    if text
+                )
+                if options.gold
+                else ()
             )
-            if options.gold
-            else ()
-        )
-        requests.append(
-            CollectRequest(
-                prompt_id=prompt.id,
-                prompt=asked.token_ids(tokenizer) if asked.text != "" else (),
-                references=references,
-                language=prompt.language,
-                tag=prompt.tag,
+            requests.append(
+                CollectRequest(
+                    prompt_id=prompt.id if turn == 1 else f"{prompt.id}, turn {turn}",
+                    prompt=asked.token_ids(tokenizer, before) if asked.text != "" else (),
+                    references=references,
+                    language=prompt.language,
+                    tag=prompt.tag,
+                )
             )
-        )
     return requests
+
+
+def known_turns(prompt: Prompt) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(answers before it, its references) of every turn of the user that can be asked: of a chat of
+    several turns the references are their answers in order, and a turn is known when all answers
+    before it are."""
+    given = prompt.reference
+    if not prompt.turns:
+        return [((), given)]
+    turns = min(len(prompt.turns), len(given)) + 1
+    return [(given[:turn], given[turn : turn + 1]) for turn in range(turns)]
 
 
 def with_system(prompt: Prompt, system: str) -> Prompt:
