@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,6 +83,23 @@ def test_cut_laws_stay_laws(divergence: str, tail: str) -> None:
     found = Imitation(token=token, token_weight=1.0).loss(prediction, batch, wide_head)
     (gradient,) = torch.autograd.grad(found.total, prediction.hidden_BTH)
     assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_cut_law_that_names_all_known_tokens_is_their_law(count: int) -> None:
+    """However much of the rest it leaves unsaid: then nothing of that lies inside."""
+    prediction, batch, log_p_NV, student_DH = made("top")
+    assert batch.laws is not None and prediction.narrow is not None
+    best_D = log_p_NV[0].topk(count).indices.sort().values
+    narrow = NarrowHead(ids_D=best_D, head=lambda hidden: hidden @ student_DH[:count].T)
+    place = replace(batch, laws=batch.laws.take(torch.tensor([0])))
+    place.law_row_BT[0, 3:] = -1
+    place.loss_mask_BT[0, 3:] = False
+    objective = Imitation(token=Distillation(divergence="kl"), token_weight=1.0, feature_weight=0.0)
+    found = objective.loss(replace(prediction, narrow=narrow), place, wide_head)
+    log_p = torch.log_softmax(log_p_NV[0, best_D], -1)
+    log_q = torch.log_softmax(prediction.hidden_BTH[0, 0] @ student_DH[:count].T, -1)
+    torch.testing.assert_close(found.total, (log_p.exp() * (log_p - log_q)).sum() * found.weight)
 
 
 @pytest.mark.parametrize("laws", ["none", "full", "top"])

@@ -311,6 +311,29 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path: Path) -> None:
     assert report.skipped == 6
 
 
+class Silent:
+    """An objective by which no place counts at chosen calls."""
+
+    def __init__(self, silent: Callable[[int], bool]) -> None:
+        self.silent, self.calls = silent, 0
+
+    def loss(self, prediction: Any, batch: Any, head: Any) -> LossTerms:
+        self.calls += 1
+        if self.silent(self.calls):
+            prediction = replace(prediction, mask_BT=torch.zeros_like(prediction.mask_BT))
+        return CrossEntropy().loss(prediction, batch, head)
+
+
+def test_too_many_steps_in_a_row_that_teach_nothing_stop_the_run(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_skipped=3)
+    with pytest.raises(BackendError, match=r"4 steps in a row \(now step 4\) had no gradient"):
+        make_trainer(tmp_path, config=config, objective=Silent(lambda call: True)).train()
+    report = make_trainer(
+        tmp_path / "b", config=config, objective=Silent(lambda call: call % 4 > 0)
+    ).train()
+    assert report.skipped == 0 and report.steps == CONFIG.steps
+
+
 # --------------------------------------------------------------------------- signals, callbacks
 
 

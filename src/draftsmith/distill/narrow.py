@@ -58,15 +58,18 @@ def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
 
 
 def _cut(laws: TeacherLaws, ids_D: Tensor, own_V: Tensor) -> TeacherLaws:
-    """Laws over the drafter's tokens. What a cut law does not say is taken to lie inside."""
+    """Laws over the drafter's tokens. What a cut law does not say is taken to lie inside, unless it
+    says all that is inside."""
     if isinstance(laws, FullLaws):
         return replace(laws, head=lambda hidden: laws.head(hidden)[..., ids_D])
     used_NK = laws.log_p_NK > -math.inf
     own_NK = own_V[laws.ids_NK.long()]
     outside_NK = used_NK & (own_NK < 0)
-    lost_N1 = (laws.log_p_NK.exp() * outside_NK).sum(-1, keepdim=True)
-    left_N1 = (1 - lost_N1).clamp(min=torch.finfo(lost_N1.dtype).tiny)
     kept_NK = used_NK & ~outside_NK
+    p_NK = laws.log_p_NK.exp()
+    said_N1 = kept_NK.sum(-1, keepdim=True) == len(ids_D)
+    inside_N1, outside_N1 = ((p_NK * one).sum(-1, keepdim=True) for one in (kept_NK, outside_NK))
+    left_N1 = inside_N1.where(said_N1, 1 - outside_N1).clamp(min=torch.finfo(p_NK.dtype).tiny)
     return TopLaws(
         ids_NK=own_NK.where(kept_NK, 0),
         log_p_NK=(laws.log_p_NK - left_N1.log()).masked_fill(~kept_NK, -math.inf).clamp(max=0.0),

@@ -63,7 +63,7 @@ class TrainerConfig:
     evaluate_every: int = 0
     """Steps between evaluations; 0: only at the end."""
     max_skipped: int = 20
-    """Stop after this many steps in a row with a non-finite loss or gradient."""
+    """Stop after this many steps in a row with a non-finite loss or gradient, or with none."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass instead of keeping what they computed."""
     parallel: Literal["data", "sharded"] = "data"

@@ -242,7 +242,7 @@ class Trainer:
             self.layout.step()
         self.step += 1
         self.tokens += int(tokens)
-        self._count(loss, finite)
+        self._count(loss, norm)
         return StepReport(
             step=self.step,
             loss=loss,
@@ -382,18 +382,22 @@ class Trainer:
                         self.layout.backward(total * SCALE)
         return sums
 
-    def _count(self, loss: float, finite: bool) -> None:
-        if not finite:
-            self.skipped += 1
-            self.skipped_in_a_row += 1
-            if self.skipped_in_a_row > self.config.max_skipped:
-                raise BackendError(
-                    f"{self.skipped_in_a_row} steps in a row had a non-finite loss or gradient "
-                    f"(now step {self.step}); lower the learning rate or check the data"
+    def _count(self, loss: float, norm: float) -> None:
+        finite = math.isfinite(norm)
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite and norm > 0 else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row > self.config.max_skipped:
+            raise BackendError(
+                f"{self.skipped_in_a_row} steps in a row (now step {self.step}) had "
+                + (
+                    "no gradient: no place of their texts counts, or nothing is left to learn"
+                    if finite
+                    else "a non-finite loss or gradient; lower the learning rate or check the data"
                 )
-            return
-        self.skipped_in_a_row = 0
-        self._recent.append(loss)
-        if len(self._recent) >= max(1, self.config.steps // 100) or self.step == self.config.steps:
+            )
+        if finite:
+            self._recent.append(loss)
+        every = max(1, self.config.steps // 100)
+        if len(self._recent) >= every or (self._recent and self.step == self.config.steps):
             self.losses.append((self.step, sum(self._recent) / len(self._recent)))
             self._recent = []

@@ -159,6 +159,8 @@ def _documents(
                         f"the store {store.folder} holds hidden states of width {features.width}, "
                         f"this target's are {width} wide: give the target it was collected from"
                     )
+                if features is not None:
+                    features.read(places)  # NaN is named now, not in the middle of a training
                 yield Weighted(trajectory=named, laws=kept, features=features)
 
 
