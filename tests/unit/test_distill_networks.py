@@ -55,7 +55,9 @@ def test_what_was_trained_from_a_store_decodes_as_the_target(
         # drawn texts are the same, too: the top tokens that the tree holds are no draws
         assert [one["token_ids"] for one in drafted] == [one["token_ids"] for one in plain]
         rates = [one["acceptance_rate"] for one in drafted]
-        assert sampling[1] != "0" or max(rates) > 0  # accepted paths are committed, and gone on from
+        assert (
+            sampling[1] != "0" or max(rates) > 0
+        )  # accepted paths are committed, and gone on from
 
 
 @pytest.mark.parametrize("kind", ["griffin", "eagle3", "medusa"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pytest
 import torch
@@ -134,6 +134,21 @@ def test_documents_of_a_block_are_rolled_out_alone(
         strict=True,
     ):
         torch.testing.assert_close(together[:, 6:11], alone[:, :5], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("proposal", ["greedy", "without_replacement"])
+def test_a_static_tree_is_whole_at_every_temperature(
+    target: HFTarget, proposal: Literal["greedy", "without_replacement"], temperature: float
+) -> None:
+    """At temperature 0 a law is one token: draws of it would leave the other children nothing."""
+    drafter = bound(Eagle(Eagle.Config(seed=1, proposal=proposal)), target)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=40, shape=STATIC, seed=2
+    )
+    proposed = [step.proposed for step in decode(target, drafter, texts(2, 5).tolist(), options)]
+    assert proposed[0] == (0, 0)  # there is no hidden state of the prompt yet
+    assert set(proposed[1:9]) == {(25, 25)}
 
 
 @pytest.mark.parametrize("cls", DRAFTERS)

@@ -15,11 +15,20 @@ from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
+from draftsmith.ops import rollout
 from draftsmith.ops.rollout import attend_rollout, attend_rollout_reference
 from draftsmith.targets.toy import tiny_target
 from draftsmith.types import TrajectoryBatch
 
 B, H, T, D = 2, 3, 37, 8
+
+
+@pytest.fixture(params=["fused", "5", "37", "64"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's, or what other devices do, with so many rows of scores at a time."""
+    if request.param != "fused":
+        monkeypatch.setattr(rollout, "FUSED", ())
+        monkeypatch.setattr(rollout, "CHUNK", int(request.param))
 
 
 def tensors(steps: int, dtype: torch.dtype) -> list[Tensor]:
@@ -33,6 +42,7 @@ def documents() -> Tensor:
     return torch.tensor([[0] * 10 + [1] * 27, [0] * 20 + [1] * 1 + [2] * 16])
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("packed", [False, True])
 def test_values_and_gradients_are_those_of_one_softmax(steps: int, packed: bool) -> None:
@@ -52,6 +62,7 @@ def test_values_and_gradients_are_those_of_one_softmax(steps: int, packed: bool)
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_bfloat16_stays_near_the_exact_value() -> None:
     exact = tensors(2, torch.float64)
     q, k, v, *own = [one.detach().bfloat16() for one in exact]

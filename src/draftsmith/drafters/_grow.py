@@ -10,7 +10,7 @@ shape's (level by level, siblings adjacent). One that follows the model is grown
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -84,8 +84,11 @@ class Draw:
 def grow(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
     """Draft a tree; its numbers stay where the reader's logits are.
 
-    A shape that follows the model takes its top tokens, whatever `how` says.
+    A shape that follows the model takes its top tokens, whatever `how` says; so does every tree at
+    temperature 0, where a law is one token and draws would leave its siblings nothing.
     """
+    if how.sampler.temperature == 0 and not shape.is_chain:
+        how = replace(how, choice="greedy")
     return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
 
 

@@ -8,19 +8,24 @@ place t):
 
 (HASS, arXiv 2408.15766; training-time test of EAGLE-3, arXiv 2503.01840.) The drafts are n single
 columns per query, so memory is O(T n): no T x T matrix is written, and none is kept for backward.
-Off the CPU a row of several texts needs a mask, which is such a matrix; it is made again in the
-backward pass.
+On a CPU torch's fused kernel reads the text, elsewhere some rows of scores at a time are written.
 
-Shape letters: B rows, H heads, T time, D width of a head, J earlier steps.
+Shape letters: B rows, H heads, T time, D width of a head, J earlier steps; in chunks R places of T
+look at the first S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+FUSED = ("cpu",)
+"""Devices whose fused kernel is used, which takes the log-sum-exp of the whole as it stands."""
+CHUNK = 256
+"""Rows of scores that are written at a time elsewhere."""
 
 
 def attend_rollout_reference(
@@ -73,8 +78,10 @@ def attend_rollout(
     *,
     scale: float,
 ) -> Tensor:
-    """The same by torch's fused kernel. `documents_BT`: number of the text that a place is in, out
-    of which it does not look; None: one text per row. A text's places stand side by side.
+    """The same without a matrix of all scores.
+
+    `documents_BT`: number of the text that a place is in, out of which it does not look; None: one
+    text per row. A text's places stand side by side.
 
     Keys and values have as many heads as the query.
     """
@@ -93,7 +100,7 @@ class _Rollout(torch.autograd.Function):
 
         o = w o_text + sum_j p_j v_j,   w = exp(lse_text - lse),  p_j = exp(s_j - lse)
 
-    Backward, the fused kernel is given the output and the log-sum-exp of the whole: then its
+    Backward, the kernel of the text is given the output and the log-sum-exp of the whole: then its
     exp(s - lse) and its row sums are those of the one softmax.
     """
 
@@ -143,19 +150,20 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, documents_BT: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp [B, H, T]) of the text columns."""
-    if query.device.type != "cpu":
-        mask = _mask(documents_BT, query)
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, True, 0.0, mask is None, scale=scale
-        )
-        return out, lse[..., : query.shape[2]]
     out = torch.empty_like(query)
     wide = torch.promote_types(query.dtype, torch.float32)
-    lse = torch.empty(query.shape[:3], dtype=wide)
-    for part in _texts(documents_BT):
-        out[part], lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[part], key[part], value[part], 0.0, True, scale=scale
-        )
+    lse = torch.empty(query.shape[:3], dtype=wide, device=query.device)
+    if query.device.type in FUSED:
+        for part in _texts(documents_BT):
+            out[part], lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[part], key[part], value[part], 0.0, True, scale=scale
+            )
+        return out, lse
+    key, value = key.to(wide), value.to(wide)
+    for rows, seen in _chunks(query.shape[2]):
+        scores = _scores(query[:, :, rows].to(wide), key[:, :, seen], documents_BT, rows, scale)
+        lse[:, :, rows] = scores.logsumexp(-1)
+        out[:, :, rows] = (scores.softmax(-1) @ value[:, :, seen]).to(out.dtype)
     return out, lse
 
 
@@ -169,33 +177,54 @@ def _backward(
     documents_BT: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if query.device.type != "cpu":
-        mask = _mask(documents_BT, query)
-        nothing = torch.zeros((), dtype=torch.int64, device=query.device)
-        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            grad,
-            query,
-            key,
-            value,
-            mask,
-            out,
-            lse,
-            nothing,
-            nothing,
-            0.0,
-            [True, True, True, False],
-            mask is None,
-            scale=scale,
-        )
-        return dq, dk, dv
-    dq, dk, dv = (torch.empty_like(one) for one in (query, key, value))
-    for part in _texts(documents_BT):
-        dq[part], dk[part], dv[part] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(one[part] for one in (grad, query, key, value, out, lse)), 0.0, True, scale=scale
+    if query.device.type in FUSED:
+        dq, dk, dv = (torch.empty_like(one) for one in (query, key, value))
+        for part in _texts(documents_BT):
+            dq[part], dk[part], dv[part] = (
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    *(one[part] for one in (grad, query, key, value, out, lse)),
+                    0.0,
+                    True,
+                    scale=scale,
+                )
             )
-        )
-    return dq, dk, dv
+        return dq, dk, dv
+    grad, out, q, k, v = (one.to(lse.dtype) for one in (grad, out, query, key, value))
+    share = (grad * out).sum(-1, keepdim=True)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for rows, seen in _chunks(query.shape[2]):
+        some = (slice(None), slice(None), rows)
+        scores = _scores(q[some], k[:, :, seen], documents_BT, rows, scale)
+        weights = (scores - lse[some][..., None]).exp()
+        slopes = weights * (grad[some] @ v[:, :, seen].mT - share[some]) * scale
+        dq[some] = slopes @ k[:, :, seen]
+        dk[:, :, seen] += slopes.mT @ q[some]
+        dv[:, :, seen] += weights.mT @ grad[some]
+    return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype)
+
+
+def _chunks(length: int) -> Iterator[tuple[slice, slice]]:
+    """Some places, and the places that one of them may look at."""
+    for start in range(0, length, CHUNK):
+        end = min(start + CHUNK, length)
+        yield slice(start, end), slice(end)
+
+
+def _scores(
+    query_BHRD: Tensor,
+    key_BHSD: Tensor,
+    documents_BT: Tensor | None,
+    rows: slice,
+    scale: float,
+) -> Tensor:
+    """[B, H, R, S]: of some places; minus infinity where they do not look."""
+    count, seen = query_BHRD.shape[2], key_BHSD.shape[2]
+    looks = torch.ones(1, count, seen, dtype=torch.bool, device=query_BHRD.device)
+    looks = looks.tril(seen - count)
+    if documents_BT is not None:
+        looks = looks & (documents_BT[:, rows, None] == documents_BT[:, None, :seen])
+    scores = (query_BHRD @ key_BHSD.mT) * scale
+    return scores.masked_fill_(~looks[:, None], -torch.inf)
 
 
 def _texts(documents_BT: Tensor | None) -> list[tuple[slice, slice, slice]]:
@@ -211,12 +240,3 @@ def _texts(documents_BT: Tensor | None) -> list[tuple[slice, slice, slice]]:
         for start, end in zip([0, *ends], ends, strict=False):
             parts.append((slice(row, row + 1), everything, slice(start, end)))
     return parts
-
-
-def _mask(documents_BT: Tensor | None, like: Tensor) -> Tensor | None:
-    """For other devices, in one call; made again in the backward pass, not kept."""
-    if documents_BT is None:
-        return None
-    seen_BTT = _seen(documents_BT)
-    mask = torch.zeros(seen_BTT.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(~seen_BTT, -torch.inf)[:, None]
