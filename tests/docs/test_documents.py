@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 import types
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_cases import a_command, a_store, family_folder, network_words
 
+from draftsmith import drafter_names
 from draftsmith.cli import parse
 from draftsmith.config import as_dict
 from draftsmith.decode import DecodeOptions
-from draftsmith.drafter_names import drafter_parts, kinds
+from draftsmith.drafter_names import ENTRY_POINTS, drafter_parts, kinds
+from draftsmith.drafters import _lookup
 from draftsmith.drafters._lookup import make_drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.generation import generate
@@ -29,12 +35,17 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+def tutorial(name: str, count: int) -> types.ModuleType:
+    """The first drafters of the tutorial, as a module."""
+    sources = blocks(ROOT / "docs" / "add-a-drafter.md")[:count]
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # dataclasses look their module up
+    exec(compile("\n\n".join(sources), "add-a-drafter.md", "exec"), module.__dict__)
+    return module
+
+
 def test_the_drafter_of_the_tutorial_is_complete_and_lossless() -> None:
-    (source,) = blocks(ROOT / "docs" / "add-a-drafter.md")
-    module = types.ModuleType("tutorial_drafter")
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    exec(compile(source, "add-a-drafter.md", "exec"), module.__dict__)
-    drafter = module.DRAFTER()
+    drafter = tutorial("bigram", 1).DRAFTER()
     accepted = 0
     for target in (TabularTarget(8), tiny_target(64)):
         drafter.bind(target)
@@ -46,6 +57,53 @@ def test_the_drafter_of_the_tutorial_is_complete_and_lossless() -> None:
             assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
             accepted += sum(one.counts.accepted for one in drafted)
     assert accepted > 0
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, types.ModuleType], None]:
+    """Makes a module's drafter known by a name, as an installed package would."""
+
+    def name(kind: str, module: types.ModuleType) -> None:
+        point = EntryPoint(name=kind, value=f"{module.__name__}:DRAFTER", group=ENTRY_POINTS)
+        for place in (drafter_names, _lookup):
+            monkeypatch.setattr(place, "entry_points", lambda group: (point,))
+
+    return name
+
+
+def test_the_drafter_that_learns_is_trained_and_loaded_again(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    named: Callable[[str, types.ModuleType], None],
+) -> None:
+    named("learned_bigram", tutorial("learned_bigram", 2))
+    command = a_command(family_folder(tmp_path, "llama"), capsys)
+    store = a_store(tmp_path, command, "store")
+    out, text = tmp_path / "made", ["--prompt", "def add", "--max-new-tokens", "40"]
+    words = [*network_words(40), "--learning-rate", "0.02", "--store", str(store)]
+    command("distill", "--drafter", "learned_bigram", "--out", str(out), *words)
+    made = json.loads((out / "run.json").read_text())["results"]
+    assert made["held_out"]["accuracy_1"] > made["held_out_before"]["accuracy_1"]
+    plain = command("generate", *text)["results"][0]
+    for name in (str(out), f"learned_bigram:{out}"):
+        drafted = command("generate", *text, "--drafter", name)["results"][0]
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["acceptance_rate"] > 0
+
+
+def test_a_drafter_that_could_not_be_loaded_again_is_not_trained(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    named: Callable[[str, types.ModuleType], None],
+) -> None:
+    module = tutorial("forgetful", 1)
+    module.DRAFTER.trains = True
+    named("forgetful", module)
+    command = a_command(family_folder(tmp_path, "llama"), capsys)
+    store = a_store(tmp_path, command, "store")
+    words = ["--store", str(store), "--out", str(tmp_path / "made"), *network_words(2)]
+    said = command("distill", "--drafter", "forgetful", *words, code=2)
+    assert "its Config has no field `source`" in said and not (tmp_path / "made").exists()
 
 
 def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:

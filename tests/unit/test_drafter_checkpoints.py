@@ -57,22 +57,55 @@ def test_what_is_written_is_read_again(kind: str, target: HFTarget, tmp_path: Pa
     assert all(torch.equal(written[name], read[name]) for name in written)
 
 
-RELEASED = {
-    "eagle": {"fc.weight", "fc.bias", "layers.0.mlp.down_proj.weight"},
-    "fspad": {"fc.fc.bias", "fc.post_attention_layernorm.weight", "fc.mlp.gate_proj.weight"},
-    "griffin": {"fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight"},
-    "eagle3": {
-        "midlayer.hidden_norm.weight",
-        "midlayer.self_attn.q_proj.weight",
-        "d2t",
-        "norm.weight",
-    },
+def weights_of(*stems: str) -> set[str]:
+    """NAME.{a,b} is NAME.a and NAME.b; all end with `weight`."""
+    names: set[str] = set()
+    for stem in stems:
+        head, _, rest = stem.partition("{")
+        each = [f"{head}{one}{rest.partition('}')[2]}" for one in rest.partition("}")[0].split(",")]
+        names |= {f"{name}.weight" for name in each}
+    return names
+
+
+ATTENTION = "self_attn.{q,k,v,o}_proj"
+LAYER = weights_of(f"layers.0.{ATTENTION}", "layers.0.mlp.{gate,up,down}_proj") | {
+    "layers.0.post_attention_layernorm.weight"
 }
+RELEASED = {
+    "eagle": LAYER | {"fc.weight", "fc.bias"},
+    "hass": LAYER | {"fc.weight", "fc.bias"},
+    "fspad": LAYER
+    | weights_of("fc.{fc,post_attention_layernorm}", "fc.mlp.{gate,up,down}_proj")
+    | {"fc.fc.bias"},
+    "griffin": LAYER
+    | weights_of("fc.{fc,post_attention_layernorm}", "fc.mlp.{input_layernorm,up_proj,down_proj}")
+    | {"fc.fc.bias"},
+    "eagle3": weights_of(
+        "midlayer.{input_layernorm,hidden_norm,post_attention_layernorm}",
+        f"midlayer.{ATTENTION}",
+        "midlayer.mlp.{gate,up,down}_proj",
+        "{fc,norm,lm_head}",
+    )
+    | {"d2t", "t2d"},
+    "medusa": weights_of("{0,1,2,3}.0.linear", "{0,1,2,3}.1")
+    | {f"{head}.0.linear.bias" for head in range(4)},
+}
+"""Every name in a file that the authors' own code writes, but for copies of the embedding."""
 
 
-@pytest.mark.parametrize("kind", RELEASED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_tensors_have_the_released_names(kind: str, target: HFTarget, tmp_path: Path) -> None:
-    assert RELEASED[kind] <= saved(kind, target, tmp_path).keys()
+    saved(kind, target, tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    assert load_file(path).keys() == RELEASED[kind]
+    assert path.name == ("medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors")
+
+
+def test_the_measures_of_medusa_heads_are_written(target: HFTarget, tmp_path: Path) -> None:
+    saved("medusa", target, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    wanted = {"medusa_num_heads": 4, "medusa_num_layers": 1, "hidden_size": 32, "vocab_size": 64}
+    assert wanted.items() <= config.items()
 
 
 def test_neither_embedding_nor_head_of_the_target_is_written(
@@ -114,14 +147,16 @@ def test_code_in_a_pickle_is_not_run(target: HFTarget, tmp_path: Path) -> None:
 
 def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:
     written = saved("medusa", target, tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    bare = {name.removeprefix("medusa_head."): one for name, one in written.items()}
-    assert "0.0.linear.weight" in bare and "3.1.weight" in bare
-    torch.save(bare, tmp_path / "medusa_lm_head.pt")
-    drafter = made("medusa", target, str(tmp_path))
-    assert (drafter.num_steps, drafter.longest) == (4, 4)
-    read = tensors(drafter)
-    assert all(torch.equal(written[name], read[name]) for name in written)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    for prefix in ("", "medusa_head."):
+        torch.save(
+            {f"{prefix}{name}": one for name, one in written.items()},
+            tmp_path / "medusa_lm_head.pt",
+        )
+        drafter = made("medusa", target, str(tmp_path))
+        assert (drafter.num_steps, drafter.longest) == (4, 4)
+        read = tensors(drafter)
+        assert all(torch.equal(written[name], read[name]) for name in written)
 
 
 @pytest.mark.parametrize(

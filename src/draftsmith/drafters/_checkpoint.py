@@ -2,11 +2,12 @@
 
     FOLDER/config.json           measures of the network, as transformers writes a Llama's
     FOLDER/model.safetensors     its weights, named as in the released checkpoints
+        or medusa_lm_head.safetensors
     FOLDER/drafter.json          ours: kind, options and target (released folders have none)
 
 Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only, no code), names
-with the prefix `model.`, and a copy of the target's embedding, which must be the target's. Every
-tensor is used or refused by name.
+with the prefix `model.` or `medusa_head.`, and a copy of the target's embedding, which must be the
+target's. Every tensor is used or refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from draftsmith.errors import BackendError
 from draftsmith.provenance import atomic_path, write_json_atomic
 from draftsmith.targets.hf import loading
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, MEDUSA = "model.safetensors", "medusa_lm_head.safetensors"
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
 MANIFEST = "drafter.json"
 EMBEDDING = "embed_tokens.weight"
@@ -44,14 +45,16 @@ def save_network(
     kind: str,
     options: Any,
     target: Mapping[str, Any],
+    weights: str = WEIGHTS,
 ) -> None:
-    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`."""
+    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`;
+    `weights`: the file's name."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
     if D2T in tensors:  # as in the released checkpoints
         tensors[T2D] = torch.zeros(config.vocab_size, dtype=torch.bool)
         tensors[T2D][target_ids(tensors[D2T])] = True
-    with atomic_path(folder / WEIGHTS) as part:
+    with atomic_path(folder / weights) as part:
         save_file(tensors, part)
     write_json_atomic(folder / "config.json", config.to_dict())
     known = {name: value for name, value in asdict(options).items() if name != "source"}
@@ -81,7 +84,7 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
             finite; maps between vocabularies that cannot be; or an embedding that is not the
             target's: the drafter was made for another target.
     """
-    found = {_plain(name): one for name, one in read_tensors(folder).items()}
+    found = read_tensors(folder)
     embedding = found.pop(EMBEDDING, None)
     if embedding is not None:
         _check_embedding(embedding, target, folder)
@@ -135,28 +138,29 @@ def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> Non
             )
 
 
-def read_tensors(folder: Path) -> Mapping[str, Tensor]:
-    """All tensors of a folder.
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, named as here.
 
     Raises:
         BackendError: none of the known files is there, or it cannot be read.
     """
     with loading(f"the drafter's weights in {folder}"):
-        if (folder / WEIGHTS).is_file():
-            return load_file(folder / WEIGHTS)
+        for name in (MEDUSA, WEIGHTS):
+            if (folder / name).is_file():
+                return _plain(load_file(folder / name))
         for name in PICKLED:
             if (folder / name).is_file():
-                loaded = torch.load(folder / name, map_location="cpu", weights_only=True)
-                return {str(key): one for key, one in loaded.items()}
-    names = ", ".join((WEIGHTS, *PICKLED))
+                return _plain(torch.load(folder / name, map_location="cpu", weights_only=True))
+    names = ", ".join((WEIGHTS, MEDUSA, *PICKLED))
     raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
 
 
-def _plain(name: str) -> str:
-    name = name.removeprefix("model.")
-    if name.split(".")[0].isdigit():  # Medusa's heads are released without a name of their own
-        name = f"medusa_head.{name}"
-    return RENAMED.get(name, name)
+def _plain(loaded: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+    bare = {
+        str(name).removeprefix("model.").removeprefix("medusa_head."): one
+        for name, one in loaded.items()
+    }
+    return {RENAMED.get(name, name): one for name, one in bare.items()}
 
 
 def _some(names: list[str]) -> str:

@@ -53,7 +53,7 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     """
     drafter = make_drafter(spec, assignments)
     kind, source = drafter_parts(spec)
-    if _takes_source(type(drafter)) and not source:
+    if takes_source(type(drafter)) and not source:
         raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
     return drafter
 
@@ -70,7 +70,7 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         )
     cls = drafter_class(kind)
     if source is not None:
-        if not _takes_source(cls):
+        if not takes_source(cls):
             raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
         if (Path(source) / "drafter.json").is_file():
             manifest = drafter_manifest(Path(source))
@@ -94,5 +94,6 @@ def option_keys(assignments: Sequence[str]) -> list[str]:
     return [text.partition("=")[0].strip().replace("-", "_") for text in assignments]
 
 
-def _takes_source(cls: type[Drafter]) -> bool:
+def takes_source(cls: type[Drafter]) -> bool:
+    """Whether something of this kind can be loaded from behind a colon."""
     return any(field.name == "source" for field in fields(cls.Config))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.drafters._checkpoint import load_network, read_tensors, save_network
+from draftsmith.drafters._checkpoint import MEDUSA, load_network, read_tensors, save_network
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._kinship import check_target, target_facts
 from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
@@ -52,12 +52,12 @@ class ResidualBlock(nn.Module):
         return out
 
 
-class Heads(nn.Module):
-    """K heads; the names are those of the released checkpoints (`medusa_head.k.i...`)."""
+class Heads(nn.ModuleList):
+    """K heads; the names are those of the released checkpoints (`k.i.linear.weight`, `k.n.weight`
+    behind n blocks)."""
 
     def __init__(self, count: int, layers: int, hidden: int, vocab: int) -> None:
-        super().__init__()
-        self.medusa_head = nn.ModuleList(
+        super().__init__(
             nn.Sequential(
                 *(ResidualBlock(hidden) for _ in range(layers)),
                 nn.Linear(hidden, vocab, bias=False),
@@ -66,8 +66,16 @@ class Heads(nn.Module):
         )
 
     @property
-    def count(self) -> int:
-        return len(self.medusa_head)
+    def layers(self) -> int:
+        """Residual blocks of a head."""
+        return len(self._head(0)) - 1
+
+    @property
+    def shape_VH(self) -> tuple[int, int]:
+        """Of a linear layer."""
+        last = self._head(0)[-1]
+        assert isinstance(last, nn.Linear)
+        return last.out_features, last.in_features
 
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
@@ -86,7 +94,7 @@ class Heads(nn.Module):
         last.weight.data.copy_(weight_VH)
 
     def _head(self, k: int) -> nn.Sequential:
-        head = self.medusa_head[k]
+        head = self[k]
         assert isinstance(head, nn.Sequential)
         return head
 
@@ -173,7 +181,7 @@ class Medusa(Drafter):
             self.network = self._load(Path(self.config.source), target, weight)
         else:
             self.network = self._heads(self.config.heads, self.config.layers, target, weight)
-        self.num_steps = self.longest = self.network.count
+        self.num_steps = self.longest = len(self.network)
 
     def _heads(self, count: int, layers: int, target: TargetView, weight: Tensor) -> Heads:
         heads = Heads(count, layers, weight.shape[1], weight.shape[0])
@@ -182,7 +190,7 @@ class Medusa(Drafter):
         return heads.to(dtype=target.dtype, device=target.device)
 
     def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
-        names = [name.removeprefix("medusa_head.") for name in read_tensors(folder)]
+        names = list(read_tensors(folder))
         places = [name.split(".") for name in names]
         if not all(
             len(place) > 2 and place[0].isdigit() and place[1].isdigit() for place in places
@@ -197,9 +205,22 @@ class Medusa(Drafter):
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the heads."""
         assert self.network is not None
-        config = LlamaConfig(medusa_num_heads=self.network.count)
+        vocab, hidden = self.network.shape_VH
+        config = LlamaConfig(
+            hidden_size=hidden,
+            vocab_size=vocab,
+            medusa_num_heads=len(self.network),
+            medusa_num_layers=self.network.layers,
+            version="2",  # heads with linear layers of their own
+        )
         save_network(
-            self.network, config, folder, kind=kind, options=self.config, target=self._facts
+            self.network,
+            config,
+            folder,
+            kind=kind,
+            options=self.config,
+            target=self._facts,
+            weights=MEDUSA,
         )
 
     # ------------------------------------------------------------------ drafting
@@ -216,7 +237,7 @@ class Medusa(Drafter):
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
         how = Draw.behind(state, "greedy", sampler, noise)
-        return grow(reader, shape.clip(self.network.count), how)
+        return grow(reader, shape.clip(len(self.network)), how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, _State)

@@ -26,7 +26,7 @@ from draftsmith.distill.imitation import Imitation
 from draftsmith.distill.objective import Objective
 from draftsmith.drafter_names import drafter_parts, kinds
 from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import drafter_class, make_drafter
+from draftsmith.drafters._lookup import drafter_class, make_drafter, takes_source
 from draftsmith.drafters._options import free_options
 from draftsmith.drafters._vocabulary import Subset, same_tokens
 from draftsmith.drafters.independent import Independent
@@ -105,6 +105,11 @@ def open_student(options: DistillOptions, tokenizer: Any) -> Student:
         if kind in kinds() and not source:
             raise InputError(f"--drafter {kind} needs a model: name its folder or hub id")
         return ModelStudent(options, tokenizer)
+    if not takes_source(cls):
+        raise InputError(
+            f"drafter {kind!r} trains, but its Config has no field `source`: it could never be "
+            "loaded again"
+        )
     return NetworkStudent(options, tokenizer)
 
 
