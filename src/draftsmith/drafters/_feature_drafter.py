@@ -13,21 +13,18 @@ from transformers import LlamaConfig
 
 from draftsmith.drafters import _rollout
 from draftsmith.drafters._base import Accepted, Drafter, DraftState, LossWeights, TargetView
-from draftsmith.drafters._checkpoint import (
-    check_measures,
-    load_network,
-    read_config,
-    save_network,
-)
+from draftsmith.drafters._checkpoint import load_network, save_network
 from draftsmith.drafters._features import FeatureState, PairReader, new_state
 from draftsmith.drafters._grow import Draw, grow
 from draftsmith.drafters._kinship import check_target, target_facts
 from draftsmith.drafters._layers import draft_config
+from draftsmith.drafters._measures import check_measures, read_config
 from draftsmith.drafters._network import Network
 from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
 from draftsmith.law import Noise
 from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import loading
 from draftsmith.types import (
     DraftPrediction,
     DraftTree,
@@ -98,7 +95,7 @@ class FeatureDrafter(Drafter):
         if self.config.source:
             self.layer = read_config(source)
             check_measures(self.layer, target, source)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
             torch.manual_seed(self.config.seed)
             network = self.network_class(self.layer)
         self.network = network.to(dtype=target.dtype, device=target.device)

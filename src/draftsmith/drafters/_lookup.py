@@ -62,6 +62,11 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     """As `load_drafter`, but a kind without a source is one that nobody has trained yet."""
     given: dict[str, object] = {}
     kind, source = drafter_parts(spec)
+    if kind not in kinds() and kind != spec and source == spec:  # a folder said its kind
+        raise InputError(
+            f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
+            f"{nearest(kind, kinds())}."
+        )
     if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
         what = "has no config.json" if Path(spec).is_dir() else "does not exist"
         raise InputError(

@@ -11,6 +11,7 @@ later steps count 0.8 ** step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from draftsmith.drafters._base import LossWeights, TargetView
 from draftsmith.drafters._checkpoint import target_ids
 from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters._measures import fused_by, read_config
 from draftsmith.drafters._network import Network
 from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
 from draftsmith.drafters._rollout import Rollout
@@ -125,6 +127,10 @@ class Eagle3(FeatureDrafter):
 
     def bind(self, target: TargetView) -> None:
         self.signals = self.signals_of(target.config)
+        if self.config.source:
+            folder = Path(self.config.source)
+            said = fused_by(read_config(folder), int(target.config.num_hidden_layers), folder)
+            self.signals = self.signals if said is None else Signals(layers=said)
         super().bind(target)
 
     def measures(self, target: TargetView) -> LlamaConfig:

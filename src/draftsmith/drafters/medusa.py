@@ -192,10 +192,10 @@ class Medusa(Drafter):
     def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
         names = list(read_tensors(folder))
         places = [name.split(".") for name in names]
-        if not all(
-            len(place) > 2 and place[0].isdigit() and place[1].isdigit() for place in places
-        ):
-            raise BackendError(f"The drafter in {folder} holds no Medusa heads ({names[0]}, ...).")
+        numbered = [len(place) > 2 and (place[0] + place[1]).isdigit() for place in places]
+        if not all(numbered) or not names:
+            held = f" ({names[0]}, ...)" if names else ""
+            raise BackendError(f"The drafter in {folder} holds no Medusa heads{held}.")
         count = 1 + max(int(place[0]) for place in places)
         layers = max(int(place[1]) for place in places)
         heads = self._heads(count, layers, target, weight)

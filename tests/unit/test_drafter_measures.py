@@ -1,0 +1,150 @@
+"""Folders of drafters over hidden states that ask for something else than is computed here, or that
+are damaged: refused in a sentence that names it, and never half understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._lookup import load_drafter, make_drafter
+from draftsmith.errors import BackendError, InputError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+from draftsmith.types import Signals
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(64, layers=8)
+
+
+def released(kind: str, target: HFTarget, folder: Path, **changes: Any) -> Path:
+    """A folder as the authors' code writes it: without what only ours says."""
+    drafter = make_drafter(kind)
+    drafter.bind(target)
+    drafter.save(folder, kind=kind)
+    (folder / "drafter.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def loaded(kind: str, target: HFTarget, folder: Path) -> Drafter:
+    drafter = load_drafter(f"{kind}:{folder}")
+    drafter.bind(target)
+    return drafter
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "griffin"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu' in its config.json, and only 'silu'"),
+        ({"norm_output": True}, "norm_output is True in its config.json, and only False"),
+        ({"norm_before_residual": True}, "norm_before_residual is True"),
+        ({"fc_norm": True}, "fc_norm is True"),
+        ({"hidden_size": 16, "target_hidden_size": 32}, r"narrower \(16\) than its target \(32\)"),
+        ({"hidden_size": 16}, "its hidden_size is 16, the target's is 32"),
+        ({"num_attention_heads": 3}, "Cannot load the drafter"),
+        ({"hidden_size": "x"}, "Cannot load the drafter"),
+        ({"rope_parameters": {"rope_type": "nonsense"}}, "Cannot load the drafter"),
+        ({"intermediate_size": -1}, "Cannot load the drafter"),
+    ],
+)
+def test_measures_that_are_not_computed_here_are_named(
+    kind: str, changes: dict[str, Any], said: str, target: HFTarget, tmp_path: Path
+) -> None:
+    folder = released(kind, target, tmp_path, **changes)
+    with pytest.raises(BackendError, match=said):
+        loaded(kind, target, folder)
+
+
+@pytest.mark.parametrize("place", ["nested", "top"])
+def test_eagle3_reads_the_layers_that_its_folder_declares(
+    place: str, target: HFTarget, tmp_path: Path
+) -> None:
+    """A number is that of the layer in front of which the state is taken, as vLLM counts."""
+    said = {IDS: [1, 3, 7]}
+    folder = released(
+        "eagle3", target, tmp_path, **({"eagle_config": said} if place == "nested" else said)
+    )
+    assert loaded("eagle3", target, folder).signals == Signals(layers=(0, 2, 6))
+
+
+def test_declared_usual_layers_are_the_usual_ones(target: HFTarget, tmp_path: Path) -> None:
+    """vLLM's usual numbers of a target with L layers are 2, L / 2 and L - 3."""
+    folder = released("eagle3", target, tmp_path, **{IDS: [2, 4, 5]})
+    assert loaded("eagle3", target, folder).signals == make_drafter("eagle3").signals_of(
+        target.config
+    )
+
+
+@pytest.mark.parametrize("said", [[1, 3], [0, 2, 4], [2, 4, 9], ["a", "b", "c"], "all"])
+def test_layers_that_the_target_has_not_are_refused(
+    said: object, target: HFTarget, tmp_path: Path
+) -> None:
+    folder = released("eagle3", target, tmp_path, eagle_config={IDS: said})
+    with pytest.raises(BackendError, match="should be three numbers from 1 to 8"):
+        loaded("eagle3", target, folder)
+
+
+def test_quantised_weights_are_refused(target: HFTarget, tmp_path: Path) -> None:
+    path = released("eagle", target, tmp_path) / "model.safetensors"
+    found = load_file(path)
+    name = "layers.0.self_attn.q_proj.weight"
+    save_file(found | {name: found[name].to(torch.int8)}, path)
+    with pytest.raises(BackendError, match=f"holds {name} as int8: quantised"):
+        loaded("eagle", target, tmp_path)
+
+
+def test_a_map_of_fractions_is_refused(target: HFTarget, tmp_path: Path) -> None:
+    path = released("eagle3", target, tmp_path) / "model.safetensors"
+    found = load_file(path)
+    save_file(found | {"d2t": found["d2t"] + 0.4}, path)
+    with pytest.raises(BackendError, match="holds d2t as float32"):
+        loaded("eagle3", target, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["late row", "short", "narrow"])
+def test_a_copy_of_another_embedding_is_noticed(
+    change: str, target: HFTarget, tmp_path: Path
+) -> None:
+    path = released("eagle", target, tmp_path) / "model.safetensors"
+    with torch.no_grad():
+        embedding = target.embed(torch.arange(64)).clone()
+    found = load_file(path) | {"embed_tokens.weight": embedding}
+    save_file(found, path)
+    loaded("eagle", target, tmp_path)
+    if change == "late row":
+        embedding[60] += 1
+    elif change == "short":
+        found["embed_tokens.weight"] = embedding[:60].clone()
+    else:
+        found["embed_tokens.weight"] = embedding[:, :16].clone()
+    save_file(found, path)
+    with pytest.raises(BackendError, match="its copy of the embedding is not this target's"):
+        loaded("eagle", target, tmp_path)
+
+
+def test_heads_that_are_none_are_refused(target: HFTarget, tmp_path: Path) -> None:
+    (released("medusa", target, tmp_path) / "medusa_lm_head.safetensors").unlink()
+    for held in ({}, {"0.weight": torch.ones(2)}):
+        torch.save(held, tmp_path / "medusa_lm_head.pt")
+        with pytest.raises(BackendError, match="holds no Medusa heads"):
+            loaded("medusa", target, tmp_path)
+
+
+def test_a_folder_of_a_kind_that_is_not_installed_says_so(target: HFTarget, tmp_path: Path) -> None:
+    released("eagle", target, tmp_path)
+    said = {"kind": "eagel", "options": {}, "target": {}}
+    (tmp_path / "drafter.json").write_text(json.dumps(said))
+    with pytest.raises(InputError, match="of the kind 'eagel', which is not installed here; did"):
+        load_drafter(str(tmp_path))
