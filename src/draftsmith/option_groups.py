@@ -311,6 +311,16 @@ class ScaleOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FittingOptions(OptionGroup):
+    """How the texts of a store are put into blocks."""
+
+    long_texts: Literal["cut", "drop"] = "cut"
+    """A text that is longer than --block-length loses its end, or is left out."""
+    one_per_block: bool = False
+    """A block is one text and padding, in place of as many texts as fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImitationOptions(OptionGroup):
     """What a drafter over hidden states learns beside the divergence; left out: as published."""
 

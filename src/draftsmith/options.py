@@ -18,6 +18,7 @@ from draftsmith.flags import Leading
 from draftsmith.option_groups import (
     ArchitectureOptions,
     DivergenceOptions,
+    FittingOptions,
     ImitationOptions,
     KeptOptions,
     Many,
@@ -305,6 +306,7 @@ class DistillOptions(VerbOptions):
     """With --online: longest continuation."""
     laws: Literal["store", "teacher"] = "store"
     """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
+    fitting: FittingOptions = field(default_factory=FittingOptions)
     objective: DivergenceOptions = field(default_factory=lambda: DivergenceOptions())
     imitation: ImitationOptions = field(default_factory=lambda: ImitationOptions())
     aggregate: Literal["per_beam", "mixture"] = "per_beam"
@@ -352,6 +354,8 @@ class DistillOptions(VerbOptions):
         duration = Duration.parse(self.training.duration)
         if self.online:
             require(self.prompts is not None, "--online needs --prompts FILE")
+            unused("--long-texts", self.fitting.long_texts, "cut", "--store")
+            unused("--one-per-block", self.fitting.one_per_block, False, "--store")
             require(
                 duration.unit != "token",
                 f"--duration {self.training.duration} cannot be kept with --online: how many "

@@ -78,7 +78,14 @@ OPEN = 32
 """Blocks that are filled at the same time: the more, the less padding."""
 
 
-def pack(documents: Sequence[Weighted], length: int) -> list[Block]:
+def fits(document: Trajectory, length: int) -> bool:
+    """Whether a block of this length holds all of it."""
+    return len(document.prompt) + len(document.tokens) <= length
+
+
+def pack(
+    documents: Sequence[Weighted], length: int, *, one_per_block: bool = False
+) -> list[Block]:
     """Blocks of whole documents, each in the fullest open block with room for it; one longer than a
     block loses its end.
 
@@ -91,6 +98,8 @@ def pack(documents: Sequence[Weighted], length: int) -> list[Block]:
             f"none of {len(documents)} trajectories has an answer that begins within a block of "
             f"{length} tokens; give a larger --block-length or other prompts"
         )
+    if one_per_block:
+        return [Block(documents=(document,)) for document in usable]
     full: list[_Open] = []
     unfilled: list[_Open] = []
     for document in usable:

@@ -35,6 +35,7 @@ class TrajectoryBlocks:
         batch_blocks: blocks of one optimiser step, over all processes.
         keep_laws: False: the laws of the trajectories are left out (they are learnt as texts, or a
             teacher in the loop says its own).
+        one_per_block: documents do not share blocks.
 
     Raises:
         InputError: nothing can be learnt from the documents.
@@ -49,12 +50,13 @@ class TrajectoryBlocks:
         batch_blocks: int,
         seed: int,
         keep_laws: bool = True,
+        one_per_block: bool = False,
     ) -> None:
         order = _rng(seed, 0).permutation(len(documents))
         shuffled = [documents[i] for i in order]
         if not keep_laws:
             shuffled = [document.without_laws() for document in shuffled]
-        self.blocks: list[Block] = pack(shuffled, length)
+        self.blocks: list[Block] = pack(shuffled, length, one_per_block=one_per_block)
         self.end_id, self.length, self.seed = end_id, length, seed
         self.batch_blocks = batch_blocks
         self._epoch, self._order = -1, np.empty(0, np.int64)

@@ -95,6 +95,13 @@ def from_store(
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
     length = options.training.block_length
     known = [one for one in every if len(one.trajectory.prompt) < length] or every
+    if options.fitting.long_texts == "drop":
+        known = [one for one in known if fits(one.trajectory, length)]
+        if not known:
+            raise InputError(
+                f"every text is longer than --block-length {length}, and --long-texts drop leaves "
+                "these out: give a larger one"
+            )
     chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
     held = [one for one in known if one.trajectory.prompt_id in chosen]
@@ -109,6 +116,7 @@ def from_store(
         batch_blocks=_batch_blocks(options) - _text_blocks(options),
         seed=options.seed,
         keep_laws=teacher is None,
+        one_per_block=options.fitting.one_per_block,
     )
     summaries = [store.summary() for store in stores]
     kept_ids = {store.header.top_k for store in stores}

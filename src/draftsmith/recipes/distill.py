@@ -213,6 +213,7 @@ def make_trainer(
         "optimizer": [*training.betas, training.weight_decay],
         "clip": [training.clip_norm, training.clip_value],
         "hold_out": options.hold_out,
+        "fitting": as_dict(options.fitting),
         "precision": precision(options.dtype),
         "seed": options.seed,
     }
