@@ -18,7 +18,7 @@ from draftsmith.distill.sources import TrajectoryBlocks
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ScheduleOptions
+from draftsmith.option_groups import FittingOptions, ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.types import Signals, TopLaws, TrajectoryBatch
@@ -177,3 +177,36 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     alone = replace(options, store=(tmp_path / "long",))
     with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
         _lessons.from_store(alone, tokenizer, VOCAB, None, Signals())
+
+
+def test_texts_that_do_not_fit_into_a_block_can_be_left_out(options: DistillOptions) -> None:
+    tokenizer = _tokens.load_tokenizer(options.target)
+    length = 8
+    short = replace(options, training=replace(options.training, block_length=length))
+    dropping = replace(short, fitting=FittingOptions(long_texts="drop"))
+    texts = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
+    too_long = sum(len(one.prompt) + len(one.tokens) > length for one in texts)
+    cut, left = (
+        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping)
+    )
+    assert 0 < too_long < len(texts)
+    assert (cut.facts["too_long"], left.facts["too_long"]) == (0, too_long)
+    assert isinstance(left.source, TrajectoryBlocks)
+    for block in left.source.blocks:
+        for one in block.documents:
+            assert len(one.trajectory.prompt) + len(one.trajectory.tokens) <= length
+    nothing = replace(dropping, training=replace(options.training, block_length=4))
+    with pytest.raises(InputError, match="every text is longer than --block-length 4"):
+        _lessons.from_store(nothing, tokenizer, VOCAB, None, Signals())
+
+
+def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
+    tokenizer = _tokens.load_tokenizer(options.target)
+    alone = replace(options, fitting=FittingOptions(one_per_block=True))
+    packed, single = (
+        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
+    )
+    assert isinstance(single.source, TrajectoryBlocks)
+    assert isinstance(packed.source, TrajectoryBlocks)
+    assert {len(block.documents) for block in single.source.blocks} == {1}
+    assert len(single.source.blocks) == single.facts["trajectories"] > len(packed.source.blocks)

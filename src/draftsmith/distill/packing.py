@@ -83,9 +83,7 @@ def fits(document: Trajectory, length: int) -> bool:
     return len(document.prompt) + len(document.tokens) <= length
 
 
-def pack(
-    documents: Sequence[Weighted], length: int, *, one_per_block: bool = False
-) -> list[Block]:
+def pack(documents: Sequence[Weighted], length: int, *, one_per_block: bool = False) -> list[Block]:
     """Blocks of whole documents, each in the fullest open block with room for it; one longer than a
     block loses its end.
 

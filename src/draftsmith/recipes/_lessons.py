@@ -18,7 +18,7 @@ from draftsmith.distill.blocks import BatchSource, PackedBlocks
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.multi import Multi
-from draftsmith.distill.packing import Weighted
+from draftsmith.distill.packing import Weighted, fits
 from draftsmith.distill.sources import (
     HeldOutBlocks,
     HeldOutInLoop,
