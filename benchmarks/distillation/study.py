@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from exam import Exam, Marks, sit
 
 from draftsmith.bench.compare_options import flattened
 from draftsmith.config import as_dict
+from draftsmith.drafter_names import drafter_parts
+from draftsmith.drafters._lookup import drafter_class
+from draftsmith.drafters._options import free_options
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import CollectOptions, DistillOptions
@@ -162,8 +165,13 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
     path = folder / "run.json"
     if not path.is_file():
         return False
-    before = flattened(json.loads(path.read_text(encoding="utf-8"))["options"])
-    now = flattened(jsonable(as_dict(options)))
+    before, now = (
+        _deciding(flattened(said))
+        for said in (
+            json.loads(path.read_text(encoding="utf-8"))["options"],
+            jsonable(as_dict(options)),
+        )
+    )
     for name in sorted((before.keys() & now.keys()) - PATHS):
         if before[name] != now[name]:
             raise InputError(
@@ -171,6 +179,16 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
                 "remove the folder, or work in another one (--work)"
             )
     return True
+
+
+def _deciding(said: dict[str, Any]) -> dict[str, Any]:
+    """Without options of the drafter that change time and memory alone."""
+    if not said.get("drafter_option"):
+        return said
+    kind, _ = drafter_parts(said["drafter"])
+    free = free_options(drafter_class(kind).Config)
+    kept = [one for one in said["drafter_option"] if one.partition("=")[0] not in free]
+    return said | {"drafter_option": kept}
 
 
 @contextlib.contextmanager

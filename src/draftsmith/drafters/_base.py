@@ -120,7 +120,8 @@ class Drafter(nn.Module, abc.ABC):
     eval_steps: int | None = None
     """How many times an evaluation does, to see how far its drafts get; None: as in training."""
     backward: Literal["each", "sum"] = "sum"
-    """Gradients per unrolled step, or once over all of them."""
+    """Gradients per unrolled step, or once over all of them: the same sums. (No drafter here goes
+    backward after each step: their later steps read keys of the earlier ones.)"""
     loss_weights: LossWeights = LossWeights()
     default_shape: TreeShape = TreeShape.chain(5)
     takes_trees: bool = False
