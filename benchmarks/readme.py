@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SIDES = (("alpha", "{:.1%}"), ("tokens_per_step", "{:.2f}"), ("speedup", "{:.2f}"))
 LIVE = ["", "speed-up", "erased per final piece", "drafts kept", "chrF"]
+DRAFTED = (("own", "0"), ("chain", "1"))
+"""Shape and temperature of the drafters that are shown."""
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
 CORE = {
     "110 M bfloat16: plain decoding, speed over transformers generate": "plain decoding over "
@@ -138,24 +140,29 @@ def drafters() -> Iterator[str]:
         ours = [found["combination"]["row"]] if "combination" in found else []
         timed = found["timed"]["drafters"] if "timed" in found else {}
         yield (
-            f"Drafters of `models/{name}` in their own trees. Those over hidden states have learnt "
-            "from the same prompts and as many tokens; SpS is the draft model as shipped "
-            f"([all figures](benchmarks/results/drafters-{name}.md)):"
+            f"Drafters of `models/{name}`: in their own trees at temperature 0, as chains of five "
+            "at temperature 1 (of the top tokens that most of these trees hold few are drawn). Those "
+            "over hidden states have learnt from the same prompts and as many tokens; SpS is the "
+            f"draft model as shipped ([all figures](benchmarks/results/drafters-{name}.md)):"
         )
         yield ""
         rows = [
-            [row["label"], *(cell for heat in "01" for cell in heated(row, heat, timed))]
+            [row["label"], *(cell for way in DRAFTED for cell in drafted(row, *way, timed))]
             for row in (*found["methods"]["rows"], *ours)
             if row["label"] != "plain"
         ]
-        head = [f"T = {heat}: {what}" for heat in "01" for what in ("tokens/step", "speed-up")]
+        head = [
+            f"T = {heat}: {what}" for _, heat in DRAFTED for what in ("tokens/step", "speed-up")
+        ]
         yield from table(["drafter", *head], rows)
 
 
-def heated(row: Mapping[str, Any], heat: str, timed: Mapping[str, Any]) -> Iterator[str]:
-    value, *ends = row["tau"]["own"][heat]
+def drafted(
+    row: Mapping[str, Any], shape: str, heat: str, timed: Mapping[str, Any]
+) -> Iterator[str]:
+    value, *ends = row["tau"][shape][heat]
     yield interval(value, ends)
-    one = timed[row["label"]]["own"][heat] if row["label"] in timed else None
+    one = timed[row["label"]][shape][heat] if row["label"] in timed else None
     yield "" if one is None else interval(one["speedup"], one["interval"])
 
 
