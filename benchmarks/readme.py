@@ -141,9 +141,9 @@ def drafters() -> Iterator[str]:
         timed = found["timed"]["drafters"] if "timed" in found else {}
         yield (
             f"Drafters of `models/{name}`: in their own trees at temperature 0, as chains of five "
-            "at temperature 1 (of the top tokens that most of these trees hold few are drawn). Those "
-            "over hidden states have learnt from the same prompts and as many tokens; SpS is the "
-            f"draft model as shipped ([all figures](benchmarks/results/drafters-{name}.md)):"
+            "at temperature 1 (of the top tokens that most of these trees hold few are drawn). "
+            "Those over hidden states have learnt from the same prompts and as many tokens; SpS is "
+            f"the draft model as shipped ([all figures](benchmarks/results/drafters-{name}.md)):"
         )
         yield ""
         rows = [
