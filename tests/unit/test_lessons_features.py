@@ -13,6 +13,7 @@ import torch
 from tests.tiny_models import save_pair
 from tests.unit.test_features_agree import check_as_decoded
 from tests.unit.test_store import header
+from tests.unit.test_stored_features import rewrite
 
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.multi import Aggregate
@@ -108,7 +109,7 @@ def test_a_store_gives_its_hidden_states_with_its_laws(
     near(lesson.held_out.batch(0, 0, 1), options)
 
 
-def test_they_are_read_when_a_batch_asks_and_for_no_other(
+def test_they_are_looked_at_once_and_then_read_when_a_batch_asks_and_for_no_other(
     options: DistillOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[int] = []
@@ -120,10 +121,27 @@ def test_they_are_read_when_a_batch_asks_and_for_no_other(
 
     monkeypatch.setattr(FeatureFile, "read", counted)
     lesson = from_store(options, LAST)
-    assert places == []
+    texts = TrajectoryStore.open(options.store[0]).trajectories()
+    assert sum(places) == sum(len(one.prompt) + len(one.tokens) for one in texts)
+    places.clear()
     batch = lesson.source.batch(0, 0, 1)
     assert batch.features_BTS is not None
     assert sum(places) == int(batch.features_BTS.any(-1).sum())
+
+
+def test_one_that_is_not_a_number_is_named_before_anything_is_learnt(
+    options: DistillOptions,
+) -> None:
+    store = TrajectoryStore.open(options.store[0])
+    number, rows = store.shards()[-1], {}
+    for row, one in enumerate(store.read(number)):
+        assert one.features is not None
+        rows[str(row)] = torch.from_numpy(one.features)
+    rows["1"][-1, -1] = torch.nan
+    rewrite(store, rows, number)
+    said = rf"shard {number} of .*, trajectory 1: its hidden states hold NaN"
+    with pytest.raises(BackendError, match=said):
+        from_store(options, LAST)
 
 
 def test_a_drafter_that_reads_none_gets_none(options: DistillOptions) -> None:

@@ -41,16 +41,16 @@ def every(store: TrajectoryStore) -> list[tuple[StoredFeatures, Tensor]]:
     ]
 
 
-def rewrite(store: TrajectoryStore, features: dict[str, Tensor]) -> None:
-    """Other signals in shard 3, which its checksum confirms."""
-    facts = store.shard(3)
-    (path,) = store.folder.glob("*.safetensors")
+def rewrite(store: TrajectoryStore, features: dict[str, Tensor], number: int = 3) -> None:
+    """Other signals in a shard, which its checksum confirms."""
+    facts = store.shard(number)
+    path = store.folder / f"shard-{number:05d}.features.safetensors"
     save_file(features, path)
     files = [
         replace(file, sha256=sha256(path)) if file.name == path.name else file
         for file in facts.files
     ]
-    write_sealed(store.folder / "shard-00003.json", replace(facts, files=tuple(files)))
+    write_sealed(store.folder / f"shard-{number:05d}.json", replace(facts, files=tuple(files)))
 
 
 @pytest.mark.parametrize("feature_type", ["bfloat16", "float16"])
