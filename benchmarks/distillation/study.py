@@ -166,7 +166,7 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
     if not path.is_file():
         return False
     before, now = (
-        _deciding(flattened(said))
+        flattened(_deciding(said))
         for said in (
             json.loads(path.read_text(encoding="utf-8"))["options"],
             jsonable(as_dict(options)),
@@ -185,7 +185,7 @@ def _deciding(said: dict[str, Any]) -> dict[str, Any]:
     """Without options of the drafter that change time and memory alone."""
     if not said.get("drafter_option"):
         return said
-    kind, _ = drafter_parts(said["drafter"])
+    kind, _ = drafter_parts(str(said["drafter"]))
     free = free_options(drafter_class(kind).Config)
     kept = [one for one in said["drafter_option"] if one.partition("=")[0] not in free]
     return said | {"drafter_option": kept}

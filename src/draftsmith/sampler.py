@@ -134,7 +134,7 @@ class Sampler:
             BackendError: a row holds NaN, or no finite logit at all.
         """
         vocab = logits_RV.shape[1]
-        scores = self._penalised(logits_RV, history)
+        scores = self.penalised(logits_RV, history)
         if self.temperature == 0:
             top_R, token_R = scores.max(-1)  # NaN counts as the largest, so this sees all NaN
             check(top_R)
@@ -183,7 +183,7 @@ class Sampler:
 
     # ---------------------------------------------------------------- steps
 
-    def _penalised(self, logits_RV: Tensor, history: Sequence[History]) -> Tensor:
+    def penalised(self, logits_RV: Tensor, history: Sequence[History]) -> Tensor:
         wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
         if not (self.needs_history or self.logit_bias):
             return wide

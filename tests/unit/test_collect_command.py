@@ -16,6 +16,7 @@ from tests.command_cases import (
 )
 from tests.tiny_models import tiny_tokenizer
 
+from draftsmith.bench.suites import load_prompts
 from draftsmith.distill import room
 from draftsmith.distill.scale_out import ShardDone, split
 from draftsmith.distill.store import StoreHeader, TrajectoryStore
@@ -102,6 +103,43 @@ def test_every_turn_of_a_chat_is_asked_behind_the_answers_before_it(
         del prompts["b"]
         assert {name: tokenizer.decode(one.tokens) for name, one in made.items()} == answers
     assert {name: tokenizer.decode(one.prompt) for name, one in made.items()} == prompts
+
+
+@pytest.mark.parametrize(
+    ("roles", "turns"),
+    [
+        ("uaua", [((), "1"), (("1",), "3")]),
+        ("suaua", [((), "2"), (("2",), "4")]),
+        ("uataua", [((), "1")]),  # what a tool says is no turn of the user
+        ("uaaua", [((), "1")]),
+        ("uuaua", [((), "2")]),
+        ("uauaaua", [((), "1"), (("1",), "3")]),
+        ("uau", [((), None)]),  # nobody has answered the last question: the whole chat is asked it
+    ],
+)
+def test_a_turn_is_known_while_user_and_assistant_take_turns(
+    tmp_path: Path, roles: str, turns: list[tuple[tuple[str, ...], str | None]]
+) -> None:
+    names = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}
+    chat = [{"role": names[role], "content": str(n)} for n, role in enumerate(roles)]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": chat}) + "\n")
+    (prompt,) = load_prompts(path)
+    found = recipe.known_turns(prompt)
+    wanted = [(before, () if answer is None else (answer,)) for before, answer in turns]
+    assert [(before, said[:1]) for before, said in found] == wanted
+
+
+def test_references_are_of_each_turn_only_where_there_is_one_for_each(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    lines = [
+        {"turns": ["a", "b"], "reference": ["to a", "to b"]},
+        {"turns": ["a", "b", "c"], "reference": ["one", "or another"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    each, other = (recipe.known_turns(prompt) for prompt in load_prompts(path))
+    assert each == [((), ("to a",)), (("to a",), ("to b",))]
+    assert other == [((), ("one", "or another"))]
 
 
 def test_turns_that_cannot_be_asked_are_told(

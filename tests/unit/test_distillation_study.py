@@ -145,6 +145,17 @@ def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
         study.examine([run], lab.exam, tmp_path, 1)
 
 
+def test_what_costs_otherwise_is_no_other_run() -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        from study import _deciding
+    finally:
+        sys.path.remove(str(STUDY))
+    said = {"drafter": "hass", "drafter_option": ["seed=0", "recompute=false"], "seed": 1}
+    assert _deciding(said) == said | {"drafter_option": ["seed=0"]}
+    assert _deciding({"model": {"target": "x"}}) == {"model": {"target": "x"}}
+
+
 def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of() -> None:
     sys.path.insert(0, str(STUDY))
     try:

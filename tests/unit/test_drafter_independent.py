@@ -75,6 +75,20 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(
         assert one.counts.acceptance_rate == 1.0
 
 
+@pytest.mark.parametrize("proposal", ["sampled", "without_replacement", "greedy"])
+def test_trees_rank_by_what_penalties_make_of_the_logits(proposal: str) -> None:
+    """The target as its own draft: the best child is what it says, so all of its path is right."""
+    target = tiny_target(64)
+    drafter = Independent(Independent.Config(proposal=proposal), model=tiny_target(64))
+    options = DecodeOptions(
+        sampler=Sampler(repetition_penalty=1.7, presence_penalty=0.5),
+        max_new_tokens=24,
+        shape=TreeShape(widths=(2, 1, 1)),
+    )
+    for one in generate(target, drafter, PROMPTS, options):
+        assert one.counts.tokens_per_step > 3.4
+
+
 @pytest.mark.parametrize("draft_size", [48, 80])
 def test_vocabularies_padded_differently_draft_on_the_common_part(draft_size: int) -> None:
     target = tiny_target(64)

@@ -67,41 +67,42 @@ def test_measures_that_are_not_computed_here_are_named(
         loaded(kind, target, folder)
 
 
-@pytest.mark.parametrize("place", ["nested", "top"])
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"eagle_config": {IDS: [0, 2, 7]}}, (0, 2, 7)),
+        ({IDS: [1, 3, 8]}, (0, 2, 7)),
+        # the usual ones of a target with L layers: outputs of 1, L / 2 - 1 and L - 4
+        ({"eagle_config": {IDS: [1, 3, 4]}}, (1, 3, 4)),
+        ({IDS: [2, 4, 5]}, (1, 3, 4)),
+        ({"eagle_config": {IDS: []}}, (1, 3, 4)),
+        ({IDS: []}, (1, 3, 4)),
+    ],
+)
 def test_eagle3_reads_the_layers_that_its_folder_declares(
-    place: str, target: HFTarget, tmp_path: Path
+    config: dict[str, Any], layers: tuple[int, ...], target: HFTarget, tmp_path: Path
 ) -> None:
-    """A number is that of the layer in front of which the state is taken, as vLLM counts."""
-    said = {IDS: [1, 3, 7]}
-    folder = released(
-        "eagle3", target, tmp_path, **({"eagle_config": said} if place == "nested" else said)
-    )
-    assert loaded("eagle3", target, folder).signals == Signals(layers=(0, 2, 6))
+    """Inside `eagle_config` by their outputs, beside it by what stands in front of them."""
+    folder = released("eagle3", target, tmp_path, **config)
+    assert loaded("eagle3", target, folder).signals == Signals(layers=layers)
 
 
-def test_declared_usual_layers_are_the_usual_ones(target: HFTarget, tmp_path: Path) -> None:
-    """vLLM's usual numbers of a target with L layers are 2, L / 2 and L - 3."""
-    folder = released("eagle3", target, tmp_path, **{IDS: [2, 4, 5]})
-    assert loaded("eagle3", target, folder).signals == make_drafter("eagle3").signals_of(
-        target.config
-    )
-
-
-@pytest.mark.parametrize("said", [[1, 3], [0, 2, 4], [2, 4, 9], ["a", "b", "c"], "all"])
+@pytest.mark.parametrize("said", [[1, 3], [-1, 2, 4], [2, 4, 8], ["a", "b", "c"], "all"])
 def test_layers_that_the_target_has_not_are_refused(
     said: object, target: HFTarget, tmp_path: Path
 ) -> None:
     folder = released("eagle3", target, tmp_path, eagle_config={IDS: said})
-    with pytest.raises(BackendError, match="should be three numbers from 1 to 8"):
+    with pytest.raises(BackendError, match="should be three numbers from 0 to 7"):
         loaded("eagle3", target, folder)
 
 
-def test_quantised_weights_are_refused(target: HFTarget, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_quantised_weights_are_refused(kind: str, target: HFTarget, tmp_path: Path) -> None:
     path = released("eagle", target, tmp_path) / "model.safetensors"
     found = load_file(path)
     name = "layers.0.self_attn.q_proj.weight"
-    save_file(found | {name: found[name].to(torch.int8)}, path)
-    with pytest.raises(BackendError, match=f"holds {name} as int8: quantised"):
+    save_file(found | {name: found[name].to(getattr(torch, kind))}, path)
+    with pytest.raises(BackendError, match=f"holds {name} as {kind}: quantised"):
         loaded("eagle", target, tmp_path)
 
 
@@ -113,7 +114,7 @@ def test_a_map_of_fractions_is_refused(target: HFTarget, tmp_path: Path) -> None
         loaded("eagle3", target, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["late row", "short", "narrow"])
+@pytest.mark.parametrize("change", ["late row", "short", "narrow", "number"])
 def test_a_copy_of_another_embedding_is_noticed(
     change: str, target: HFTarget, tmp_path: Path
 ) -> None:
@@ -128,10 +129,18 @@ def test_a_copy_of_another_embedding_is_noticed(
     elif change == "short":
         found["embed_tokens.weight"] = embedding[:60].clone()
     else:
-        found["embed_tokens.weight"] = embedding[:, :16].clone()
+        other = embedding[:, :16].clone() if change == "narrow" else torch.tensor(1.0)
+        found["embed_tokens.weight"] = other
     save_file(found, path)
     with pytest.raises(BackendError, match="its copy of the embedding is not this target's"):
         loaded("eagle", target, tmp_path)
+
+
+def test_heads_of_any_width_are_written(tmp_path: Path) -> None:
+    """Not only of widths that the usual number of attention heads divides."""
+    target = tiny_target(64, hidden=48)
+    released("medusa", target, tmp_path)
+    loaded("medusa", target, tmp_path)
 
 
 def test_heads_that_are_none_are_refused(target: HFTarget, tmp_path: Path) -> None:

@@ -63,13 +63,24 @@ def test_values_and_gradients_are_those_of_one_softmax(steps: int, packed: bool)
 
 
 @pytest.mark.usefixtures("kernel")
-def test_bfloat16_stays_near_the_exact_value() -> None:
-    exact = tensors(2, torch.float64)
-    q, k, v, *own = [one.detach().bfloat16() for one in exact]
-    rough = attend_rollout(q, k, v, own[:2], own[2:], None, scale=0.3).double()
-    q, k, v, *own = [one.detach().bfloat16().double() for one in exact]
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_stays_near_the_exact_value(autocast: bool) -> None:
+    """Scores and sums are float32, also where everything else is cast."""
+    rough, exact = (
+        [one.detach().bfloat16().to(dtype).requires_grad_() for one in tensors(2, torch.float64)]
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    q, k, v, *own = rough
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = attend_rollout(q, k, v, own[:2], own[2:], None, scale=0.3)
+        out.square().sum().backward()
+    q, k, v, *own = exact
     exactly = attend_rollout_reference(q, k, v, own[:2], own[2:], None, scale=0.3)
-    assert float((rough - exactly).abs().max()) < 0.05
+    exactly.square().sum().backward()
+    assert float((out.double() - exactly).norm() / exactly.norm()) < 0.006
+    for one, other in zip(rough, exact, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert float((one.grad.double() - other.grad).norm() / other.grad.norm()) < 0.006
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -97,7 +97,13 @@ class Tokenizer:
                     {"from": "gpt", "value": "b"},
                 ],
             },
-            Prompt(id="x", messages=(user("A"),), turns=("B",), reference=("a", "b")),
+            Prompt(
+                id="x",
+                messages=(user("A"),),
+                turns=("B",),
+                answers=("a", "b"),
+                reference=("a", "b"),
+            ),
         ),
         (
             {"prompt": "p", "reference": [["a", "b"], ["c"]], "language": "de", "tag": "t"},

@@ -83,6 +83,9 @@ class Prompt:
     """The chat up to and including the first user turn that is to be answered."""
     turns: tuple[str, ...] = ()
     """Further user turns, each asked after the answer to the one before."""
+    answers: tuple[str, ...] = ()
+    """What the file answers to the first turns, one each; fewer where its messages do not take
+    turns (tools speak, somebody speaks twice)."""
     reference: tuple[str, ...] = ()
     language: str | None = None
     tag: str | None = None
@@ -260,13 +263,18 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
     text: str | None = None
     messages: tuple[Message, ...] = ()
     turns: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     reference = _reference(record, where)
     if name in ("messages", "conversations") or (name == "prompt" and isinstance(value, list)):
-        messages, turns, answers = _replay(_chat(value, field), field)
-        reference = reference or answers
+        chat = _chat(value, field)
+        messages, turns, said = _replay(chat, field)
+        answers = _in_turn(chat) if turns else ()
+        reference = reference or said
     elif name == "turns":
         first, *later = _texts(value, field)
         messages, turns = (Message(role="user", content=first),), tuple(later)
+        if later and len(reference) == len(later) + 1:  # MT-bench: one for each
+            answers = reference
     elif name in ("prompt", "text"):
         empty = keep_empty and isinstance(value, str) and not value.strip()
         text = "" if empty else _text(value, field)
@@ -280,6 +288,7 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
         text=text,
         messages=messages,
         turns=turns,
+        answers=answers,
         reference=reference,
         language=_label(record, ("language",), where),
         tag=_label(record, _TAG_FIELDS, where),
@@ -327,6 +336,17 @@ def _replay(
     later = tuple(message.content for message in chat[first + 1 :] if message.role == "user")
     answers = tuple(message.content for message in chat[first:] if message.role == "assistant")
     return (*opening, chat[first]), later, answers
+
+
+def _in_turn(chat: Sequence[Message]) -> tuple[str, ...]:
+    """Answers from the first question on, as long as user and assistant take turns."""
+    first = next(i for i, message in enumerate(chat) if message.role == "user")
+    answers = []
+    for asked, said in zip(chat[first::2], chat[first + 1 :: 2], strict=False):
+        if (asked.role, said.role) != ("user", "assistant"):
+            break
+        answers.append(said.content)
+    return tuple(answers)
 
 
 def _input(record: Mapping[str, Any], where: str) -> str:

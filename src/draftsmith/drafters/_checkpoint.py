@@ -87,7 +87,7 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
                 f"The drafter in {folder} does not fit its config.json: {name} is "
                 f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
             )
-        if one.is_floating_point() != wanted[name].is_floating_point():
+        if one.is_floating_point() != wanted[name].is_floating_point() or one.itemsize == 1:
             raise BackendError(
                 f"The drafter in {folder} holds {name} as {str(one.dtype).removeprefix('torch.')}: "
                 "quantised weights are not supported; convert it to numbers of 16 or 32 bits."
@@ -142,7 +142,7 @@ def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> Non
     ids = torch.arange(0, size, max(1, size // COMPARED_ROWS), device=target.device)
     with torch.no_grad():
         theirs = target.embed(ids).float().cpu()
-    same = len(embedding) >= size and embedding.shape[1:] == theirs.shape[1:]
+    same = embedding.dim() == 2 and embedding.shape[1] == theirs.shape[1] and len(embedding) >= size
     if not same or not torch.allclose(embedding[ids.cpu()].float(), theirs, rtol=0.02, atol=1e-3):
         raise BackendError(
             f"The drafter in {folder} was made for another target: its copy of the embedding is "

@@ -120,10 +120,12 @@ def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
         before = level.frontier_F
         scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
         kids_FW = to_device(level.kids_FW, device)
+        before_R = how.histories(tokens_BN, template, level.frontier_F)
         if how.choice == "greedy":
+            scores_RV = how.sampler.penalised(scores_RV, before_R)
             drawn_RW = scores_RV.topk(kids_FW.shape[1], dim=-1).indices
         else:
-            law = _law(how, scores_RV, how.histories(tokens_BN, template, level.frontier_F))
+            law = _law(how, scores_RV, before_R)
             rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
             kids = np.tile(level.kids_FW, (num_rows, 1))
             first = sum(part.num_rows for part in laws)

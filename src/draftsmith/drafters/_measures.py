@@ -14,7 +14,7 @@ from draftsmith.errors import BackendError
 from draftsmith.targets.hf import loading
 
 COMPUTED: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu", "swish"),
+    "hidden_act": ("silu", "swish", None),
     "norm_before_residual": (False, None),
     "norm_before_fc": (False, None),
     "fc_norm": (False, None),
@@ -71,19 +71,21 @@ def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> Non
 def fused_by(config: LlamaConfig, count: int, folder: Path) -> tuple[int, ...] | None:
     """The layers whose outputs a configuration says are fused (0-based); None: it says nothing.
 
-    vLLM's convention: a number is that of the layer *in front of which* the state is taken.
+    Inside `eagle_config` a number is that of the layer whose output is meant (SpecForge, SGLang);
+    beside it, as vLLM reads it, that of the layer *in front of which* the state is taken.
 
     Raises:
         BackendError: the target, of `count` layers, has no such ones.
     """
     nested = getattr(config, "eagle_config", None) or {}
-    said = nested.get(LAYERS) or getattr(config, LAYERS, None)
-    if said is None:
+    inside = nested.get(LAYERS)
+    said, first = (inside, 0) if inside else (getattr(config, LAYERS, None), 1)
+    if not said:
         return None
     good = isinstance(said, list) and len(said) == 3 and all(isinstance(one, int) for one in said)
-    if not good or not all(1 <= one <= count for one in said):
+    if not good or not all(first <= one < first + count for one in said):
         raise BackendError(
             f"The drafter in {folder} was made for another target: {LAYERS} is {said!r} in its "
-            f"config.json, which should be three numbers from 1 to {count}."
+            f"config.json, which should be three numbers from {first} to {first + count - 1}."
         )
-    return tuple(one - 1 for one in said)
+    return tuple(one - first for one in said)

@@ -208,6 +208,7 @@ class Medusa(Drafter):
         vocab, hidden = self.network.shape_VH
         config = LlamaConfig(
             hidden_size=hidden,
+            num_attention_heads=1,  # there is none; the usual number would have to divide the width
             vocab_size=vocab,
             medusa_num_heads=len(self.network),
             medusa_num_layers=self.network.layers,

@@ -160,10 +160,11 @@ def _forward(
             )
         return out, lse
     key, value = key.to(wide), value.to(wide)
-    for rows, seen in _chunks(query.shape[2]):
-        scores = _scores(query[:, :, rows].to(wide), key[:, :, seen], documents_BT, rows, scale)
-        lse[:, :, rows] = scores.logsumexp(-1)
-        out[:, :, rows] = (scores.softmax(-1) @ value[:, :, seen]).to(out.dtype)
+    with torch.autocast(query.device.type, enabled=False):  # it would round the scores again
+        for rows, seen in _chunks(query.shape[2]):
+            scores = _scores(query[:, :, rows].to(wide), key[:, :, seen], documents_BT, rows, scale)
+            lse[:, :, rows] = scores.logsumexp(-1)
+            out[:, :, rows] = (scores.softmax(-1) @ value[:, :, seen]).to(out.dtype)
     return out, lse
 
 
@@ -192,14 +193,15 @@ def _backward(
     grad, out, q, k, v = (one.to(lse.dtype) for one in (grad, out, query, key, value))
     share = (grad * out).sum(-1, keepdim=True)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for rows, seen in _chunks(query.shape[2]):
-        some = (slice(None), slice(None), rows)
-        scores = _scores(q[some], k[:, :, seen], documents_BT, rows, scale)
-        weights = (scores - lse[some][..., None]).exp()
-        slopes = weights * (grad[some] @ v[:, :, seen].mT - share[some]) * scale
-        dq[some] = slopes @ k[:, :, seen]
-        dk[:, :, seen] += slopes.mT @ q[some]
-        dv[:, :, seen] += weights.mT @ grad[some]
+    with torch.autocast(query.device.type, enabled=False):
+        for rows, seen in _chunks(query.shape[2]):
+            some = (slice(None), slice(None), rows)
+            scores = _scores(q[some], k[:, :, seen], documents_BT, rows, scale)
+            weights = (scores - lse[some][..., None]).exp()
+            slopes = weights * (grad[some] @ v[:, :, seen].mT - share[some]) * scale
+            dq[some] = slopes @ k[:, :, seen]
+            dk[:, :, seen] += slopes.mT @ q[some]
+            dv[:, :, seen] += weights.mT @ grad[some]
     return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype)
 
 

@@ -208,14 +208,11 @@ def make_requests(
 
 
 def known_turns(prompt: Prompt) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(answers before it, its references) of every turn of the user that can be asked: of a chat of
-    several turns the references are their answers in order, and a turn is known when all answers
-    before it are."""
-    given = prompt.reference
-    if not prompt.turns:
-        return [((), given)]
-    turns = min(len(prompt.turns), len(given)) + 1
-    return [(given[:turn], given[turn : turn + 1]) for turn in range(turns)]
+    """(answers before it, its references) of every turn of the user that can be asked: the first,
+    and those that the file answers like all before them."""
+    given = prompt.answers
+    turns = [(given[:turn], given[turn : turn + 1]) for turn in range(len(given))]
+    return turns or [((), prompt.reference)]
 
 
 def with_system(prompt: Prompt, system: str) -> Prompt:
