@@ -80,6 +80,7 @@ def test_trees_rank_by_what_penalties_make_of_the_logits(proposal: str) -> None:
     """The target as its own draft: the best child is what it says, so all of its path is right."""
     target = tiny_target(64)
     drafter = Independent(Independent.Config(proposal=proposal), model=tiny_target(64))
+    drafter.bind(target)
     options = DecodeOptions(
         sampler=Sampler(repetition_penalty=1.7, presence_penalty=0.5),
         max_new_tokens=24,
