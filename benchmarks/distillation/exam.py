@@ -181,7 +181,7 @@ def sit(exam: Exam, drafter: str, tree: TreeShape | None = None) -> Marks:
     tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     shapes = exam.shapes if tree is None else (*exam.shapes, tree)
     decoded = [
-        count(exam, target, ready(drafter, target, shape, heat), tokens, shape, heat)
+        count(exam, target, ready(drafter, target, shape), tokens, shape, heat)
         for heat in exam.temperatures
         for shape in shapes
     ]
@@ -203,13 +203,12 @@ def sit(exam: Exam, drafter: str, tree: TreeShape | None = None) -> Marks:
     return replace(marks, alpha=alpha, chrf=chrf, bleu=bleu)
 
 
-def ready(name: str, target: HFTarget, shape: TreeShape, temperature: float) -> Drafter:
-    """A drafter, bound, that chooses children in the way that is best verified: drawn where the
-    tree is fixed, the top tokens where it grows."""
+def ready(name: str, target: HFTarget, shape: TreeShape) -> Drafter:
+    """A drafter, bound, that draws its children in the way that is best verified (at temperature 0
+    and in trees that grow it takes the top tokens, whatever it is told)."""
     drafter = load_drafter(name)
     if hasattr(drafter.config, "proposal"):
-        drawn = "sampled" if shape.is_chain else "without_replacement" if temperature else "greedy"
-        proposal = "greedy" if shape.is_dynamic else drawn
+        proposal = "sampled" if shape.is_chain else "without_replacement"
         drafter = load_drafter(name, [f"proposal={proposal}"])
     drafter.bind(target)
     return drafter

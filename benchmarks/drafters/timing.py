@@ -54,7 +54,7 @@ def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[Dr
     arms = [Arm(name=BASELINE, drafter=NoDrafter())]
     for name, run in runs.items():
         for which, shape in (("own", run.tree or CHAIN), ("chain", CHAIN)):
-            drafter = ready(run.drafter, target, shape, temperature)
+            drafter = ready(run.drafter, target, shape)
             arms.append(Arm(name=f"{name}:{which}", drafter=drafter, shape=shape))
     prompts = exam.read()[: lab.amounts.timed_prompts]
     bench = Bench(

@@ -184,6 +184,8 @@ class Sampler:
     # ---------------------------------------------------------------- steps
 
     def penalised(self, logits_RV: Tensor, history: Sequence[History]) -> Tensor:
+        """[R, V] float32 (float64 if they are): logits behind bias and penalties, before the
+        temperature and all that cuts. `history` as in `law`."""
         wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
         if not (self.needs_history or self.logit_bias):
             return wide

@@ -102,7 +102,7 @@ class Tokenizer:
                 messages=(user("A"),),
                 turns=("B",),
                 answers=("a", "b"),
-                reference=("a", "b"),
+                reference=("a",),
             ),
         ),
         (

@@ -292,7 +292,7 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     target = load_target(str(models / "target"))
     drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
-    lookup, model = _tune.open_entrants(names, drafting, target, 4, greedy=True)
+    lookup, model = _tune.open_entrants(names, drafting, target, 4)
     assert lookup.chain.drafter.config.length == 7
     assert (lookup.flags, lookup.trees) == ((), ())
     assert model.flags == ("--draft-proposal", "sampled")
@@ -333,11 +333,11 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
 def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
     target = load_target(str(models / "target"))
     names = [f"independent:{models / 'draft'}"]
-    for greedy, proposal in ((True, "greedy"), (False, "without_replacement")):
-        (entrant,) = _tune.open_entrants(names, DraftingOptions(), target, 4, greedy=greedy)
-        chain = entrant.chain.drafter
-        assert chain.config.proposal == "sampled"
-        for entry in entrant.trees:
-            assert entry.arm.drafter.config.proposal == proposal
-            pairs = zip(entry.arm.drafter.parameters(), chain.parameters(), strict=True)
-            assert all(mine is its for mine, its in pairs)
+    (entrant,) = _tune.open_entrants(names, DraftingOptions(), target, 4)
+    chain = entrant.chain.drafter
+    assert chain.config.proposal == "sampled"
+    assert entrant.trees
+    for entry in entrant.trees:
+        assert entry.arm.drafter.config.proposal == "without_replacement"
+        pairs = zip(entry.arm.drafter.parameters(), chain.parameters(), strict=True)
+        assert all(mine is its for mine, its in pairs)

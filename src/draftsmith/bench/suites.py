@@ -15,7 +15,7 @@ A record's first field of these makes the prompt; the rest of the table is optio
 
 A plain prompt is continued as it stands. The others are chats: rendered by the tokenizer's chat
 template where it has one. A chat that ends with an answer is replayed: its first user turn is the
-prompt, its later user turns follow in `turns`, and its answers are the reference.
+prompt, its later user turns follow in `turns`, and its answers are what each is expected to get.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,15 +85,20 @@ class Prompt:
     turns: tuple[str, ...] = ()
     """Further user turns, each asked after the answer to the one before."""
     answers: tuple[str, ...] = ()
-    """What the file answers to the first turns, one each; fewer where its messages do not take
-    turns (tools speak, somebody speaks twice)."""
+    """Of a chat of several turns, what the file answers to each from the first on; fewer where its
+    messages do not take turns (tools speak, somebody speaks twice)."""
     reference: tuple[str, ...] = ()
+    """Texts that a good answer to the first turn matches."""
     language: str | None = None
     tag: str | None = None
 
     @property
     def is_chat(self) -> bool:
         return self.text is None
+
+    def expected(self, turn: int) -> tuple[str, ...]:
+        """What a good answer to this turn matches, 0 the first; nothing where nobody knows."""
+        return self.answers[turn : turn + 1] if turn else self.reference
 
     def conversation(self, answers: Sequence[str] = ()) -> tuple[Message, ...]:
         """The chat after these answers: one answer more, one turn of `turns` more."""
@@ -266,15 +272,13 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
     answers: tuple[str, ...] = ()
     reference = _reference(record, where)
     if name in ("messages", "conversations") or (name == "prompt" and isinstance(value, list)):
-        chat = _chat(value, field)
-        messages, turns, said = _replay(chat, field)
-        answers = _in_turn(chat) if turns else ()
-        reference = reference or said
+        messages, turns, answers = _replay(_chat(value, field), field)
+        reference = reference or answers[:1]
     elif name == "turns":
         first, *later = _texts(value, field)
         messages, turns = (Message(role="user", content=first),), tuple(later)
         if later and len(reference) == len(later) + 1:  # MT-bench: one for each
-            answers = reference
+            answers, reference = reference, reference[:1]
     elif name in ("prompt", "text"):
         empty = keep_empty and isinstance(value, str) and not value.strip()
         text = "" if empty else _text(value, field)
@@ -334,19 +338,9 @@ def _replay(
     # An answer before the first question (ShareGPT has such fragments) answers nothing: left out.
     opening = [message for message in chat[:first] if message.role == "system"]
     later = tuple(message.content for message in chat[first + 1 :] if message.role == "user")
-    answers = tuple(message.content for message in chat[first:] if message.role == "assistant")
-    return (*opening, chat[first]), later, answers
-
-
-def _in_turn(chat: Sequence[Message]) -> tuple[str, ...]:
-    """Answers from the first question on, as long as user and assistant take turns."""
-    first = next(i for i, message in enumerate(chat) if message.role == "user")
-    answers = []
-    for asked, said in zip(chat[first::2], chat[first + 1 :: 2], strict=False):
-        if (asked.role, said.role) != ("user", "assistant"):
-            break
-        answers.append(said.content)
-    return tuple(answers)
+    pairs = zip(chat[first::2], chat[first + 1 :: 2], strict=False)
+    in_turn = takewhile(lambda pair: [m.role for m in pair] == ["user", "assistant"], pairs)
+    return (*opening, chat[first]), later, tuple(said.content for _, said in in_turn)
 
 
 def _input(record: Mapping[str, Any], where: str) -> str:

@@ -87,10 +87,12 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
                 f"The drafter in {folder} does not fit its config.json: {name} is "
                 f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
             )
-        if one.is_floating_point() != wanted[name].is_floating_point() or one.itemsize == 1:
+        real = wanted[name].is_floating_point()
+        if one.is_floating_point() != real or one.itemsize == 1:
             raise BackendError(
-                f"The drafter in {folder} holds {name} as {str(one.dtype).removeprefix('torch.')}: "
-                "quantised weights are not supported; convert it to numbers of 16 or 32 bits."
+                f"The drafter in {folder} holds {name} as {str(one.dtype).removeprefix('torch.')}, "
+                f"where {'numbers of 16 to 64 bits' if real else 'whole numbers'} belong"
+                f"{' (quantised weights are not supported)' if real else ''}."
             )
         if one.is_floating_point() and not bool(one.isfinite().all()):
             raise BackendError(

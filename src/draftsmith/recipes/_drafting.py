@@ -188,9 +188,10 @@ def check_predictions(prompts: Sequence[Prompt], arms: Sequence[Arm]) -> None:
 
 def prediction(prompt: Prompt, target: Target, turn: int = 0) -> tuple[int, ...]:
     """The prompt's reference for this turn as tokens; empty where there is none."""
-    if turn >= len(prompt.reference) or target.tokenizer is None:
+    expected = prompt.expected(turn)
+    if not expected or target.tokenizer is None:
         return ()
-    return tuple(target.tokenizer.encode(prompt.reference[turn], add_special_tokens=False))
+    return tuple(target.tokenizer.encode(expected[0], add_special_tokens=False))
 
 
 def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:

@@ -89,8 +89,6 @@ def open_entrants(
     options: DraftingOptions,
     target: HFTarget,
     longest: int,
-    *,
-    greedy: bool,
 ) -> tuple[Entrant, ...]:
     """Load the drafters.
 
@@ -111,17 +109,17 @@ def open_entrants(
                 name=name,
                 chain=replace(arm, shape=TreeShape.chain(depth)),
                 flags=_proposal_flags(own.draft_proposal),
-                trees=_trees(name, arm, own, greedy) if arm.drafter.takes_trees else (),
+                trees=_trees(name, arm, own) if arm.drafter.takes_trees else (),
             )
         )
     return tuple(entrants)
 
 
-def _trees(name: str, chain: Arm, options: DraftingOptions, greedy: bool) -> tuple[Entry, ...]:
+def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[Entry, ...]:
     """Drawn in the way that is best verified, unless the user chose one."""
     arm, proposal = chain, options.draft_proposal
     if proposal is None and proposal_of(chain.drafter):
-        proposal = "greedy" if greedy else "without_replacement"
+        proposal = "without_replacement"
         arm = replace(chain, drafter=_proposing(chain.drafter, proposal))
     chosen = _proposal_flags(proposal)
     out = []

@@ -50,7 +50,6 @@ class Tuner:
             options.drafting,
             self.target,
             options.longest,
-            greedy=options.temperature == 0,
         )
         check_predictions(prompts, [entrant.chain for entrant in self._entrants])
         self._prompts = [encode(prompt, self.target) for prompt in prompts]

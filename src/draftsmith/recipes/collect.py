@@ -83,7 +83,9 @@ def run(options: CollectOptions) -> CollectResult:
     requests = make_requests(options, prompts, tokenizer)
     unasked = sum(len(prompt.turns) + 1 - len(known_turns(prompt)) for prompt in prompts)
     if unasked:
-        _say(f"{unasked} further turns of the chats are not asked: no answer comes before them")
+        _say(
+            f"{unasked} further turns of chats are not asked: the file does not answer them in turn"
+        )
     header = StoreHeader(
         target=portable_text(model.target),
         revision=revision_of(model.target, model.revision),
@@ -210,9 +212,8 @@ def make_requests(
 def known_turns(prompt: Prompt) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """(answers before it, its references) of every turn of the user that can be asked: the first,
     and those that the file answers like all before them."""
-    given = prompt.answers
-    turns = [(given[:turn], given[turn : turn + 1]) for turn in range(len(given))]
-    return turns or [((), prompt.reference)]
+    turns = range(max(1, len(prompt.answers)))
+    return [(prompt.answers[:turn], prompt.expected(turn)) for turn in turns]
 
 
 def with_system(prompt: Prompt, system: str) -> Prompt:
