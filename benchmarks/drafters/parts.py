@@ -104,6 +104,7 @@ ORDER = ("GRIFFIN", "HASS", "FSPAD", "EAGLE-2")
 """As the paper of GRIFFIN has them, the best first."""
 LONGER = 4
 """Times the steps."""
+LONGER_SEEDS = 1
 
 
 def methods(lab: Lab) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def stages(lab: Lab) -> dict[str, Any]:
 def longer(lab: Lab) -> dict[str, Any]:
     """The paper's order after more training: what is taught to read its own outputs learns more
     from a token, and slower."""
-    amounts = replace(lab.amounts, steps=LONGER * lab.amounts.steps)
+    amounts = replace(lab.amounts, steps=LONGER * lab.amounts.steps, seeds=LONGER_SEEDS)
     long = replace(lab, amounts=amounts)
     done = long.examine({label: long.seeds(TRAINED[label]) for label in ORDER}, lab.final)
     return {

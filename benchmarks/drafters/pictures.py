@@ -39,7 +39,7 @@ def save_pictures(record: Mapping[str, Any], folder: Path) -> None:
         caption = "On held-out greedy texts of the target; drafters that learnt from such texts."
         plots.append((Plot(name="depth", title="By depth", caption=caption), partial(_depth, rows)))
     if "ablations" in record:
-        caption = "Own tree, one seed; the lines are the whole drafters. 95 % intervals."
+        caption = "Over all shapes and both temperatures, with 95 % intervals; one seed."
         plots.append(
             (
                 Plot(name="ablations", title="What each choice brings", caption=caption),
@@ -109,14 +109,18 @@ def _colour(number: int) -> str:
 
 
 def _ablations(rows: Sequence[Row]) -> Figure:
-    figure, axes = _panels(len(rows))
-    bases = [row for row in rows if row["label"] == row["base"]]
-    names = [row["label"] for row in bases]
-    colours = [
-        GREY if row in bases else COLOURS[names.index(row["base"]) % len(COLOURS)] for row in rows
-    ]
-    for axis, heat in zip(axes, HEATS, strict=True):
-        _bars(axis, rows, heat, colours)
-        for n, base in enumerate(bases):
-            axis.axvline(base["tau"]["own"][f"{heat:g}"][0], color=_colour(n), linestyle="--")
+    """Ratios to the whole drafter: over the same prompts, so they tell more than bars side by
+    side."""
+    figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    bases = [row["label"] for row in rows if row["label"] == row["base"]]
+    for place, row in enumerate(rows):
+        (against,) = row["against"]
+        ratio, low, high = (against[key] for key in ("ratio", "low", "high"))
+        colour = GREY if row["label"] in bases else _colour(bases.index(row["base"]))
+        axis.errorbar(ratio, place, xerr=[[ratio - low], [high - ratio]], fmt="o", color=colour)
+    axis.axvline(1.0, color=GREY, linestyle="--", zorder=0)
+    axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axis.set_xlabel("tokens per step, of the whole drafter's")
+    axis.invert_yaxis()
     return figure
