@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import ende
+from claims import GOLD, HEATS, SOFT, WIDTHS, as_table, at_heat, claims, judged
 from lab import Amounts, Lab
 from study import Examined, Models, Run, collect, examine
 from writing import as_row, difference, figures, places, plain, ranked, recorded, write_study
@@ -44,23 +45,18 @@ from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.option_groups import DivergenceOptions
-from draftsmith.provenance import digest, write_json_atomic
+from draftsmith.provenance import digest, write_json_atomic, write_text_atomic
 from draftsmith.recipes.collect import make_requests, make_settings
 from draftsmith.targets.hf import load_target
 from draftsmith.types import TreeShape
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
-WIDTHS = (2, 4, 8, 16)
-"""Beside these the greedy text, which is the one best beam."""
 SEEDS = 3
 MORE = 4
 """Times the prompts, and the steps of what is long."""
 COSTED_PROMPTS = 200
 FULL = Amounts(prompts=3000, exam_prompts=96, final_prompts=192, steps=240)
 QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
-GOLD = DivergenceOptions(tail="renormalise")
-"""The paper's treatment of cut laws; the only one with a meaning at every temperature."""
 
 
 # --------------------------------------------------------------------------- parts
@@ -79,13 +75,7 @@ def rate(lab: Lab) -> list[Run]:
 
 
 def temperature(lab: Lab) -> list[Run]:
-    cut = [
-        lab.run(
-            "gold", objective, change=replace(GOLD, teacher_temperature=heat), name=f"t{heat:g}"
-        )
-        for objective in SOFT
-        for heat in (0.7, 1.0, 2.0)
-    ]
+    cut = [at_heat(lab, objective, heat) for objective in SOFT for heat in HEATS]
     whole = [_whole(lab.run("gold", objective, change=GOLD, name="whole")) for objective in SOFT]
     return cut + whole
 
@@ -320,8 +310,13 @@ def main() -> None:
     known = recorded(out / "distillbeam.json", facts(lab))
     rows = {row["name"]: row for row in known.get("runs", [])}
     rows |= {one.run.name: as_row(one) for one in done}
+    found = {one["says"]: one for one in known.get("claims", [])}
+    found |= {
+        one["says"]: one for one in judged(claims(lab), {one.run.name: one.marks for one in done})
+    }
     finals = {} if given.no_best else final(lab, rows, given.workers)
-    write(lab, list(rows.values()), answers(finals) if finals else known, out)
+    more = {**known, **(answers(finals) if finals else {}), "claims": list(found.values())}
+    write(lab, list(rows.values()), more, out)
 
 
 def stores_of(runs: Sequence[Run]) -> list[str]:
@@ -367,8 +362,10 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
             "runs": ranked(rows),
             "best": known.get("best", {}),
             "differences": known.get("differences", []),
+            "claims": known["claims"],
         },
     )
+    write_text_atomic(out / "distillbeam" / "claims.md", as_table(known["claims"]))
 
 
 def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, steps: int) -> list[RunFigures]:

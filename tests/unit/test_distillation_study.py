@@ -193,3 +193,53 @@ def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() 
     assert rivals("tvdpp-uniform-400", 400) == ["undistilled", "kl-400"]
     assert rivals("tvdpp-unmixed-400", 400) == ["undistilled", "tvdpp-400"]
     assert rivals("tvdpp-uniform-unmixed-400", 400) == ["undistilled", "tvdpp-uniform-400"]
+
+
+def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        import distillbeam
+        from claims import claims
+        from lab import Lab
+        from study import Models
+    finally:
+        sys.path.remove(str(STUDY))
+    asked = tmp_path / "ask.jsonl"
+    lab = Lab(
+        models=Models(folder=tmp_path),
+        work=tmp_path,
+        learn=asked,
+        ask=asked,
+        amounts=distillbeam.FULL,
+    )
+    made = {run.name for part in PARTS for run in distillbeam.PARTS[part](lab)}
+    found = claims(lab)
+    assert {name for one in found for name in (*one.better, *one.worse)} <= made
+    assert all(len(one.better) == len(one.worse) for one in found)
+    assert len({one.says for one in found}) == len(found)
+
+
+def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        from claims import Claim, judged
+        from exam import Decoded, Marks
+    finally:
+        sys.path.remove(str(STUDY))
+
+    def marks(*tokens: int) -> Marks:
+        """Of prompts with ten steps each."""
+        decoded = Decoded(
+            shape=TreeShape.chain(5), temperature=0.0, tokens=tokens, steps=(10,) * len(tokens)
+        )
+        return Marks(exam="", decoded=(decoded,), alpha={}, chrf=None, bleu=None)
+
+    known = {"a": marks(30, 30), "b": marks(10, 10), "c": marks(20, 20), "d": marks(12, 12)}
+    claim = Claim(says="more", better=("a", "b"), worse=("c", "d"))
+    (one,) = judged([claim], known)
+    assert one["ratio"] == one["low"] == one["high"] == 1.25  # (3 + 1) / (2 + 1.2)
+    assert (one["higher"], one["of"]) == (1, 2)
+    assert judged([claim], {"a": known["a"]}) == []
+    known["b"] = marks(0, 20)
+    (one,) = judged([claim], known)
+    assert one["low"] < one["ratio"] == 1.25 < one["high"]
