@@ -15,13 +15,14 @@
 | `aggregate`   | each beam its own laws, their mixture, weights by score          | 1     |
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
 | `prompts`     | four times the prompts against four texts of each, long          | 1     |
-| `length`      | sixteen times the steps on four times the prompts                | 1     |
+| `length`      | sixteen times the steps on twelve times the prompts              | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
-Runs have the same number of optimiser steps, long ones four times as many. `best` trains the best
-short run of each kind as long as those of `length`, on as many prompts; the best of them and of
-`length` meet on fresh prompts. An interrupted study continues when repeated, and
-parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
+Runs have 1,000 prompts, as many as the paper has of each language, and the same number of optimiser
+steps, some five passes over one text of each prompt; long ones have four times as many steps.
+`best` trains the best short run of each kind as long as those of `length`, on as many prompts; the
+best of them and of `length` meet on fresh prompts. An interrupted study continues when repeated,
+and parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
 distillbeam/ (table and figures).
 """
 
@@ -54,8 +55,10 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEEDS = 3
 MORE = 4
 """Times the prompts, and the steps of what is long."""
+MANY = 12
+"""Times the prompts, of what is very long."""
 COSTED_PROMPTS = 200
-FULL = Amounts(prompts=3000, exam_prompts=96, final_prompts=192, steps=240)
+FULL = Amounts(prompts=1000, exam_prompts=96, final_prompts=192, steps=240)
 QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
 
 
@@ -162,7 +165,7 @@ def prompts(lab: Lab) -> list[Run]:
 
 def length(lab: Lab) -> list[Run]:
     """What training goes on to give, of one text of each prompt and of four."""
-    many = MORE * lab.amounts.prompts
+    many = MANY * lab.amounts.prompts
     return [
         longest(lab).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
         for store in ("draws-1", f"draws-{MORE}")
@@ -238,7 +241,7 @@ def at_length(lab: Lab, run: Run) -> Run:
     assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
     steps = longest(lab).amounts.steps
     (store,) = run.options.store
-    more = f"{store.name}@{MORE * lab.amounts.prompts}"
+    more = f"{store.name}@{MANY * lab.amounts.prompts}"
     words = run.name.removesuffix(f"-{lab.amounts.steps}-s0").removeprefix(store.name)
     name = f"{more}{words}-{steps}-s0"
     training = replace(run.options.training, duration=f"{steps}steps", warmup=max(1, steps // 20))
@@ -298,7 +301,7 @@ def main() -> None:
     lab = Lab(
         models=Models(folder=given.models),
         work=work,
-        learn=ende.training_prompts(work / "learn.jsonl", MORE * FULL.prompts),
+        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
         ask=ende.exam_prompts(work / "ask.jsonl"),
         amounts=QUICK if given.quick else FULL,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ende
-from distillbeam import FULL, MORE, QUICK, longer
+from distillbeam import FULL, MANY, QUICK, longer
 from exam import Exam
 from lab import Lab
 from study import Models, Run, collect, examine
@@ -29,7 +29,6 @@ from draftsmith.recipes.mini_code import train_missing
 
 STEPS = (150, 600)
 """Of the shipped draft model's pre-training: a twentieth and a fifth."""
-STORE = "draws-4"
 OBJECTIVE = "lk"
 
 
@@ -66,8 +65,12 @@ def young_draft(lab: Lab, steps: int) -> str:
     return str(options.out)
 
 
+def store(lab: Lab) -> str:
+    return f"draws-4@{MANY * lab.amounts.prompts}"
+
+
 def start(lab: Lab, pretraining: str, draft: str) -> Start:
-    run = longer(lab).run(STORE, OBJECTIVE)
+    run = longer(lab).run(store(lab), OBJECTIVE)
     assert run.options is not None
     name = f"start-{pretraining}"
     options = replace(run.options, drafter=draft, out=lab.work / "runs" / name / "draft")
@@ -81,7 +84,7 @@ def start(lab: Lab, pretraining: str, draft: str) -> Start:
 def gains(lab: Lab, exam: Exam, workers: int) -> list[dict[str, Any]]:
     """Of every start: both drafts, and the ratio of their tokens per step."""
     found = starts(lab)
-    collect([lab.store(STORE)], workers)
+    collect([lab.store(store(lab))], workers)
     runs = [run for one in found for run in (one.before, one.after)]
     marked = iter(examine(runs, exam, lab.work, workers))
     made = []
@@ -120,7 +123,7 @@ def main() -> None:
     lab = Lab(
         models=Models(folder=given.models),
         work=work,
-        learn=ende.training_prompts(work / "learn.jsonl", MORE * FULL.prompts),
+        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
         ask=ende.exam_prompts(work / "ask.jsonl"),
         amounts=QUICK if given.quick else FULL,
     )
