@@ -298,13 +298,7 @@ def main() -> None:
     if unknown:
         parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     work, out = places(given.work, given.out, quick=given.quick)
-    lab = Lab(
-        models=Models(folder=given.models),
-        work=work,
-        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
-        ask=ende.exam_prompts(work / "ask.jsonl"),
-        amounts=QUICK if given.quick else FULL,
-    )
+    lab = laboratory(given.models, work, quick=given.quick)
     lab.cost_ratio()
     runs = [lab.models.base, *(run for part in given.only.split(",") for run in PARTS[part](lab))]
     runs = list({run.name: run for run in runs}.values())
@@ -320,6 +314,17 @@ def main() -> None:
     finals = {} if given.no_best else final(lab, rows, given.workers)
     more = {**known, **(answers(finals) if finals else {}), "claims": list(found.values())}
     write(lab, list(rows.values()), more, out)
+
+
+def laboratory(models: Path, work: Path, *, quick: bool) -> Lab:
+    """Where the study works; its prompts are written once."""
+    return Lab(
+        models=Models(folder=models),
+        work=work,
+        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
+        ask=ende.exam_prompts(work / "ask.jsonl"),
+        amounts=QUICK if quick else FULL,
+    )
 
 
 def stores_of(runs: Sequence[Run]) -> list[str]:

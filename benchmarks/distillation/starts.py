@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import ende
-from distillbeam import FULL, MANY, QUICK, longer
+from distillbeam import MANY, laboratory, longer
 from exam import Exam
 from lab import Lab
-from study import Models, Run, collect, examine
+from study import Run, collect, examine
 from writing import Difference, as_row, difference, places, plain, write_study
 
 from draftsmith.option_groups import TextOptions
@@ -120,13 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ende.ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     work, out = places(given.work, given.out, quick=given.quick)
-    lab = Lab(
-        models=Models(folder=given.models),
-        work=work,
-        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
-        ask=ende.exam_prompts(work / "ask.jsonl"),
-        amounts=QUICK if given.quick else FULL,
-    )
+    lab = laboratory(given.models, work, quick=given.quick)
     made = gains(lab, replace(lab.final_exam, tree=()), given.workers)
     write_study(out, "distillbeam_starts", [], {**asdict(lab.amounts), "starts": made})
 

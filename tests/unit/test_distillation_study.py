@@ -204,14 +204,8 @@ def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
         from study import Models
     finally:
         sys.path.remove(str(STUDY))
-    asked = tmp_path / "ask.jsonl"
-    lab = Lab(
-        models=Models(folder=tmp_path),
-        work=tmp_path,
-        learn=asked,
-        ask=asked,
-        amounts=distillbeam.FULL,
-    )
+    models, asked = Models(folder=tmp_path), tmp_path / "ask.jsonl"
+    lab = Lab(models=models, work=tmp_path, learn=asked, ask=asked, amounts=distillbeam.FULL)
     made = {run.name for part in PARTS for run in distillbeam.PARTS[part](lab)}
     found = claims(lab)
     assert {name for one in found for name in (*one.better, *one.worse)} <= made
