@@ -207,6 +207,7 @@ def longer(lab: Lab) -> dict[str, Any]:
     done = long.examine({label: long.seeds(TRAINED[label]) for label in ORDER}, lab.final)
     return {
         "steps": amounts.steps,
+        "seeds": amounts.seeds,
         "rows": [as_row(lab, label, some) for label, some in done.items()],
         "differences": [
             one

@@ -14,14 +14,14 @@
 |               | beam-searched texts; the best on prompts that it was not chosen by     | 3     |
 | `stages`      | GRIFFIN and HASS with forwards that grow in stages, as many steps      | 3     |
 | `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 1     |
-| `longer`      | GRIFFIN, HASS, FSPAD, EAGLE-2 with four times the steps                | 3     |
+| `longer`      | GRIFFIN, HASS, FSPAD, EAGLE-2 with four times the steps                | 1     |
 
 All trained drafters see equal prompts and equally many tokens, in one stage but for `stages`. An
 interrupted study continues when repeated; parts come in the order of their weight. `--timed` times
 the drafters of `methods` and the best of `combination` one after the other. Writes
 benchmarks/results/drafters-MODEL.json, .md and drafters-MODEL/ (figures).
 
-On two idle cores mini-code takes about three hours, of which `methods` takes one and `longer` one.
+On two idle cores mini-code takes about two and a half hours, of which `methods` takes one.
 """
 
 from __future__ import annotations

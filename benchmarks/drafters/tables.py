@@ -43,7 +43,8 @@ def write(record: Mapping[str, Any]) -> str:
         out += _compared("With forwards that grow in stages", record["stages"], below)
     if "longer" in record:
         below = "In the order of the paper, after as many"
-        out += _compared(f"After {record['longer']['steps']} steps", record["longer"], below)
+        title = "After {steps} steps, {seeds} seed(s)".format(**record["longer"])
+        out += _compared(title, record["longer"], below)
     return "\n".join(out)
 
 
