@@ -218,16 +218,17 @@ def longer(lab: Lab) -> dict[str, Any]:
 
 
 def ablations(lab: Lab) -> dict[str, Any]:
-    """What each choice of GRIFFIN brings; one seed, against all seeds of what it is part of."""
+    """What each choice of GRIFFIN and HASS brings."""
     bases = {"GRIFFIN": lab.seeds(GRIFFIN), "HASS": lab.seeds(HASS)}
     own = {
-        label: [lab.run(setting)] for some in ABLATIONS.values() for label, setting in some.items()
+        label: lab.seeds(setting) for some in ABLATIONS.values() for label, setting in some.items()
     }
     done = lab.examine(bases | own, lab.final)
     rows = []
     for base, some in ABLATIONS.items():
         for label in (base, *some):
-            against = differences(label, done[label], base, done[base])[:1]
+            over_all = differences(label, done[label], base, done[base])[0]
+            against = None if label == base else over_all
             rows.append(as_row(lab, label, done[label]) | {"base": base, "against": against})
     return {"rows": rows}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from alignment_plots import COLOURS
@@ -39,7 +40,7 @@ def save_pictures(record: Mapping[str, Any], folder: Path) -> None:
         caption = "On held-out greedy texts of the target; drafters that learnt from such texts."
         plots.append((Plot(name="depth", title="By depth", caption=caption), partial(_depth, rows)))
     if "ablations" in record:
-        caption = "Over all shapes and both temperatures, with 95 % intervals; one seed."
+        caption = "All shapes and temperatures, 95 % intervals; ticks: seeds."
         plots.append(
             (
                 Plot(name="ablations", title="What each choice brings", caption=caption),
@@ -110,15 +111,17 @@ def _colour(number: int) -> str:
 
 def _ablations(rows: Sequence[Row]) -> Figure:
     """Ratios to the whole drafter: over the same prompts, so they tell more than bars side by
-    side."""
+    side. Behind each its seeds, which say what chance does."""
     figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(rows)), layout="constrained")
     axis = figure.subplots()
-    bases = [row["label"] for row in rows if row["label"] == row["base"]]
+    wholes = {row["label"]: fmean(row["by_seed"]) for row in rows if row["against"] is None}
     for place, row in enumerate(rows):
-        (against,) = row["against"]
-        ratio, low, high = (against[key] for key in ("ratio", "low", "high"))
-        colour = GREY if row["label"] in bases else _colour(bases.index(row["base"]))
-        axis.errorbar(ratio, place, xerr=[[ratio - low], [high - ratio]], fmt="o", color=colour)
+        seeds = [tau / wholes[row["base"]] for tau in row["by_seed"]]
+        axis.plot(seeds, [place] * len(seeds), "|", color=GREY, ms=9)
+        if row["against"] is not None:
+            ratio, low, high = (row["against"][key] for key in ("ratio", "low", "high"))
+            colour = _colour(list(wholes).index(row["base"]))
+            axis.errorbar(ratio, place, xerr=[[ratio - low], [high - ratio]], fmt="o", color=colour)
     axis.axvline(1.0, color=GREY, linestyle="--", zorder=0)
     axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axis.set_xlabel("tokens per step, of the whole drafter's")

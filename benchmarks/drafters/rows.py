@@ -38,7 +38,7 @@ def as_row(lab: Lab, label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
 
 def worth(label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
     """What it is worth by decoding. `tau`: mean and 95 % interval, for shapes that all share and
-    for the drafter's own, at each temperature."""
+    for the drafter's own, at each temperature; `by_seed`: the mean over all of these."""
     marks = [one.marks for one in seeds]
     tree = seeds[0].run.tree
     own = CHAIN if tree is None else tree
@@ -50,6 +50,7 @@ def worth(label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
             name: {f"{heat:g}": _tau(marks, shape, heat) for heat in HEATS}
             for name, shape in (("chain", CHAIN), ("drawn", DRAWN), ("own", own))
         },
+        "by_seed": [round(statistics.fmean(way.tau for way in one.decoded), 4) for one in marks],
     }
 
 

@@ -177,17 +177,19 @@ def _combination(part: Mapping[str, Any]) -> list[str]:
 def _ablations(part: Mapping[str, Any]) -> list[str]:
     lines = []
     for row in part["rows"]:
-        (against,) = row["against"]
-        itself = row["label"] == row["base"]
-        ratio = ABSENT if itself else _spread([against[key] for key in ("ratio", "low", "high")], 3)
+        against = row["against"]
+        ratio = (
+            _spread([against[key] for key in ("ratio", "low", "high")], 3) if against else ABSENT
+        )
         taus = [_spread(row["tau"]["own"][f"{heat:g}"]) for heat in HEATS]
-        lines.append([row["label"], str(row["seeds"]), *taus, row["base"], ratio])
-    head = ["drafter", "seeds", *(f"tau, T = {heat:g}" for heat in HEATS), "beside", "ratio"]
+        seeds = " ".join(f"{tau:.2f}" for tau in row["by_seed"])
+        lines.append([row["label"], *taus, seeds, row["base"], ratio])
+    head = ["drafter", *(f"tau, T = {heat:g}" for heat in HEATS), "all shapes", "beside", "ratio"]
     return [
         "## What each choice brings",
         "",
-        "Ratio: mean tau of all shapes at both temperatures, over that of the drafter beside. "
-        "Drafters of one seed: the intervals hold no noise of training.",
+        "tau: in its own tree. All shapes: the mean of all at both temperatures, of each seed. "
+        "Ratio: of their means, over that of the drafter beside; intervals over prompts and seeds.",
         "",
         *_table(head, lines),
     ]

@@ -96,23 +96,25 @@ def test_layers_that_the_target_has_not_are_refused(
         loaded("eagle3", target, folder)
 
 
-@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("kind", ["int8", "int32", "float8_e4m3fn", "float8_e5m2"])
 def test_quantised_weights_are_refused(kind: str, target: HFTarget, tmp_path: Path) -> None:
     path = released("eagle", target, tmp_path) / "model.safetensors"
     found = load_file(path)
     name = "layers.0.self_attn.q_proj.weight"
     save_file(found | {name: found[name].to(getattr(torch, kind))}, path)
     with pytest.raises(
-        BackendError, match=f"holds {name} as {kind}, where numbers of 16 to 64 bits"
+        BackendError, match=f"holds {name} as {kind}, where floating-point numbers of 16"
     ):
         loaded("eagle", target, tmp_path)
 
 
-def test_a_map_of_fractions_is_refused(target: HFTarget, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_a_map_of_other_numbers_is_refused(kind: str, target: HFTarget, tmp_path: Path) -> None:
     path = released("eagle3", target, tmp_path) / "model.safetensors"
     found = load_file(path)
-    save_file(found | {"d2t": found["d2t"] + 0.4}, path)
-    with pytest.raises(BackendError, match="holds d2t as float32, where whole numbers belong"):
+    save_file(found | {"d2t": found["d2t"].to(getattr(torch, kind))}, path)
+    wanted = f"holds d2t as {kind}, where whole numbers of 16 to 64 bits belong"
+    with pytest.raises(BackendError, match=wanted):
         loaded("eagle3", target, tmp_path)
 
 

@@ -59,6 +59,12 @@ class Tokenizer:
         return [1] * add_special_tokens + [ord(letter) for letter in text]
 
 
+def turns_of(*texts: str) -> list[dict[str, str]]:
+    """A chat in which user and assistant take turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
@@ -110,6 +116,36 @@ class Tokenizer:
             Prompt(id="1", text="p", reference=("a", "b", "c"), language="de", tag="t"),
         ),
         ({"prompt": "p", "messages": None}, Prompt(id="1", text="p")),
+        (
+            {"messages": turns_of("A", "a")},
+            Prompt(id="1", messages=(user("A"),), answers=("a",), reference=("a",)),
+        ),
+        (
+            {"turns": ["A", "B"], "reference": [["a", "A."], "b"]},
+            Prompt(
+                id="1",
+                messages=(user("A"),),
+                turns=("B",),
+                answers=("a", "b"),
+                reference=("a", "A."),
+            ),
+        ),
+        (  # alternatives of one turn, not one for each
+            {"turns": ["A", "B"], "reference": [["a", "A."]]},
+            Prompt(id="1", messages=(user("A"),), turns=("B",), reference=("a", "A.")),
+        ),
+        (  # what the file says beside a chat comes before what the chat says
+            {"messages": turns_of("A", "a", "B", "b"), "reference": ["x", "y"]},
+            Prompt(
+                id="1", messages=(user("A"),), turns=("B",), answers=("x", "y"), reference=("x",)
+            ),
+        ),
+        (
+            {"messages": turns_of("A", "a", "B", "b"), "reference": "x"},
+            Prompt(
+                id="1", messages=(user("A"),), turns=("B",), answers=("a", "b"), reference=("x",)
+            ),
+        ),
     ],
 )
 def test_every_layout_is_read(record: dict[str, Any], expected: Prompt, tmp_path: Path) -> None:

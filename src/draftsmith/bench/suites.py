@@ -10,7 +10,8 @@ A record's first field of these makes the prompt; the rest of the table is optio
     turns           user turns, one after the other    prompt          plain text (or messages)
     question        one user turn                      instruction     one user turn, with `input`
     text            plain text
-    reference       text(s) a good answer matches; also answer, canonical_solution, output
+    reference       text(s) a good answer matches (where a chat has several turns and the list as
+                    many items: one for each turn); also answer, canonical_solution, output
     language, tag (also category), id (also question_id, task_id, prompt_id)
 
 A plain prompt is continued as it stands. The others are chats: rendered by the tokenizer's chat
@@ -85,8 +86,8 @@ class Prompt:
     turns: tuple[str, ...] = ()
     """Further user turns, each asked after the answer to the one before."""
     answers: tuple[str, ...] = ()
-    """Of a chat of several turns, what the file answers to each from the first on; fewer where its
-    messages do not take turns (tools speak, somebody speaks twice)."""
+    """Of a chat, what the file answers to each turn from the first on; fewer where its messages do
+    not take turns (tools speak, somebody speaks twice)."""
     reference: tuple[str, ...] = ()
     """Texts that a good answer to the first turn matches."""
     language: str | None = None
@@ -270,15 +271,12 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
     messages: tuple[Message, ...] = ()
     turns: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
-    reference = _reference(record, where)
+    items = _references(record, where)
     if name in ("messages", "conversations") or (name == "prompt" and isinstance(value, list)):
         messages, turns, answers = _replay(_chat(value, field), field)
-        reference = reference or answers[:1]
     elif name == "turns":
         first, *later = _texts(value, field)
         messages, turns = (Message(role="user", content=first),), tuple(later)
-        if later and len(reference) == len(later) + 1:  # MT-bench: one for each
-            answers, reference = reference, reference[:1]
     elif name in ("prompt", "text"):
         empty = keep_empty and isinstance(value, str) and not value.strip()
         text = "" if empty else _text(value, field)
@@ -287,13 +285,16 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
         extra = _input(record, where) if name == "instruction" else ""
         content = f"{question}\n\n{extra}" if extra else question
         messages = (Message(role="user", content=content),)
+    reference = tuple(text for item in items for text in item)
+    if turns and len(items) == len(turns) + 1 and all(items):  # MT-bench: one for each turn
+        answers, reference = tuple(item[0] for item in items), items[0]
     return Prompt(
         id=_label(record, _ID_FIELDS, where) or number,
         text=text,
         messages=messages,
         turns=turns,
         answers=answers,
-        reference=reference,
+        reference=reference or answers[:1],
         language=_label(record, ("language",), where),
         tag=_label(record, _TAG_FIELDS, where),
     )
@@ -356,24 +357,23 @@ def _input(record: Mapping[str, Any], where: str) -> str:
     return value
 
 
-def _reference(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _references(record: Mapping[str, Any], where: str) -> list[tuple[str, ...]]:
+    """Each item of the field: a text, or (some have them) a list of texts that are as good."""
     for name in _REFERENCE_FIELDS:
         value = record.get(name)
         if value is None:
             continue
-        texts = [value] if isinstance(value, str) else value
-        if isinstance(texts, list):  # some have a list of accepted answers per question
-            texts = [t for item in texts for t in (item if isinstance(item, list) else [item])]
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            if name != "reference":
-                continue  # such a name may mean something else; `reference` may not
+        items = value if isinstance(value, list) else [value]
+        found = [tuple(item) if isinstance(item, list) else (item,) for item in items]
+        if all(isinstance(text, str) for some in found for text in some):
+            return found
+        if name == "reference":  # the other names may mean something else
             raise InputError(f"{where}: field {name!r}: expected text or a list of texts")
-        return tuple(texts)
     instances = record.get("instances")
     if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
         output = instances[0].get("output")
-        return (output,) if isinstance(output, str) and output else ()
-    return ()
+        return [(output,)] if isinstance(output, str) and output else []
+    return []
 
 
 def _label(record: Mapping[str, Any], names: Sequence[str], where: str) -> str | None:

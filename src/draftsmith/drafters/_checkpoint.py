@@ -91,8 +91,8 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
         if one.is_floating_point() != real or one.itemsize == 1:
             raise BackendError(
                 f"The drafter in {folder} holds {name} as {str(one.dtype).removeprefix('torch.')}, "
-                f"where {'numbers of 16 to 64 bits' if real else 'whole numbers'} belong"
-                f"{' (quantised weights are not supported)' if real else ''}."
+                f"where {'floating-point' if real else 'whole'} numbers of 16 to 64 bits belong"
+                f"{': quantised weights are not supported, convert it' if real else ''}."
             )
         if one.is_floating_point() and not bool(one.isfinite().all()):
             raise BackendError(
