@@ -19,7 +19,7 @@
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
 Runs have 1,000 prompts, as many as the paper has of each language, and the same number of optimiser
-steps, some five passes over one text of each prompt; long ones have four times as many steps.
+steps, some eight passes over one text of each prompt; long ones have four times as many steps.
 `best` trains the best short run of each kind as long as those of `length`, on as many prompts; the
 best of them and of `length` meet on fresh prompts. An interrupted study continues when repeated,
 and parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import ende
-from claims import GOLD, HEATS, SOFT, WIDTHS, as_table, at_heat, claims, judged
+from claims import HEATS, SOFT, WIDTHS, as_table, at_heat, claims, judged, with_whole_laws
 from lab import Amounts, Lab
-from study import Examined, Models, Run, collect, examine
+from study import Examined, Models, Run, already_examined, collect, examine
 from writing import as_row, difference, figures, places, plain, ranked, recorded, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
@@ -79,13 +79,7 @@ def rate(lab: Lab) -> list[Run]:
 
 def temperature(lab: Lab) -> list[Run]:
     cut = [at_heat(lab, objective, heat) for objective in SOFT for heat in HEATS]
-    whole = [_whole(lab.run("gold", objective, change=GOLD, name="whole")) for objective in SOFT]
-    return cut + whole
-
-
-def _whole(run: Run) -> Run:
-    assert run.options is not None
-    return replace(run, options=replace(run.options, laws="teacher"))
+    return cut + [with_whole_laws(lab, objective) for objective in SOFT]
 
 
 def forcing(lab: Lab) -> list[Run]:
@@ -304,16 +298,11 @@ def main() -> None:
     runs = list({run.name: run for run in runs}.values())
     collect([lab.store(name) for name in stores_of(runs)], given.workers)
     done = examine(runs, lab.exam, lab.work, given.workers)
-    known = recorded(out / "distillbeam.json", facts(lab))
-    rows = {row["name"]: row for row in known.get("runs", [])}
+    before = recorded(out / "distillbeam.json", facts(lab))
+    rows = {row["name"]: row for row in before.get("runs", [])}
     rows |= {one.run.name: as_row(one) for one in done}
-    found = {one["says"]: one for one in known.get("claims", [])}
-    found |= {
-        one["says"]: one for one in judged(claims(lab), {one.run.name: one.marks for one in done})
-    }
     finals = {} if given.no_best else final(lab, rows, given.workers)
-    more = {**known, **(answers(finals) if finals else {}), "claims": list(found.values())}
-    write(lab, list(rows.values()), more, out)
+    write(lab, list(rows.values()), {**before, **(answers(finals) if finals else {})}, out)
 
 
 def laboratory(models: Path, work: Path, *, quick: bool) -> Lab:
@@ -357,9 +346,10 @@ def answers(finals: Mapping[str, Sequence[Examined]]) -> dict[str, Any]:
     }
 
 
-def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], out: Path) -> None:
+def write(lab: Lab, rows: Sequence[dict[str, Any]], before: Mapping[str, Any], out: Path) -> None:
     """Figures and the answers to the study's questions."""
     ratio = lab.cost_ratio()
+    claimed = judgements(lab, before.get("claims", []))
     write_study(
         out,
         "distillbeam",
@@ -368,12 +358,21 @@ def write(lab: Lab, rows: Sequence[dict[str, Any]], known: Mapping[str, Any], ou
             **facts(lab),
             "cost_ratio": ratio,
             "runs": ranked(rows),
-            "best": known.get("best", {}),
-            "differences": known.get("differences", []),
-            "claims": known["claims"],
+            "best": before.get("best", {}),
+            "differences": before.get("differences", []),
+            "claims": claimed,
         },
     )
-    write_text_atomic(out / "distillbeam" / "claims.md", as_table(known["claims"]))
+    write_text_atomic(out / "distillbeam" / "claims.md", as_table(claimed))
+
+
+def judgements(lab: Lab, before: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All claims whose runs are here, whichever call made them; others as they were recorded."""
+    every = claims(lab)
+    runs = {run.name: run for claim in every for run in claim.runs}
+    marks = {one.run.name: one.marks for one in already_examined(runs.values(), lab.exam, lab.work)}
+    found = {one["says"]: one for one in (*before, *judged(every, marks))}
+    return [found[claim.says] for claim in every if claim.says in found]
 
 
 def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, steps: int) -> list[RunFigures]:

@@ -128,6 +128,15 @@ def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[E
     return [Examined(run=run, marks=Marks.read(_marks(run, exam, work))) for run in runs]
 
 
+def already_examined(runs: Iterable[Run], exam: Exam, work: Path) -> list[Examined]:
+    """Those that have sat this exam, now or before."""
+    return [
+        Examined(run=run, marks=Marks.read(_marks(run, exam, work)))
+        for run in runs
+        if _is_trained(run) and _marks(run, exam, work).is_file()
+    ]
+
+
 # --------------------------------------------------------------------------- work
 
 

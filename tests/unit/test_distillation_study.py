@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,9 @@ def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
         sys.path.remove(str(STUDY))
     models, asked = Models(folder=tmp_path), tmp_path / "ask.jsonl"
     lab = Lab(models=models, work=tmp_path, learn=asked, ask=asked, amounts=distillbeam.FULL)
-    made = {run.name for part in PARTS for run in distillbeam.PARTS[part](lab)}
+    made = {run.name: run.options for part in PARTS for run in distillbeam.PARTS[part](lab)}
     found = claims(lab)
-    assert {name for one in found for name in (*one.better, *one.worse)} <= made
+    assert all(made[run.name] == run.options for one in found for run in one.runs)
     assert all(len(one.better) == len(one.worse) for one in found)
     assert len({one.says for one in found}) == len(found)
 
@@ -218,6 +219,7 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
     try:
         from claims import Claim, judged
         from exam import Decoded, Marks
+        from study import Run
     finally:
         sys.path.remove(str(STUDY))
 
@@ -229,7 +231,8 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
         return Marks(exam="", decoded=(decoded,), alpha={}, chrf=None, bleu=None)
 
     known = {"a": marks(30, 30), "b": marks(10, 10), "c": marks(20, 20), "d": marks(12, 12)}
-    claim = Claim(says="more", better=("a", "b"), worse=("c", "d"))
+    a, b, c, d = (Run(name=name, given="none") for name in "abcd")
+    claim = Claim(says="more", better=(a, b), worse=(c, d))
     (one,) = judged([claim], known)
     assert one["ratio"] == one["low"] == one["high"] == 1.25  # (3 + 1) / (2 + 1.2)
     assert (one["higher"], one["of"]) == (1, 2)
@@ -237,3 +240,35 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
     known["b"] = marks(0, 20)
     (one,) = judged([claim], known)
     assert one["low"] < one["ratio"] == 1.25 < one["high"]
+
+
+def test_parts_that_are_run_later_complete_claims_of_earlier_ones(tmp_path: Path) -> None:
+    sys.path.insert(0, str(STUDY))
+    try:
+        import distillbeam
+        from claims import claims
+        from exam import Decoded, Marks
+        from lab import Lab
+        from study import Models, _marks
+    finally:
+        sys.path.remove(str(STUDY))
+    models, asked = Models(folder=tmp_path), tmp_path / "ask.jsonl"
+    asked.write_text('{"id": "a", "prompt": "one"}\n')
+    lab = Lab(models=models, work=tmp_path, learn=asked, ask=asked, amounts=distillbeam.QUICK)
+    decoded = Decoded(shape=TreeShape.chain(5), temperature=0.0, tokens=(3,), steps=(2,))
+    marks = Marks(exam="", decoded=(decoded,), alpha={}, chrf=None, bleu=None)
+    first, second, *_ = claims(lab)
+    assert set(first.better) & set(second.better)
+    for claim in (first, second):
+        for run in claim.runs:  # trained, and by which call nobody knows
+            assert run.options is not None
+            run.options.out.mkdir(parents=True, exist_ok=True)
+            said = json.dumps({"options": jsonable(as_dict(run.options))})
+            (run.options.out / "run.json").write_text(said)
+            path = _marks(run, lab.exam, lab.work)
+            path.write_text(json.dumps(jsonable(asdict(marks))))
+        found = distillbeam.judgements(lab, [{"says": "of another wording"}])
+        assert [one["says"] for one in found][-1] == claim.says
+    assert [one["says"] for one in found] == [first.says, second.says]
+    kept = [{"says": claims(lab)[2].says, "ratio": 1.1}]  # its runs were made elsewhere
+    assert distillbeam.judgements(lab, kept)[2] == kept[0]
