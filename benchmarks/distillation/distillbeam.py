@@ -15,14 +15,14 @@
 | `aggregate`   | each beam its own laws, their mixture, weights by score          | 1     |
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
 | `prompts`     | four times the prompts against four texts of each, long          | 1     |
-| `length`      | sixteen times the steps on twelve times the prompts              | 1     |
+| `length`      | eight times the steps on four times the prompts                  | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
-Runs have 1,000 prompts, as many as the paper has of each language, and the same number of optimiser
-steps, some eight passes over one text of each prompt; long ones have four times as many steps.
-`best` trains the best short run of each kind as long as those of `length`, on as many prompts; the
-best of them and of `length` meet on fresh prompts. An interrupted study continues when repeated,
-and parts that are run later join what is recorded. Writes benchmarks/results/distillbeam.json and
+Runs have 3,000 prompts and 480 steps of 2,048 tokens, between five and six passes over one text of
+each prompt; long ones have four times as many steps. `best` trains the best short run of each kind
+as long as those of `length`, on as many prompts; the best of them and of `length` meet on fresh
+prompts. An interrupted study continues when repeated, and parts that are run later join what is
+recorded. Writes benchmarks/results/distillbeam.json and
 distillbeam/ (table and figures).
 """
 
@@ -54,11 +54,11 @@ from draftsmith.types import TreeShape
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEEDS = 3
 MORE = 4
-"""Times the prompts, and the steps of what is long."""
-MANY = 12
-"""Times the prompts, of what is very long."""
+"""Times the prompts of what is long, and its steps."""
+LONGEST = 8
+"""Times the steps of what is very long."""
 COSTED_PROMPTS = 200
-FULL = Amounts(prompts=1000, exam_prompts=96, final_prompts=192, steps=240)
+FULL = Amounts(prompts=3000, exam_prompts=96, final_prompts=192, steps=480)
 QUICK = Amounts(prompts=40, exam_prompts=8, final_prompts=8, steps=4)
 
 
@@ -159,21 +159,16 @@ def prompts(lab: Lab) -> list[Run]:
 
 def length(lab: Lab) -> list[Run]:
     """What training goes on to give, of one text of each prompt and of four."""
-    many = MANY * lab.amounts.prompts
+    many = MORE * lab.amounts.prompts
     return [
-        longest(lab).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
+        longer(lab, LONGEST).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
         for store in ("draws-1", f"draws-{MORE}")
     ]
 
 
-def longer(lab: Lab) -> Lab:
-    """With more steps."""
-    return replace(lab, amounts=replace(lab.amounts, steps=MORE * lab.amounts.steps))
-
-
-def longest(lab: Lab) -> Lab:
-    """With as many as are trained here at all."""
-    return longer(longer(lab))
+def longer(lab: Lab, times: int = MORE) -> Lab:
+    """With so many times the steps."""
+    return replace(lab, amounts=replace(lab.amounts, steps=times * lab.amounts.steps))
 
 
 def teacher_costs(lab: Lab, names: Sequence[str]) -> dict[str, float]:
@@ -233,9 +228,9 @@ def kind_of(run: Run) -> str:
 def at_length(lab: Lab, run: Run) -> Run:
     """The same setting, trained for long on many prompts."""
     assert run.options is not None and run.name.endswith(f"-{lab.amounts.steps}-s0")
-    steps = longest(lab).amounts.steps
+    steps = longer(lab, LONGEST).amounts.steps
     (store,) = run.options.store
-    more = f"{store.name}@{MANY * lab.amounts.prompts}"
+    more = f"{store.name}@{MORE * lab.amounts.prompts}"
     words = run.name.removesuffix(f"-{lab.amounts.steps}-s0").removeprefix(store.name)
     name = f"{more}{words}-{steps}-s0"
     training = replace(run.options.training, duration=f"{steps}steps", warmup=max(1, steps // 20))
@@ -310,7 +305,7 @@ def laboratory(models: Path, work: Path, *, quick: bool) -> Lab:
     return Lab(
         models=Models(folder=models),
         work=work,
-        learn=ende.training_prompts(work / "learn.jsonl", MANY * FULL.prompts),
+        learn=ende.training_prompts(work / "learn.jsonl", MORE * FULL.prompts),
         ask=ende.exam_prompts(work / "ask.jsonl"),
         amounts=QUICK if quick else FULL,
     )

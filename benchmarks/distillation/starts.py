@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ende
-from distillbeam import MANY, facts, laboratory, longer
+from distillbeam import MORE, facts, laboratory, longer
 from exam import Exam
 from lab import Lab
 from study import Run, collect, examine
@@ -87,7 +87,7 @@ def start(lab: Lab, pretraining: str, draft: str) -> Start:
 
 
 def store(lab: Lab) -> str:
-    return f"draws-4@{MANY * lab.amounts.prompts}"
+    return f"draws-4@{MORE * lab.amounts.prompts}"
 
 
 def gains(lab: Lab, found: Sequence[Start], exam: Exam, workers: int) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def main() -> None:
     exam = replace(lab.final_exam, tree=())
     made = gains(lab, starts(lab, QUICK_STEPS if given.quick else STEPS), exam, given.workers)
     amounts = {
-        "prompts": MANY * lab.amounts.prompts,
+        "prompts": MORE * lab.amounts.prompts,
         "exam_prompts": lab.amounts.final_prompts,
         "steps": longer(lab).amounts.steps,
         "seeds": 1,
