@@ -13,7 +13,7 @@
 | `combination` | FSPAD's and GRIFFIN's networks: objectives on greedy, drawn and        | 1     |
 |               | beam-searched texts; the best on prompts that it was not chosen by     | 3     |
 | `stages`      | GRIFFIN and HASS with forwards that grow in stages, as many steps      | 3     |
-| `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 3     |
+| `ablations`   | what GRIFFIN is made of, its mask; training forwards, also of HASS     | 3; 1  |
 | `longer`      | GRIFFIN, HASS, FSPAD, EAGLE-2 with four times the steps                | 1     |
 
 All trained drafters see equal prompts and equally many tokens, in one stage but for `stages`. An
