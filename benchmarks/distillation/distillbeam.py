@@ -22,8 +22,7 @@ Runs have 3,000 prompts and 480 steps of 2,048 tokens, between five and six pass
 each prompt; long ones have four times as many steps. `best` trains the best short run of each kind
 as long as those of `length`, on as many prompts; the best of them and of `length` meet on fresh
 prompts. An interrupted study continues when repeated, and parts that are run later join what is
-recorded. Writes benchmarks/results/distillbeam.json and
-distillbeam/ (table and figures).
+recorded. Writes benchmarks/results/distillbeam.json and distillbeam/ (tables and figures).
 """
 
 from __future__ import annotations

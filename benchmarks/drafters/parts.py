@@ -227,8 +227,11 @@ def ablations(lab: Lab) -> dict[str, Any]:
     rows = []
     for base, some in ABLATIONS.items():
         for label in (base, *some):
-            over_all = differences(label, done[label], base, done[base])[0]
-            against = None if label == base else over_all
+            against = (
+                None
+                if label == base
+                else differences(label, done[label], base, done[base])[0]  # over all shapes
+            )
             rows.append(as_row(lab, label, done[label]) | {"base": base, "against": against})
     return {"rows": rows}
 

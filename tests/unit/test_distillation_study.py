@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,36 +25,59 @@ PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "ag
 cost."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDY)
+        yield
+
+
+def a_lab(folder: Path, *, quick: bool = False) -> Any:
+    """The study in this folder, with one prompt."""
+    import distillbeam
+    from lab import Lab
+    from study import Models
+
+    asked = folder / "ask.jsonl"
+    asked.write_text('{"id": "a", "prompt": "one"}\n')
+    return Lab(
+        models=Models(folder=folder),
+        work=folder,
+        learn=asked,
+        ask=asked,
+        amounts=distillbeam.QUICK if quick else distillbeam.FULL,
+    )
+
+
+def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
+    """Of prompts that take so many steps each."""
+    from exam import Decoded, Marks
+
+    decoded = Decoded(
+        shape=TreeShape.chain(8),
+        temperature=temperature,
+        tokens=tokens,
+        steps=(steps,) * len(tokens),
+    )
+    alpha = {f"{temperature:g}": 0.4}
+    return Marks(exam="", decoded=(decoded,), alpha=alpha, chrf=None, bleu=None)
+
+
 @pytest.fixture(scope="module")
 def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
     """Of every short run that the study plans, with made-up marks: nothing is trained."""
-    sys.path.insert(0, str(STUDY))
-    try:
-        import distillbeam
-        from exam import Decoded, Marks
-        from lab import Lab
-        from study import Examined, Models
-        from writing import as_row
-    finally:
-        sys.path.remove(str(STUDY))
-    folder = tmp_path_factory.mktemp("study")
-    lab = Lab(
-        models=Models(folder=folder),
-        work=folder,
-        learn=folder / "learn.jsonl",
-        ask=folder / "ask.jsonl",
-        amounts=distillbeam.FULL,
-    )
+    import distillbeam
+    from study import Examined
+    from writing import as_row
+
+    lab = a_lab(tmp_path_factory.mktemp("study"))
     runs = [lab.models.base, *(run for part in PARTS for run in distillbeam.PARTS[part](lab))]
     runs += [
         lab.run(f"beams-{width}@1500", "kl", label=f"kl, {width}, equal cost") for width in (2, 4)
     ]
     rows: list[dict[str, Any]] = []
     for place, run in enumerate({run.name: run for run in runs}.values()):
-        decoded = Decoded(
-            shape=TreeShape.chain(8), temperature=1.0, tokens=(1600 + place,), steps=(1000,)
-        )
-        marks = Marks(exam="", decoded=(decoded,), alpha={"1": 0.4}, chrf=None, bleu=None)
+        marks = some_marks(1600 + place, steps=1000, temperature=1.0)
         rows.append(as_row(Examined(run=run, marks=marks)))
     comparison = compare(distillbeam.compared(rows, 0.3, lab.amounts.steps))
     assert comparison.notes == ()  # no run is taken for another
@@ -119,22 +142,9 @@ def test_three_seeds_of_a_tail_are_pooled(scope: Scope) -> None:
 
 def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
     """A name does not say everything: what was trained at another rate is no part of the study."""
-    sys.path.insert(0, str(STUDY))
-    try:
-        import distillbeam
-        import study
-        from lab import Lab
-    finally:
-        sys.path.remove(str(STUDY))
-    asked = tmp_path / "ask.jsonl"
-    asked.write_text('{"id": "a", "prompt": "one"}\n')
-    lab = Lab(
-        models=study.Models(folder=tmp_path),
-        work=tmp_path,
-        learn=asked,
-        ask=asked,
-        amounts=distillbeam.QUICK,
-    )
+    import study
+
+    lab = a_lab(tmp_path, quick=True)
     run = lab.run("greedy", "kl")
     assert run.options is not None
     options = jsonable(as_dict(run.options))
@@ -147,31 +157,19 @@ def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_costs_otherwise_is_no_other_run() -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        from study import _deciding
-    finally:
-        sys.path.remove(str(STUDY))
+    from study import _deciding
+
     said = {"drafter": "hass", "drafter_option": ["seed=0", "recompute=false"], "seed": 1}
     assert _deciding(said) == said | {"drafter_option": ["seed=0"]}
     assert _deciding({"model": {"target": "x"}}) == {"model": {"target": "x"}}
 
 
 def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of() -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        from exam import Decoded, Marks
-        from languages import best_setting
-        from study import Examined, Run
-    finally:
-        sys.path.remove(str(STUDY))
+    from languages import best_setting
+    from study import Examined, Run
 
     def examined(name: str, tokens: tuple[int, ...]) -> Examined:
-        decoded = Decoded(
-            shape=TreeShape.chain(8), temperature=0.0, tokens=tokens, steps=(10,) * len(tokens)
-        )
-        marks = Marks(exam="", decoded=(decoded,), alpha={"0": 0.5}, chrf=None, bleu=None)
-        return Examined(run=Run(name=name), marks=marks)
+        return Examined(run=Run(name=name), marks=some_marks(*tokens))
 
     found = best_setting(
         [
@@ -185,11 +183,8 @@ def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of
 
 
 def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        from alignment import rivals
-    finally:
-        sys.path.remove(str(STUDY))
+    from alignment import rivals
+
     assert rivals("kl-400", 400) == ["undistilled"]
     assert rivals("tvdpp-uniform-400", 400) == ["undistilled", "kl-400"]
     assert rivals("tvdpp-unmixed-400", 400) == ["undistilled", "tvdpp-400"]
@@ -197,16 +192,10 @@ def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() 
 
 
 def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        import distillbeam
-        from claims import claims
-        from lab import Lab
-        from study import Models
-    finally:
-        sys.path.remove(str(STUDY))
-    models, asked = Models(folder=tmp_path), tmp_path / "ask.jsonl"
-    lab = Lab(models=models, work=tmp_path, learn=asked, ask=asked, amounts=distillbeam.FULL)
+    import distillbeam
+    from claims import claims
+
+    lab = a_lab(tmp_path)
     made = {run.name: run.options for part in PARTS for run in distillbeam.PARTS[part](lab)}
     found = claims(lab)
     assert all(made[run.name] == run.options for one in found for run in one.runs)
@@ -215,48 +204,27 @@ def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        from claims import Claim, judged
-        from exam import Decoded, Marks
-        from study import Run
-    finally:
-        sys.path.remove(str(STUDY))
+    from claims import Claim, judged
+    from study import Run
 
-    def marks(*tokens: int) -> Marks:
-        """Of prompts with ten steps each."""
-        decoded = Decoded(
-            shape=TreeShape.chain(5), temperature=0.0, tokens=tokens, steps=(10,) * len(tokens)
-        )
-        return Marks(exam="", decoded=(decoded,), alpha={}, chrf=None, bleu=None)
-
-    known = {"a": marks(30, 30), "b": marks(10, 10), "c": marks(20, 20), "d": marks(12, 12)}
+    known = {name: some_marks(n, n) for name, n in zip("abcd", (30, 10, 20, 12), strict=True)}
     a, b, c, d = (Run(name=name, given="none") for name in "abcd")
     claim = Claim(says="more", better=(a, b), worse=(c, d))
     (one,) = judged([claim], known)
     assert one["ratio"] == one["low"] == one["high"] == 1.25  # (3 + 1) / (2 + 1.2)
     assert (one["higher"], one["of"]) == (1, 2)
     assert judged([claim], {"a": known["a"]}) == []
-    known["b"] = marks(0, 20)
+    known["b"] = some_marks(0, 20)
     (one,) = judged([claim], known)
     assert one["low"] < one["ratio"] == 1.25 < one["high"]
 
 
 def test_parts_that_are_run_later_complete_claims_of_earlier_ones(tmp_path: Path) -> None:
-    sys.path.insert(0, str(STUDY))
-    try:
-        import distillbeam
-        from claims import claims
-        from exam import Decoded, Marks
-        from lab import Lab
-        from study import Models, _marks
-    finally:
-        sys.path.remove(str(STUDY))
-    models, asked = Models(folder=tmp_path), tmp_path / "ask.jsonl"
-    asked.write_text('{"id": "a", "prompt": "one"}\n')
-    lab = Lab(models=models, work=tmp_path, learn=asked, ask=asked, amounts=distillbeam.QUICK)
-    decoded = Decoded(shape=TreeShape.chain(5), temperature=0.0, tokens=(3,), steps=(2,))
-    marks = Marks(exam="", decoded=(decoded,), alpha={}, chrf=None, bleu=None)
+    import distillbeam
+    from claims import claims
+    from study import _marks
+
+    lab = a_lab(tmp_path, quick=True)
     first, second, *_ = claims(lab)
     assert set(first.better) & set(second.better)
     for claim in (first, second):
@@ -266,7 +234,7 @@ def test_parts_that_are_run_later_complete_claims_of_earlier_ones(tmp_path: Path
             said = json.dumps({"options": jsonable(as_dict(run.options))})
             (run.options.out / "run.json").write_text(said)
             path = _marks(run, lab.exam, lab.work)
-            path.write_text(json.dumps(jsonable(asdict(marks))))
+            path.write_text(json.dumps(jsonable(asdict(some_marks(30)))))
         found = distillbeam.judgements(lab, [{"says": "of another wording"}])
         assert [one["says"] for one in found][-1] == claim.says
     assert [one["says"] for one in found] == [first.says, second.says]
