@@ -40,7 +40,7 @@ from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare_pool import pool
 from draftsmith.bench.suites import Prompt
-from draftsmith.option_groups import DivergenceOptions, ModelOptions
+from draftsmith.option_groups import DivergenceOptions, KeptOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.recipes._stdlib_prompts import (
@@ -154,6 +154,7 @@ class Lab:
             top_p=0.95,
             max_new_tokens=self.amounts.tokens,
             batch_size=64,
+            kept=KeptOptions(top_k=0),  # whole laws, as in the paper
         )
 
     def run(
@@ -177,7 +178,6 @@ class Lab:
                 store=tuple(self.work / "stores" / store for store in stores),
                 objective=LOSSES[loss],
                 text=(self.beside(),) if mixed else (),
-                laws="teacher",  # whole laws, as in the paper
                 training=replace(
                     training(steps, block_length=512, batch_tokens=10 * 512, rate=1e-3),
                     warmup=max(1, steps // 10),  # as in the paper, here and in the next line
@@ -250,7 +250,7 @@ PARTS: dict[str, Callable[[Lab], list[Run]]] = {
     "unmixed": unmixed,
     "outside": outside,
 }
-FULL = Amounts(prompts=400, exam_prompts=48, tokens=128, steps=400)
+FULL = Amounts(prompts=1000, exam_prompts=48, tokens=128, steps=400)
 QUICK = Amounts(prompts=8, exam_prompts=2, tokens=8, steps=4)
 
 
