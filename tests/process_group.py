@@ -64,7 +64,6 @@ def start_groups() -> Iterator[Groups]:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }
     server = subprocess.Popen(

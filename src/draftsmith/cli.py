@@ -24,6 +24,7 @@ from draftsmith import live_options, options, plan_options, tune_options
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.flags import check_known, check_values, flags_of, join_minus_values, name_leading
 from draftsmith.option_groups import VerbOptions
+from draftsmith.provenance import is_first_process
 
 INTERRUPTED = 130
 _HELP = ("-h", "--help", "help")
@@ -108,7 +109,8 @@ def _dispatch(words: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         result = run(given)
     payload = result if isinstance(result, dict) else result.json_payload()
-    print(json.dumps(payload, ensure_ascii=False, allow_nan=False))
+    if is_first_process():
+        print(json.dumps(payload, ensure_ascii=False, allow_nan=False))
     return 0
 
 

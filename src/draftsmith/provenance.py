@@ -107,6 +107,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def is_first_process() -> bool:
+    """Whether this is the only process of a run, or the first: launchers number them in RANK."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def git_revision() -> dict[str, Any] | None:
     """Commit of draftsmith's own checkout and whether files differ from it; None elsewhere."""
     here = Path(__file__).resolve().parent

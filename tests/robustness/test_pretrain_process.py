@@ -95,16 +95,19 @@ def test_two_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    group |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}
+    group |= {"LOCAL_WORLD_SIZE": "2"}
     both = [
         start(
             [*words.split(), str(tmp_path / "two")], RANK=str(rank), LOCAL_RANK=str(rank), **group
         )
         for rank in range(2)
     ]
+    said = []
     for process in both:
-        _, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr
+        said.append((stdout.count("\n"), stderr.count("wrote")))
+    assert said == [(1, 1), (0, 0)]  # the first process speaks
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, value in one.items():  # sums over parts are in another order
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)

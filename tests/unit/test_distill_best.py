@@ -56,6 +56,7 @@ def test_with_deepspeed_the_best_draft_is_written(
         fakes.append(FakeDeepSpeed())
         return fakes[-1]
 
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
     monkeypatch.setattr(settings, "Accelerator", accelerator)
     path = tmp_path / "ds.json"

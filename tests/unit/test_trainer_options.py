@@ -159,6 +159,10 @@ def test_missing_batch_sizes_follow_from_the_others(
         (3, "must hold one JSON object"),
         ({}, "needs an object 'zero_optimization'"),
         ({"zero_optimization": 2}, "needs an object 'zero_optimization'"),
+        (
+            {"zero_optimization": {"stage": 3, settings.GATHER: False}},
+            "stage3_gather_16bit_weights_on_model_save must be true or left out",
+        ),
         (ZERO | {"optimizer": {"type": "AdamW"}}, "remove 'optimizer'"),
         (ZERO | {"scheduler": {"type": "WarmupLR"}}, "remove 'scheduler'"),
         (ZERO | {"gradient_clipping": 0.3}, "gradient_clipping is 0.3, the trainer's .* is 1.0"),
@@ -193,6 +197,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_without_the_package_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(settings, "is_deepspeed_available", lambda: False)
     with pytest.raises(BackendError, match="'deepspeed' is not installed: pip install deepspeed"):
         make_trainer(tmp_path, config=config_of(tmp_path, ZERO))
@@ -202,15 +207,25 @@ def test_the_configuration_reaches_accelerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(settings, "Accelerator", lambda **options: given.update(options))
+
+    def accelerator(**options: Any) -> Any:
+        given.update(options)
+        return SimpleNamespace(num_processes=1)
+
+    monkeypatch.setattr(settings, "Accelerator", accelerator)
     content = {"zero_optimization": {"stage": 3, "overlap_comm": True}, "train_batch_size": 6}
     make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
     plugin = given["deepspeed_plugin"]
     assert isinstance(plugin, settings.DeepSpeedPlugin)
     assert plugin.zero_stage == 3 and plugin.gradient_clipping == CONFIG.clip_norm
     handed = plugin.hf_ds_config.config
-    assert handed["zero_optimization"]["overlap_comm"] is True
+    assert handed["zero_optimization"] == {
+        "stage": 3,
+        "overlap_comm": True,
+        "stage3_gather_16bit_weights_on_model_save": True,  # or no weights could be written
+    }
     assert tuple(handed[key] for key in SIZES) == (6, 6, 1)
 
 
@@ -223,14 +238,38 @@ def test_models_that_are_loaded_later_stay_whole(
 
     zero3 = Zero3()  # transformers holds it by a weak reference
 
-    def accelerator(**options: Any) -> None:
+    def accelerator(**options: Any) -> Any:
         set_hf_deepspeed_config(zero3)  # as accelerate's does when it selects the plug-in
+        return SimpleNamespace(num_processes=1)
 
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
     monkeypatch.setattr(settings, "Accelerator", accelerator)
     content = {"zero_optimization": {"stage": 3}}
     make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
     assert not is_deepspeed_zero3_enabled()
+
+
+def test_deepspeed_without_a_launcher_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BackendError, match=r"accelerate launch, or with torchrun"):
+        make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, ZERO)))
+
+
+def test_processes_that_accelerate_does_not_join_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would train everything, into the same folder."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # of a kind without groups
+    alone = SimpleNamespace(num_processes=1, device="mps")
+    monkeypatch.setattr(settings, "Accelerator", lambda **options: alone)
+    with pytest.raises(
+        BackendError, match=r"3 processes were started, and accelerate joins 1 .*mps"
+    ):
+        make_accelerator("float32")
 
 
 # --------------------------------------------------------------------------- DeepSpeed's engine

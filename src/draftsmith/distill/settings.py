@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available
 from torch import nn
@@ -215,21 +215,37 @@ def make_accelerator(
 
     `deepspeed`: what `read_deepspeed` returns. BackendError when that package is missing.
     """
+    if deepspeed is not None and "RANK" not in os.environ:
+        raise BackendError(
+            "DeepSpeed trains in processes that a launcher numbers, one process too: start this "
+            "with accelerate launch, or with torchrun --nproc-per-node 1 -m draftsmith.cli"
+        )
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and not torch.accelerator.is_available():
+        # accelerate joins processes without a device only where its own launcher says so: those of
+        # torchrun would each train everything, into the same folder.
+        PartialState(cpu=True)
     accelerator = Accelerator(
         mixed_precision=mixed,
         log_with=list(log_with) or None,
         project_dir=folder,
         deepspeed_plugin=None if deepspeed is None else deepspeed_plugin(deepspeed),
     )
+    if accelerator.num_processes != processes:
+        raise BackendError(
+            f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
+            f"of them on {accelerator.device}: start one, or all with accelerate launch --cpu"
+        )
     # With ZeRO-3 transformers would spread every model that it loads from now on, also the finished
     # one, which has to be whole.
     unset_hf_deepspeed_config()
     return accelerator
 
 
+GATHER = "stage3_gather_16bit_weights_on_model_save"
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -257,6 +273,13 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
             raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
     if not isinstance(found.get("zero_optimization"), dict):
         raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
+    zero = found["zero_optimization"]
+    if zero.get("stage") == 3:
+        zero = {GATHER: True, **zero}
+        if zero[GATHER] is not True:
+            raise InputError(
+                f"{path}: {GATHER} must be true or left out, weights are written whole"
+            )
     clip = found.get("gradient_clipping", "auto")
     if clip not in ("auto", config.clip_norm):
         raise InputError(
@@ -265,7 +288,7 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
         )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     sizes = _batch_sizes(path, found, config.accumulation, processes)
-    return {**found, **sizes, "gradient_clipping": config.clip_norm}
+    return {**found, **sizes, "zero_optimization": zero, "gradient_clipping": config.clip_norm}
 
 
 def _batch_sizes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from draftsmith.distill.trainer import TrainReport
 from draftsmith.errors import InputError
 from draftsmith.options import PretrainOptions
 from draftsmith.recipes import _examples, _text, _tokens
+from draftsmith.recipes._training import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +215,3 @@ def make_held_out(data: Data, length: int) -> EvaluationSource | None:
 
 def held_out_loss(batches: EvaluationSource) -> Evaluation:
     return Evaluation(batches=batches, objective=CrossEntropy(), weight_name="tokens")
-
-
-def say(line: str) -> None:
-    """On stderr, at once."""
-    print(line, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from draftsmith.distill.settings import TrainerConfig, make_accelerator, read_de
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions, PretrainOptions
+from draftsmith.provenance import is_first_process
 from draftsmith.targets.hf import loading
 
 Precision = Literal["bfloat16", "float32"]
@@ -45,6 +47,12 @@ def start_accelerator(
         options.out if names else None,
         deepspeed=read_deepspeed(trainer_config(options, training, steps=1)),  # of any length
     )
+
+
+def say(line: str) -> None:
+    """On stderr, at once; of several processes only the first says it."""
+    if is_first_process():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

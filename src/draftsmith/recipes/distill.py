@@ -8,7 +8,6 @@ OUT/            the drafter with the best held-out figure; run.json is written l
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._students import ModelStudent, Student, open_student, weights_digest
 from draftsmith.recipes._training import (
     precision,
+    say,
     start_accelerator,
     text_config,
     trackers,
@@ -88,8 +88,8 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         twin.trainer = trainer
     before = trainer.evaluate()
     if student.figure in before:
-        _say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
-    _say(f"{trainer.config.steps} steps")
+        say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
+    say(f"{trainer.config.steps} steps")
     report = trainer.train()
     finished = student.again()  # the trained one may be in parts
     if report.best_step is None:
@@ -105,7 +105,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     accelerator.wait_for_everyone()
     pair = [values[student.figure] for values in (before, after) if student.figure in values]
     said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
-    _say(f"wrote {out}{said}")
+    say(f"wrote {out}{said}")
     return DistillResult(
         out=str(out),
         steps=report.steps,
@@ -285,7 +285,3 @@ def _readme(results: dict[str, Any]) -> str:
             "",
         ]
     return "\n".join(lines)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

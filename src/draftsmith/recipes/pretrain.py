@@ -34,13 +34,13 @@ from draftsmith.recipes._data import (
     make_held_out,
     make_source,
     read_data,
-    say,
 )
 from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
 from draftsmith.recipes._training import (
     precision,
+    say,
     start_accelerator,
     trackers,
     trainer_config,
