@@ -5,10 +5,10 @@
 Trains the target and its draft first (an hour on two cores; neither is shipped, because most of the
 corpora may not be passed on): those of `models/mini-ende` go on with the characters of the other
 two languages as further tokens. Then distils the draft with each objective on greedy texts, eight
-beams and four draws, and measures per language on FLORES-200 devtest: the best setting of each language and its
-gain over the undistilled draft (DistillBeam, table 3; chosen by half of the sentences, the gain is
-of the others), gains by script, morphology, region and family. Continues when interrupted. Reads
-../shared/data/parallel. Writes benchmarks/results/languages.json and languages/.
+beams and four draws, and measures per language on FLORES-200 devtest: the best setting of each
+language and its gain over the undistilled draft (DistillBeam, table 3; chosen by half of the
+sentences, the gain is of the others), gains by script, morphology, region and family. Continues
+when interrupted. Reads ../shared/data/parallel. Writes benchmarks/results/languages.json and languages/.
 """
 
 from __future__ import annotations
