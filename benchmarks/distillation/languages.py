@@ -8,7 +8,8 @@ two languages as further tokens. Then distils the draft with each objective on g
 beams and four draws, and measures per language on FLORES-200 devtest: the best setting of each
 language and its gain over the undistilled draft (DistillBeam, table 3; chosen by half of the
 sentences, the gain is of the others), gains by script, morphology, region and family. Continues
-when interrupted. Reads ../shared/data/parallel. Writes benchmarks/results/languages.json and languages/.
+when interrupted. Reads ../shared/data/parallel. Writes benchmarks/results/languages.json and
+languages/.
 """
 
 from __future__ import annotations
