@@ -30,7 +30,6 @@ from torch import Tensor
 
 from draftsmith.distill import divergence as div
 from draftsmith.distill.distillation import (
-    CELLS,
     Places,
     check_laws,
     gather,
@@ -83,8 +82,8 @@ class Chains:
     one place further than the last one begins another batch.
     """
 
-    def __init__(self, *, cells: int = CELLS) -> None:
-        """`cells`: places times vocabulary that exist at a time (one place at least)."""
+    def __init__(self, *, cells: int | None = None) -> None:
+        """`cells`: places times vocabulary that exist at a time (None: as suits the device)."""
         self.cells = cells
         self._chain: _Chain | None = None
 

@@ -23,13 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from draftsmith.distill import divergence as div
 from draftsmith.distill.divergence import Cells, Divergence, Knobs, Reading, Rewards, Tail
-from draftsmith.distill.objective import Head, LossTerms
+from draftsmith.distill.objective import Head, LossTerms, places_at_once, vocabulary
 from draftsmith.errors import InputError, nearest
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
-
-CELLS = 1 << 24
-"""Places times vocabulary per call of a head: 64 MiB in float32. glibc returns freed blocks above
-32 MiB to the system; smaller ones pile up over many chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +52,16 @@ class Distillation:
     top_weight: float = 0.0
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
-    cells: int = CELLS
-    """Places times vocabulary that exist at a time (one place at least)."""
+    cells: int | None = None
+    """Places times vocabulary that exist at a time (one place at least); None: as suits the
+    device."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1 or not 0 < self.floor < 1 or self.cells < 1:
+        if (
+            not 0 <= self.beta <= 1
+            or not 0 < self.floor < 1
+            or (self.cells is not None and self.cells < 1)
+        ):
             raise InputError("beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
         if not 0 <= self.top_weight < math.inf or self.top < 1:
             raise InputError("top-weight is 0 or more and finite, and top at least 1")
@@ -144,11 +145,12 @@ class Acceptance:
     """
 
     temperature: float = 1.0
-    cells: int = CELLS
-    """Places times vocabulary that exist at a time (one place at least)."""
+    cells: int | None = None
+    """Places times vocabulary that exist at a time (one place at least); None: as suits the
+    device."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf or self.cells < 1:
+        if not 0 <= self.temperature < math.inf or (self.cells is not None and self.cells < 1):
             raise InputError("the temperature must be at least 0, and cells at least 1")
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
@@ -198,9 +200,11 @@ class Places:
         assert self.all_laws is not None
         return self.all_laws.take(self.rows_N)
 
-    def split(self, cells: int, vocab: int) -> Iterator[Places]:
-        """Parts of at most `cells` logits."""
-        size = max(1, cells // vocab)
+    def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
+        """Parts of at most `cells` logits; None: as suits the device."""
+        size = places_at_once(vocab, self.hidden_NH.device)
+        if cells is not None:
+            size = max(1, cells // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
             yield Places(
@@ -245,12 +249,6 @@ def _plain_nats(head: Head, places: Places) -> Tensor:
 
 def _weighed(places: Places, nats_N: Tensor) -> Tensor:
     return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
-
-
-def vocabulary(prediction: DraftPrediction, head: Head) -> int:
-    """V, from the logits of one place."""
-    with torch.no_grad():
-        return int(head(prediction.hidden_BTH[0, :1]).shape[-1])
 
 
 def check_laws(places: Places, vocab: int) -> None:

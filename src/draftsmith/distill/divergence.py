@@ -298,8 +298,12 @@ def truncated_cells(
             "'floor', or whole laws"
         )
     log_p_NK = laws.log_p_NK.to(logits_NV.dtype) / temperature
-    best_N1 = log_p_NK.argmax(-1, keepdim=True)
     used_NK = log_p_NK > -math.inf
+    if whole and bool(used_NK.all()):
+        # In the order of the vocabulary the student's side needs no gather, the dear part.
+        log_p_NV = torch.empty_like(log_p_NK).scatter_(1, laws.ids_NK.long(), log_p_NK)
+        return whole_cells(torch.log_softmax(log_p_NV, dim=-1), logits_NV)
+    best_N1 = log_p_NK.argmax(-1, keepdim=True)
     kept = _Kept(
         # An empty cell has id 0, which may be a token that was kept or not: point it elsewhere.
         ids_NK=torch.where(used_NK, laws.ids_NK, laws.ids_NK.gather(-1, best_N1)).long(),
