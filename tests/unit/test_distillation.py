@@ -134,6 +134,16 @@ def test_keeping_every_token_is_the_whole_law(name: str, reading: Reading, tail:
     assert_same(setup.run(objective.loss, setup.top(V)), whole)
 
 
+@pytest.mark.parametrize("name", [name for name, reading in CASES if reading == "exact"])
+def test_a_whole_law_may_stand_in_any_order(name: str) -> None:
+    setup = Setup()
+    objective, laws = chosen(name, "exact"), setup.top(V)
+    order = torch.randperm(V, generator=torch.Generator().manual_seed(1))
+    mixed = TopLaws(ids_NK=laws.ids_NK[:, order], log_p_NK=laws.log_p_NK[:, order])
+    assert not torch.equal(mixed.ids_NK, laws.ids_NK)
+    assert_same(setup.run(objective.loss, mixed), setup.run(objective.loss, laws))
+
+
 def test_sft_and_places_without_a_law_learn_tokens_as_cross_entropy_does() -> None:
     setup = Setup()
     setup.batch = replace(setup.batch, weights_BT=None)

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.distill.objective import CrossEntropy, LossTerms, dense_cross_entropy
+from draftsmith.distill.objective import (
+    CELLS,
+    FEWEST,
+    CrossEntropy,
+    LossTerms,
+    dense_cross_entropy,
+    places_at_once,
+)
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 
@@ -45,6 +52,14 @@ def test_chunked_loss_is_the_dense_loss(
         assert chunked is not None and dense is not None
         scale = dense.abs().max().item()
         torch.testing.assert_close(chunked, dense, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("vocab", [1, 300, 4096, 16_384, 16_385, 128_256, 2 * CELLS])
+def test_logits_are_bounded_and_a_head_is_read_for_many_places(vocab: int, device: str) -> None:
+    places = places_at_once(vocab, torch.device(device))
+    assert places * vocab <= CELLS or places == 1
+    assert places >= FEWEST or FEWEST * vocab > CELLS
 
 
 def test_the_head_never_sees_more_than_a_chunk() -> None:
