@@ -66,7 +66,8 @@ test-engines: $(VENV)/.stamp-dev
 	@test -x "$(ENGINES)/bin/python" || \
 	  { echo "there is no $(ENGINES)/bin/python: make engines first, or name one: ENGINES=FOLDER" >&2; exit 2; }
 	DRAFTSMITH_VLLM_PYTHON="$(abspath $(ENGINES))/bin/python" $(BIN)/python -m pytest -q tests/engines $(ARGS)
-	"$(ENGINES)/bin/python" -m pytest -q -m full $(ARGS) \
+	"$(ENGINES)/bin/python" -m pip show --quiet ray deepspeed
+	"$(ENGINES)/bin/python" -m pytest -q -m full \
 	  tests/robustness/test_scale_out_ray.py tests/robustness/test_deepspeed.py
 
 lint: $(VENV)/.stamp-dev

@@ -63,13 +63,16 @@ OBJECTIVES = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 STORES = ("greedy", "beams-8", "draws-4")
 FULL = Amounts(prompts=3000, exam_prompts=200, final_prompts=200, steps=600)
 QUICK = Amounts(prompts=30, exam_prompts=4, final_prompts=4, steps=4)
-PASSES = {"German": 1, "Chinese": 4, "Japanese": 2}
+PASSES = {"German": 1, "Chinese": 6, "Japanese": 2}
 """About as many examples of each."""
 HELD_OUT = 0.002
+MAX_NEW_TOKENS = 128
 STEPS = {"target": 3000, "draft": 2000}
 QUICK_STEPS = 4
-CHARACTERS_FROM = "\u2e80"
-"""The first of East Asian scripts; below, the tokenizer of mini-ende has what is needed."""
+JOINED = {"German": 2, "Chinese": 2, "Japanese": 3}
+"""Sentences of a lesson, so that it is about as long as those of the exam."""
+EAST_ASIAN = ("\u2e80", "\uffef")
+"""The first and the last character; of others the tokenizer of mini-ende has what is needed."""
 SEEN = 5
 """How often a character is seen to become a token; others are bytes."""
 
@@ -127,19 +130,22 @@ def train_models(work: Path, *, quick: bool) -> Path:
 def characters(found: Sequence[Corpus]) -> list[str]:
     """East Asian characters that are seen often enough, the most frequent first."""
     seen = Counter(letter for corpus in found for pair in corpus.kept for letter in pair.target)
-    return [letter for letter, n in seen.most_common() if n >= SEEN and letter >= CHARACTERS_FROM]
+    first, last = EAST_ASIAN
+    return [letter for letter, n in seen.most_common() if n >= SEEN and first <= letter <= last]
 
 
 def widen(source: Path, new: Sequence[str], out: Path) -> None:
-    """A model that knows further tokens, by embeddings drawn like those that it has."""
+    """A model that knows further tokens, with embeddings as a new model has them."""
     tokenizer = load_target(str(source)).tokenizer
     tokenizer.add_tokens(list(new))
     model = load_model(str(source), dtype="float32")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model.resize_token_embeddings(len(tokenizer))
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    half = out.with_name(f".{out.name}")
+    model.save_pretrained(half)
+    tokenizer.save_pretrained(half)
+    half.rename(out)
 
 
 def _lines(found: Sequence[Corpus], *, held: bool) -> Iterator[str]:
@@ -161,7 +167,7 @@ def _lines(found: Sequence[Corpus], *, held: bool) -> Iterator[str]:
 
 def learning_prompts(path: Path, count: int) -> Path:
     """Prompts of all languages, as many of each, with references; sentences are joined, because
-    those of the exam are three times as long."""
+    those of the exam are longer."""
     if not path.exists():
         rng = np.random.Generator(np.random.PCG64(3))
         lines = []
@@ -169,7 +175,7 @@ def learning_prompts(path: Path, count: int) -> Path:
             pairs = ende.one_per_source(corpus.kept)
             order = iter(rng.permutation(len(pairs)))
             for n in range(count // len(SIDES)):
-                some = [pairs[next(order)] for _ in range(ende.JOINED)]
+                some = [pairs[next(order)] for _ in range(JOINED[corpus.language])]
                 joined = Pair(
                     source=" ".join(pair.source for pair in some),
                     target=" ".join(pair.target for pair in some),
@@ -190,7 +196,7 @@ def exam_of(lab: Lab, language: str) -> Exam:
         pairs = [Pair(source=s, target=t) for s, t in zip(*sides, strict=True)]
         lines = (_prompt(f"{n:04}", language, pair) for n, pair in enumerate(pairs))
         write_text_atomic(path, "".join(lines))
-    return replace(lab.exam, prompts=path, chains=(8,), tree=(), max_new_tokens=128)
+    return replace(lab.exam, prompts=path, chains=(8,), tree=(), max_new_tokens=MAX_NEW_TOKENS)
 
 
 def _prompt(name: str, language: str, pair: Pair) -> str:
@@ -223,7 +229,8 @@ def main() -> None:
     lab.cost_ratio()
     runs: list[Run] = [lab.models.base]
     runs += [lab.run(store, one) for one in OBJECTIVES for store in STORES]
-    collect([lab.store(name) for name in STORES], given.workers)
+    stores = [replace(lab.store(name), max_new_tokens=MAX_NEW_TOKENS) for name in STORES]
+    collect(stores, given.workers)
     done = {
         language: examine(runs, exam_of(lab, language), lab.work, given.workers)
         for language in SIDES

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# An environment with vLLM for the CPU, Ray and DeepSpeed, apart from the project's own: vLLM wants an older
-# transformers, and brings torchvision, torchaudio and torchcodec for another torch, with which it
-# then cannot be imported.
+# An environment with vLLM for the CPU, Ray and DeepSpeed, apart from the project's own: vLLM wants
+# an older transformers, and brings torchvision, torchaudio and torchcodec for another torch, with
+# which it then cannot be imported.
 #
 #   tests/engines/make_env.sh FOLDER        or: make engines ENGINES=FOLDER
 #   make test-engines ENGINES=FOLDER

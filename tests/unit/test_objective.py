@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from draftsmith.distill.objective import (
-    CELLS,
+    CACHED,
     FEWEST,
     CrossEntropy,
     LossTerms,
+    cached_places,
     dense_cross_entropy,
-    places_at_once,
 )
 from draftsmith.types import DraftPrediction, TrajectoryBatch
 
@@ -54,12 +54,26 @@ def test_chunked_loss_is_the_dense_loss(
         torch.testing.assert_close(chunked, dense, rtol=tolerance, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("vocab", [1, 300, 4096, 16_384, 16_385, 128_256, 2 * CELLS])
-def test_logits_are_bounded_and_a_head_is_read_for_many_places(vocab: int, device: str) -> None:
-    places = places_at_once(vocab, torch.device(device))
-    assert places * vocab <= CELLS or places == 1
-    assert places >= FEWEST or FEWEST * vocab > CELLS
+@pytest.mark.parametrize("vocab", [1, 300, 4096, 16_384, 16_385, 128_256])
+def test_logits_that_a_cache_holds_are_of_many_places(vocab: int) -> None:
+    places = cached_places(vocab, 128, torch.device("cpu"))
+    assert (places is None) == (vocab > 16_384)
+    assert places is None or (places >= FEWEST and places * vocab <= 2 * CACHED)
+    assert cached_places(vocab, 128, torch.device("cuda")) is None
+    assert cached_places(vocab, 1024, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("shape", [(0, 11, 16), (3, 11, 16)])
+def test_where_nothing_counts_the_loss_is_zero(shape: tuple[int, int, int]) -> None:
+    hidden = torch.randn(shape, requires_grad=True)
+    batch = TrajectoryBatch(
+        tokens_BT=torch.zeros(shape[:2], dtype=torch.long),
+        loss_mask_BT=torch.zeros(shape[:2], dtype=torch.bool),
+    )
+    prediction = DraftPrediction(hidden_BTH=hidden, mask_BT=torch.ones(shape[:2]), ahead=1)
+    terms = CrossEntropy().loss(prediction, batch, lambda h: h @ torch.randn(16, 53))
+    terms.total.backward()
+    assert terms.total == 0 and terms.weight == 0
 
 
 def test_the_head_never_sees_more_than_a_chunk() -> None:

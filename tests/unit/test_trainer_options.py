@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from tests.small_trainer import (
     CONFIG,
     Bigram,
@@ -212,7 +213,7 @@ def test_the_configuration_reaches_accelerate(
 
     def accelerator(**options: Any) -> Any:
         given.update(options)
-        return SimpleNamespace(num_processes=1)
+        return SimpleNamespace(num_processes=1, distributed_type=DistributedType.DEEPSPEED)
 
     monkeypatch.setattr(settings, "Accelerator", accelerator)
     content = {"zero_optimization": {"stage": 3, "overlap_comm": True}, "train_batch_size": 6}
@@ -240,7 +241,7 @@ def test_models_that_are_loaded_later_stay_whole(
 
     def accelerator(**options: Any) -> Any:
         set_hf_deepspeed_config(zero3)  # as accelerate's does when it selects the plug-in
-        return SimpleNamespace(num_processes=1)
+        return SimpleNamespace(num_processes=1, distributed_type=DistributedType.DEEPSPEED)
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
@@ -254,8 +255,17 @@ def test_deepspeed_without_a_launcher_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BackendError, match=r"accelerate launch, or with torchrun"):
+    with pytest.raises(BackendError, match=r"start it with torchrun"):
         make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, ZERO)))
+
+
+def test_stage_3_of_several_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for each other where unlike numbers of places count."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"Use stage 2, or .* --parallel sharded"):
+        read_deepspeed(config_of(tmp_path, {"zero_optimization": {"stage": 3}}))
 
 
 def test_processes_that_accelerate_does_not_join_are_refused(
@@ -266,10 +276,28 @@ def test_processes_that_accelerate_does_not_join_are_refused(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # of a kind without groups
     alone = SimpleNamespace(num_processes=1, device="mps")
     monkeypatch.setattr(settings, "Accelerator", lambda **options: alone)
-    with pytest.raises(
-        BackendError, match=r"3 processes were started, and accelerate joins 1 .*mps"
-    ):
+    with pytest.raises(BackendError, match=r"3 processes were started, .* joins 1 of them on mps"):
         make_accelerator("float32")
+
+
+def test_a_group_that_nobody_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BackendError, match="WORLD_SIZE is 2, but RANK are not set: start"):
+        make_accelerator("float32")
+
+
+def test_deepspeed_that_accelerate_leaves_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where ACCELERATE_USE_CPU is set: the run would be one without it."""
+    plain = SimpleNamespace(num_processes=1, distributed_type=DistributedType.MULTI_CPU)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(settings, "Accelerator", lambda **options: plain)
+    with pytest.raises(BackendError, match="unset that"):
+        make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, ZERO)))
 
 
 # --------------------------------------------------------------------------- DeepSpeed's engine

@@ -83,7 +83,7 @@ class Chains:
     """
 
     def __init__(self, *, cells: int | None = None) -> None:
-        """`cells`: places times vocabulary that exist at a time (None: as suits the device)."""
+        """`cells`: places times vocabulary that exist at a time (None: see `Distillation`)."""
         self.cells = cells
         self._chain: _Chain | None = None
 
@@ -98,7 +98,9 @@ class Chains:
         seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
         for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
             places = gather(prediction, batch, mask_BT)
-            seen_BT5[mask_BT] = self._looked(places, head, vocabulary(prediction, head), look)
+            seen_BT5[mask_BT] = self._looked(
+                places, head, vocabulary(head, prediction.hidden_BTH[0]), look
+            )
         hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
         now = self._chain = _Chain(
             depth=above.depth + 1,

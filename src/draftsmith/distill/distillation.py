@@ -23,9 +23,13 @@ from torch.utils.checkpoint import checkpoint
 
 from draftsmith.distill import divergence as div
 from draftsmith.distill.divergence import Cells, Divergence, Knobs, Reading, Rewards, Tail
-from draftsmith.distill.objective import Head, LossTerms, places_at_once, vocabulary
+from draftsmith.distill.objective import Head, LossTerms, cached_places, vocabulary
 from draftsmith.errors import InputError, nearest
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
+
+CELLS = 1 << 24
+"""Places times vocabulary at a time where they are not in a cache anyway: 64 MiB in float32, which
+glibc gives back (blocks above 32 MiB; many of a few MiB less pile up)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +57,8 @@ class Distillation:
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
     cells: int | None = None
-    """Places times vocabulary that exist at a time (one place at least); None: as suits the
-    device."""
+    """Places times vocabulary that exist at a time (one place at least); None: those that
+    stay in a cache, else `CELLS`."""
 
     def __post_init__(self) -> None:
         if (
@@ -89,7 +93,7 @@ class Distillation:
         draws = self.record.pools_cells and self.reading == "sampled"
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
-        vocab = vocabulary(prediction, head)
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
         rewards = self._rewards(head, taught, vocab) if self.record.pools_cells else None
 
@@ -146,8 +150,8 @@ class Acceptance:
 
     temperature: float = 1.0
     cells: int | None = None
-    """Places times vocabulary that exist at a time (one place at least); None: as suits the
-    device."""
+    """Places times vocabulary that exist at a time (one place at least); None: those that
+    stay in a cache, else `CELLS`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf or (self.cells is not None and self.cells < 1):
@@ -158,7 +162,7 @@ class Acceptance:
         taught_BT, _ = masks(prediction, batch, None)
         places = gather(prediction, batch, taught_BT)
         with torch.no_grad():
-            vocab = vocabulary(prediction, head)
+            vocab = vocabulary(head, prediction.hidden_BTH[0])
             check_laws(places, vocab)
             total = wide(prediction.hidden_BTH.new_zeros(()))
             for part in places.split(self.cells, vocab):
@@ -200,11 +204,16 @@ class Places:
         assert self.all_laws is not None
         return self.all_laws.take(self.rows_N)
 
+    def _cached(self, vocab: int) -> int | None:
+        width = self.hidden_NH.shape[-1]
+        if isinstance(self.all_laws, FullLaws):
+            width = max(width, self.all_laws.hidden_NH.shape[-1])
+        return cached_places(vocab, width, self.hidden_NH.device)
+
     def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
-        """Parts of at most `cells` logits; None: as suits the device."""
-        size = places_at_once(vocab, self.hidden_NH.device)
-        if cells is not None:
-            size = max(1, cells // vocab)
+        """Parts of at most `cells` logits; None: see `Distillation`."""
+        size = None if cells else self._cached(vocab)
+        size = size or max(1, (cells or CELLS) // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
             yield Places(

@@ -299,9 +299,10 @@ def truncated_cells(
         )
     log_p_NK = laws.log_p_NK.to(logits_NV.dtype) / temperature
     used_NK = log_p_NK > -math.inf
-    if whole and bool(used_NK.all()):
+    if log_p_NK.shape == logits_NV.shape and bool(used_NK.all()):
         # In the order of the vocabulary the student's side needs no gather, the dear part.
-        log_p_NV = torch.empty_like(log_p_NK).scatter_(1, laws.ids_NK.long(), log_p_NK)
+        nothing_NV = torch.full_like(log_p_NK, -math.inf)
+        log_p_NV = nothing_NV.scatter_(1, laws.ids_NK.long(), log_p_NK)
         return whole_cells(torch.log_softmax(log_p_NV, dim=-1), logits_NV)
     best_N1 = log_p_NK.argmax(-1, keepdim=True)
     kept = _Kept(

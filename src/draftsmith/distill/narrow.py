@@ -17,8 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draftsmith.distill.distillation import preferred
-from draftsmith.distill.objective import places_at_once
+from draftsmith.distill.distillation import CELLS, preferred
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
 
 
@@ -54,8 +53,7 @@ def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
         return torch.isin(preferred(laws), ids_D)
     with torch.no_grad():
         vocab = laws.head(laws.hidden_NH[:1]).shape[-1]
-        device = laws.hidden_NH.device
-        parts = torch.arange(len(laws), device=device).split(places_at_once(vocab, device))
+        parts = torch.arange(len(laws), device=laws.hidden_NH.device).split(max(1, CELLS // vocab))
         return torch.cat([torch.isin(preferred(laws.take(part)), ids_D) for part in parts])
 
 

@@ -37,30 +37,32 @@ class Objective(Protocol):
         """Summed loss of one prediction and its weight."""
 
 
-def vocabulary(prediction: DraftPrediction, head: Head) -> int:
-    """V, from the logits of one place."""
+def vocabulary(head: Head, hidden_NH: Tensor) -> int:
+    """V, from the logits of the first place."""
     with torch.no_grad():
-        return int(head(prediction.hidden_BTH[0, :1]).shape[-1])
+        return int(head(hidden_NH[:1]).shape[-1])
 
 
-CELLS = 1 << 24
-"""Logits that exist at a time, 64 MiB in float32. glibc returns freed blocks above 32 MiB to the
-system; smaller ones pile up over many chunks."""
 CACHED = 1 << 19
 """Logits of which a core's cache still holds the few tensors that a loss makes."""
 FEWEST = 64
-"""Places for which reading the head's weights is still a small part."""
+"""Places at a time; with fewer, reading the head's weights costs more than the logits."""
+WIDEST = 256
+"""Head for which that is so."""
 
 
-def places_at_once(vocab: int, device: torch.device) -> int:
-    """For how many places a head makes logits at a time.
+def cached_places(vocab: int, width: int, device: torch.device) -> int | None:
+    """For how many places at a time logits stay in a CPU's cache; None: for none.
 
-    A loss reads and writes them a dozen times. On a CPU that is two to three times as fast where
-    they stay in the cache, which the logits of a large vocabulary never do.
+    A loss reads and writes its logits a dozen times, which is up to three times as fast there. But
+    each part reads the [vocab, width] head again, and adds up a gradient of that size.
     """
-    if device.type == "cpu" and FEWEST * vocab <= 2 * CACHED:
-        return max(FEWEST, CACHED // vocab)
-    return max(1, CELLS // vocab)
+    if device.type != "cpu" or width > WIDEST or FEWEST * vocab > 2 * CACHED:
+        return None
+    return max(FEWEST, CACHED // vocab)
+
+
+POSITIONS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class CrossEntropy:
     """Next-token loss: -log q(token that is `ahead` places to the right), in nats."""
 
     chunk: int | None = None
-    """Positions per call of the head; None: as suits the device."""
+    """Positions per call of the head; None: those that stay in a cache, else `POSITIONS`."""
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum over positions that the prediction's and the batch's masks both count."""
@@ -77,7 +79,7 @@ class CrossEntropy:
         wanted_N = batch.tokens_ahead(prediction.ahead)[counted_BT]
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
         total = prediction.hidden_BTH.sum().float() * 0.0 if not len(wanted_N) else None
-        chunk = self.chunk or places_at_once(vocabulary(prediction, head), hidden_NH.device)
+        chunk = self.chunk or _positions(hidden_NH, head)
         for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
             if not len(wanted):
                 continue
@@ -86,6 +88,13 @@ class CrossEntropy:
             total = part if total is None else total + part
         assert total is not None
         return LossTerms(total=total, weight=counted_BT.sum().float())
+
+
+def _positions(hidden_NH: Tensor, head: Head) -> int:
+    if not len(hidden_NH):
+        return POSITIONS
+    vocab = vocabulary(head, hidden_NH)
+    return cached_places(vocab, hidden_NH.shape[-1], hidden_NH.device) or POSITIONS
 
 
 def _summed(head: Head, hidden_NH: Tensor, wanted_N: Tensor) -> Tensor:

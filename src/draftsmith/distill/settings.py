@@ -19,7 +19,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available
+from accelerate.utils import DeepSpeedPlugin, DistributedType, is_deepspeed_available
+from accelerate.utils.environment import get_int_from_env
 from torch import nn
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -216,33 +217,56 @@ def make_accelerator(
     `deepspeed`: what `read_deepspeed` returns. BackendError when that package is missing.
     """
     if deepspeed is not None and "RANK" not in os.environ:
-        raise BackendError(
-            "DeepSpeed trains in processes that a launcher numbers, one process too: start this "
-            "with accelerate launch, or with torchrun --nproc-per-node 1 -m draftsmith.cli"
-        )
+        raise BackendError(f"DeepSpeed trains in processes that a launcher numbers: {LAUNCH}")
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1 and not torch.accelerator.is_available():
-        # accelerate joins processes without a device only where its own launcher says so: those of
-        # torchrun would each train everything, into the same folder.
-        PartialState(cpu=True)
+    processes = _join()
     accelerator = Accelerator(
         mixed_precision=mixed,
         log_with=list(log_with) or None,
         project_dir=folder,
         deepspeed_plugin=None if deepspeed is None else deepspeed_plugin(deepspeed),
     )
-    if accelerator.num_processes != processes:
+    if accelerator.num_processes < processes:
         raise BackendError(
             f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
-            f"of them on {accelerator.device}: start one, or all with accelerate launch --cpu"
+            f"of them on {accelerator.device}: each would train everything; start one"
+        )
+    if deepspeed is not None and accelerator.distributed_type != DistributedType.DEEPSPEED:
+        raise BackendError(
+            "accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set: unset that"
         )
     # With ZeRO-3 transformers would spread every model that it loads from now on, also the finished
     # one, which has to be whole.
     unset_hf_deepspeed_config()
     return accelerator
+
+
+LAUNCH = (
+    "start it with torchrun --nproc-per-node 1 -m draftsmith.cli ... (or more), or on GPUs with "
+    "accelerate launch --use_deepspeed"
+)
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
+"""Where launchers say how many processes they start, in accelerate's order."""
+
+
+def _join() -> int:
+    """How many processes a launcher started; where they have no device, they are joined here.
+
+    accelerate joins those only where `ACCELERATE_USE_CPU` says so: processes of torchrun would each
+    train everything, into the same folder.
+    """
+    processes = get_int_from_env(_SIZES, 1)
+    if processes > 1 and not torch.accelerator.is_available():
+        missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
+        if "WORLD_SIZE" in os.environ and missing:
+            raise BackendError(
+                f"WORLD_SIZE is {processes}, but {' and '.join(missing)} are not set: start the "
+                "processes with torchrun, or unset WORLD_SIZE to train with one"
+            )
+        PartialState(cpu=True)
+    return processes
 
 
 GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -273,7 +297,14 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
             raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
     if not isinstance(found.get("zero_optimization"), dict):
         raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
+    processes = get_int_from_env(_SIZES, 1)
     zero = found["zero_optimization"]
+    if zero.get("stage") == 3 and processes > 1:
+        raise InputError(
+            f"{path}: stage 3 gathers weights at every call of a head, which processes call as "
+            "often as their texts need: they would wait for each other. Use stage 2, or instead of "
+            "DeepSpeed --parallel sharded, which spreads the weights too"
+        )
     if zero.get("stage") == 3:
         zero = {GATHER: True, **zero}
         if zero[GATHER] is not True:
@@ -286,7 +317,6 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
             f"{path}: gradient_clipping is {clip}, the trainer's clip norm is {config.clip_norm}; "
             'make them equal or write "auto"'
         )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     sizes = _batch_sizes(path, found, config.accumulation, processes)
     return {**found, **sizes, "zero_optimization": zero, "gradient_clipping": config.clip_norm}
 
