@@ -141,7 +141,7 @@ def test_flags_that_documents_name_exist(page: Path) -> None:
     from draftsmith.flags import flags_of
 
     known = {flag for options in verbs().values() for flag in flags_of(options)}
-    known |= {"--help", "--version", "--no-hf-baseline"}
+    known |= {"--help", "--version", "--no-hf-baseline", "--nproc-per-node"}  # the last: torchrun
     text = page.read_text(encoding="utf-8")
     unknown = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if flag not in known}
     assert not unknown, f"{page.name} names flags that no command has: {sorted(unknown)}"
