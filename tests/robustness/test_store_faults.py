@@ -424,7 +424,7 @@ def kill_at_random(folder: Path, times: int, seed: int) -> int:
             os.kill(child, signal.SIGKILL)
             assert writer.wait() == -signal.SIGKILL
             if not written:  # a busy machine writes nothing so soon
-                longest = min(1.1 * longest, 0.6)
+                longest *= 1.5
             if not (folder / MANIFEST).exists():
                 continue
             found = len(TrajectoryStore.open(folder).shards())
