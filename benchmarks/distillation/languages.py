@@ -101,13 +101,14 @@ def train_models(work: Path, *, quick: bool) -> Path:
     folder = work / "models"
     paths = [work / "train.jsonl", work / "held_out.jsonl"]
     beginnings = {name: work / "beginnings" / name for name in STEPS}
-    if not all((path / "config.json").exists() for path in beginnings.values()):
+    if not all(path.exists() for path in beginnings.values()):
         work.mkdir(parents=True, exist_ok=True)
         found = corpora()
         write_text_atomic(paths[0], "".join(_lines(found, held=False)))
         write_text_atomic(paths[1], "".join(_lines(found, held=True)))
         for name, path in beginnings.items():
-            widen(ende.MODELS / name, characters(found), path)
+            if not path.exists():
+                widen(ende.MODELS / name, characters(found), path)
     data = TextOptions(text=(str(paths[0]),), eval_text=(str(paths[1]),))
     recipes = {"target": mini_ende.target(folder, data), "draft": mini_ende.draft(folder, data)}
     train_missing(

@@ -110,7 +110,9 @@ def versions() -> dict[str, str | None]:
 def is_first_process() -> bool:
     """Whether this is the only process of a run, or the first of those that train together."""
     group = sys.modules.get("torch.distributed")  # not imported for this: most verbs go without
-    return group is None or not group.is_initialized() or group.get_rank() == 0
+    if group is None or not (group.is_available() and group.is_initialized()):
+        return True
+    return bool(group.get_rank() == 0)
 
 
 def git_revision() -> dict[str, Any] | None:

@@ -424,7 +424,7 @@ def kill_at_random(folder: Path, times: int, seed: int) -> int:
             os.kill(child, signal.SIGKILL)
             assert writer.wait() == -signal.SIGKILL
             if not written:  # a busy machine writes nothing so soon
-                longest *= 1.5
+                longest = min(1.5 * longest, 10.0)
             if not (folder / MANIFEST).exists():
                 continue
             found = len(TrajectoryStore.open(folder).shards())

@@ -284,7 +284,7 @@ def test_a_group_that_nobody_numbers_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BackendError, match="WORLD_SIZE is 2, but RANK are not set: start"):
+    with pytest.raises(BackendError, match="WORLD_SIZE is 2, but there is no RANK: start"):
         make_accelerator("float32")
 
 

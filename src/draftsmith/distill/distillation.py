@@ -212,8 +212,7 @@ class Places:
 
     def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
         """Parts of at most `cells` logits; None: see `Distillation`."""
-        size = None if cells else self._cached(vocab)
-        size = size or max(1, (cells or CELLS) // vocab)
+        size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
             yield Places(

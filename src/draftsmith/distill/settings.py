@@ -247,8 +247,12 @@ LAUNCH = (
     "start it with torchrun --nproc-per-node 1 -m draftsmith.cli ... (or more), or on GPUs with "
     "accelerate launch --use_deepspeed"
 )
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
-"""Where launchers say how many processes they start, in accelerate's order."""
+
+
+def _started() -> int:
+    """How many processes a launcher started, found as accelerate does."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
+    return int(get_int_from_env(names, 1))
 
 
 def _join() -> int:
@@ -257,13 +261,13 @@ def _join() -> int:
     accelerate joins those only where `ACCELERATE_USE_CPU` says so: processes of torchrun would each
     train everything, into the same folder.
     """
-    processes = get_int_from_env(_SIZES, 1)
+    processes = _started()
     if processes > 1 and not torch.accelerator.is_available():
         missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
         if "WORLD_SIZE" in os.environ and missing:
             raise BackendError(
-                f"WORLD_SIZE is {processes}, but {' and '.join(missing)} are not set: start the "
-                "processes with torchrun, or unset WORLD_SIZE to train with one"
+                f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
+                "the processes with torchrun, or unset WORLD_SIZE to train with one"
             )
         PartialState(cpu=True)
     return processes
@@ -297,15 +301,15 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
             raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
     if not isinstance(found.get("zero_optimization"), dict):
         raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
-    processes = get_int_from_env(_SIZES, 1)
+    processes = _started()
     zero = found["zero_optimization"]
-    if zero.get("stage") == 3 and processes > 1:
-        raise InputError(
-            f"{path}: stage 3 gathers weights at every call of a head, which processes call as "
-            "often as their texts need: they would wait for each other. Use stage 2, or instead of "
-            "DeepSpeed --parallel sharded, which spreads the weights too"
-        )
     if zero.get("stage") == 3:
+        if processes > 1:
+            raise InputError(
+                f"{path}: stage 3 gathers weights at every call of a head, which processes call as "
+                "often as their texts need: they would wait for each other. Use stage 2, or "
+                "instead of DeepSpeed --parallel sharded, which spreads the weights too"
+            )
         zero = {GATHER: True, **zero}
         if zero[GATHER] is not True:
             raise InputError(
