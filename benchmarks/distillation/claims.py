@@ -10,21 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from beam_parts import (
+    AT_EQUAL_COST,
+    MORE,
+    SOFT,
+    WIDTHS,
+    at_equal_cost,
+    at_heat,
+    costs_are_known,
+    longer,
+    mixed,
+    scored,
+    with_whole_laws,
+)
 from exam import Marks
 from lab import Lab
 from study import Run
 from writing import difference
-
-from draftsmith.option_groups import DivergenceOptions
-
-SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
-WIDTHS = (2, 4, 8, 16)
-"""Beside these the greedy text, which is the one best beam."""
-GOLD = DivergenceOptions(tail="renormalise")
-"""The paper's treatment of cut laws; the only one with a meaning at every temperature."""
-HEATS = (0.7, 1.0, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class Claim:
 
 
 def claims(lab: Lab) -> list[Claim]:
-    """The paper's, in its order, and two of ours."""
+    """The paper's, in its order, and ours: of what it leaves open."""
 
     def soft(run: Callable[[str], Run]) -> tuple[Run, ...]:
         return tuple(map(run, SOFT))
@@ -90,20 +95,41 @@ def claims(lab: Lab) -> list[Claim]:
         )
         for width in (4, 16)
     ]
+    return found + ours(lab)
+
+
+def ours(lab: Lab) -> list[Claim]:
+    """About what the paper leaves open, of one or two settings each."""
+    aggregated = ("kl", "rkl")
+    apart = tuple(lab.run("beams-8", one) for one in aggregated)
+    found = [
+        Claim(
+            says=f"(ours) {says} over each beam its own laws, alike",
+            better=tuple(map(partial(taught, lab), aggregated)),
+            worse=apart,
+        )
+        for says, taught in (("mixture of laws", mixed), ("weights by score", scored))
+    ]
+    long, many = longer(lab), MORE * lab.amounts.prompts
+    found += [
+        Claim(
+            says=f"(ours) {MORE} times the prompts over {says}, long",
+            better=(long.run(f"draws-1@{many}", "lk"),),
+            worse=(long.run(store, "lk"),),
+        )
+        for says, store in (
+            ("none more", "draws-1"),
+            (f"{MORE} draws of each", f"draws-{MORE}"),
+            (f"{MORE} beams of each", f"beams-{MORE}"),
+        )
+    ]
+    if costs_are_known(lab):
+        auto, *others = at_equal_cost(lab)
+        found += [
+            Claim(says=f"(ours) auto over {name}, equal cost", better=(auto,), worse=(other,))
+            for name, other in zip(AT_EQUAL_COST[1:], others, strict=True)
+        ]
     return found
-
-
-def at_heat(lab: Lab, objective: str, heat: float) -> Run:
-    """On gold texts, with a teacher at this temperature."""
-    change = replace(GOLD, teacher_temperature=heat)
-    return lab.run("gold", objective, change=change, name=f"t{heat:g}")
-
-
-def with_whole_laws(lab: Lab, objective: str) -> Run:
-    """On gold texts, with all that the teacher says in place of the 50 best."""
-    run = lab.run("gold", objective, change=GOLD, name="whole")
-    assert run.options is not None
-    return replace(run, options=replace(run.options, laws="teacher"))
 
 
 def judged(some: Iterable[Claim], marks: Mapping[str, Marks]) -> list[dict[str, Any]]:

@@ -161,7 +161,10 @@ class Marks:
 
     @classmethod
     def read(cls, path: Path) -> Marks:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Marks:
         return cls(
             exam=content["exam"],
             decoded=tuple(Decoded.from_json(one) for one in content["decoded"]),

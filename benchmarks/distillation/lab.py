@@ -6,19 +6,22 @@ beams-8-rkl-400-s0                                 a run: collection, objective,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exam import Exam
-from study import Models, Run, training
+from kept import Kept
+from study import Examined, Models, Run, collect, examine, is_trained, training
 
 from draftsmith.bench.costs import ForwardProbe
+from draftsmith.errors import InputError
 from draftsmith.option_groups import DivergenceOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import digest, write_json_atomic
 from draftsmith.targets.hf import load_target
 
 
@@ -43,7 +46,10 @@ class Lab:
     ask: Path
     """Prompts of the exams."""
     amounts: Amounts
+    kept: Kept
+    """Marks of all machines; what else is measured once stands beside them."""
     learning_rate: float = 1e-3
+    max_new_tokens: int = 96
 
     @property
     def exam(self) -> Exam:
@@ -52,7 +58,7 @@ class Lab:
             target=self.models.target,
             prompts=self.ask,
             limit=self.amounts.exam_prompts,
-            max_new_tokens=96,
+            max_new_tokens=self.max_new_tokens,
             tree=(),
         )
 
@@ -75,7 +81,7 @@ class Lab:
             model=ModelOptions(target=self.models.target),
             prompts=self.learn,
             out=self.work / "stores" / name,
-            max_new_tokens=96,
+            max_new_tokens=self.max_new_tokens,
             batch_size=64,
             limit=int(limit or self.amounts.prompts),
         )
@@ -123,7 +129,7 @@ class Lab:
     def cost_ratio(self) -> float:
         """Seconds of a forward of the draft model / of the target, one token; measured once, before
         runs side by side keep the machine busy."""
-        path = self.work / "cost_ratio.json"
+        path = self.kept.path.with_name("cost_ratio.json")
         if not path.exists():
             context = tuple(range(1, 65))
             probes = [
@@ -135,3 +141,66 @@ class Lab:
             write_json_atomic(path, {"draft_ms": 1e3 * own, "target_ms": 1e3 * other})
         known = json.loads(path.read_text(encoding="utf-8"))
         return float(known["draft_ms"] / known["target_ms"])
+
+    def examine(self, runs: Sequence[Run], exam: Exam, workers: int) -> list[Examined]:
+        """All runs with their marks; what no machine has made yet is collected, trained and
+        examined."""
+        known = self.known(runs, exam)
+        missing = list({run.name: run for run in runs if run.name not in known}.values())
+        stores = stores_of([run for run in missing if not is_trained(run)])
+        collect([self.store(name) for name in stores], workers)
+        examine(
+            missing,
+            exam,
+            self.work,
+            workers,
+            lambda one: self.kept.add(one.run, exam, one.marks),
+        )
+        known |= self.known(missing, exam)
+        return [known[run.name] for run in runs]
+
+    def known(self, runs: Sequence[Run], exam: Exam) -> dict[str, Examined]:
+        """Those of the runs that have sat the exam, by name, in their order."""
+        marks = {run.name: (run, self.kept.find(run, exam)) for run in runs}
+        return {
+            name: Examined(run=run, marks=found)
+            for name, (run, found) in marks.items()
+            if found is not None
+        }
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """Once more, from other random numbers."""
+    assert run.options is not None
+    name = f"{run.name.removesuffix('-s0')}-s{seed}"
+    out = run.options.out.parents[1] / name / "draft"
+    return replace(run, name=name, options=replace(run.options, seed=seed, out=out))
+
+
+def stores_of(runs: Sequence[Run]) -> list[str]:
+    """Names of what they learn from."""
+    return sorted({folder.name for run in runs if run.options for folder in run.options.store})
+
+
+def keep(record: Path, work: Path, models: Models, files: Sequence[Path], prompts: int) -> Kept:
+    """What is known of a study with these models, files of prompts and so many prompts to learn
+    from.
+
+    Raises:
+        InputError: the folder to work in is of other ones.
+    """
+    weights = [Path(folder) / "model.safetensors" for folder in (models.target, models.draft)]
+    of = digest([*map(_hash, (*weights, *files)), prompts])
+    note = work / "of.json"
+    if not note.exists():
+        write_json_atomic(note, of)
+    if json.loads(note.read_text(encoding="utf-8")) != of:
+        raise InputError(
+            f"{work} was begun with other models or prompts: remove it, or name another (--work)"
+        )
+    return Kept(path=record / "marks.jsonl", of=of)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,16 +18,16 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import ende
 import numpy as np
 import torch
 from exam import Exam, greedy_texts, quality
-from lab import Amounts, Lab
-from study import Examined, Models, Run, collect, examine
+from lab import Amounts, Lab, keep, with_seed
+from study import Examined, Models, Run
 from writing import (
     Difference,
     as_row,
@@ -67,6 +67,7 @@ PASSES = {"German": 1, "Chinese": 6, "Japanese": 2}
 """About as many examples of each."""
 HELD_OUT = 0.002
 MAX_NEW_TOKENS = 128
+SEEDS = 3
 STEPS = {"target": 3000, "draft": 2000}
 QUICK_STEPS = 4
 JOINED = {"German": 2, "Chinese": 2, "Japanese": 3}
@@ -220,22 +221,37 @@ def main() -> None:
     work, out = places(given.work, given.out, quick=given.quick)
     models = train_models(work, quick=given.quick)
     learn = learning_prompts(work / "learn.jsonl", FULL.prompts)
+    amounts, both = QUICK if given.quick else FULL, Models(folder=models)
     lab = Lab(
-        models=Models(folder=models),
+        models=both,
         work=work,
         learn=learn,
         ask=learn,
-        amounts=QUICK if given.quick else FULL,
+        amounts=amounts,
+        kept=keep(out / "languages", work, both, (learn,), amounts.prompts),
+        max_new_tokens=MAX_NEW_TOKENS,
     )
     lab.cost_ratio()
-    runs: list[Run] = [lab.models.base]
-    runs += [lab.run(store, one) for one in OBJECTIVES for store in STORES]
-    stores = [replace(lab.store(name), max_new_tokens=MAX_NEW_TOKENS) for name in STORES]
-    collect(stores, given.workers)
-    done = {
-        language: examine(runs, exam_of(lab, language), lab.work, given.workers)
-        for language in SIDES
-    }
+    runs = [lab.models.base, *(lab.run(store, one) for one in OBJECTIVES for store in STORES)]
+    done: dict[str, list[Examined]] = {}
+    seeds: dict[str, list[Examined]] = {}
+    for language in SIDES:
+        exam = exam_of(lab, language)
+        done[language] = lab.examine(runs, exam, given.workers)
+        best = best_run(done[language])
+        seeds[language] = lab.examine(
+            [with_seed(best, seed) for seed in range(SEEDS)], exam, given.workers
+        )
+        write(lab, done, seeds, out)
+
+
+def write(
+    lab: Lab,
+    done: Mapping[str, Sequence[Examined]],
+    seeds: Mapping[str, Sequence[Examined]],
+    out: Path,
+) -> None:
+    """What is known so far. `done`: every setting in each language; `seeds`: of the best there."""
     shape = TreeShape.chain(8)
     rows: list[RunFigures] = [
         replace(
@@ -248,14 +264,17 @@ def main() -> None:
         for language, some in done.items()
         for one in some
     ]
-    best = {language: best_setting(some) for language, some in done.items()}
+    gains = {language: gain(some[0], seeds[language]) for language, some in done.items()}
     facts = {
-        "steps": lab.amounts.steps,
-        "best": dict(zip(best, plain(list(best.values())), strict=True)),
-        "target": {language: of_target(exam_of(lab, language)) for language in SIDES},
+        **asdict(lab.amounts),
+        "of": lab.kept.of,
+        "models": STEPS,
+        "best": dict(zip(gains, plain(list(gains.values())), strict=True)),
+        "seeds": {language: table(some) for language, some in seeds.items()},
+        "target": {language: of_target(exam_of(lab, language)) for language in done},
         "languages": {language: table(some) for language, some in done.items()},
     }
-    for language, one in best.items():
+    for language, one in gains.items():
         print(
             f"{language}: {one.better} over {one.worse} {one.ratio - 1:+.1%} "
             f"({one.low - 1:+.1%} to {one.high - 1:+.1%})",
@@ -272,16 +291,27 @@ def of_target(exam: Exam) -> dict[str, float | None]:
     return {"chrf": chrf, "bleu": bleu}
 
 
-def best_setting(some: Sequence[Examined]) -> Difference:
-    """What is best on the first half of the prompts, against the draft that all began with (the
-    first of these), on the other half."""
-    base, *others = some
-    middle = len(base.marks.decoded[0].tokens) // 2
-    chosen = max(others, key=lambda one: one.marks.of(slice(middle)).mean_tau)
-    rest = slice(middle, None)
+def best_run(some: Sequence[Examined]) -> Run:
+    """What is best on the first half of the prompts; the first is the draft that all began with."""
+    _, *others = some
+    return max(others, key=lambda one: one.marks.of(halves(one)[0]).mean_tau).run
+
+
+def gain(base: Examined, seeds: Sequence[Examined]) -> Difference:
+    """Of the chosen setting over the undistilled draft, on the other half of the prompts."""
+    rest = halves(base)[1]
     return difference(
-        chosen.run.name, [chosen.marks.of(rest)], base.run.name, [base.marks.of(rest)]
+        seeds[0].run.name.removesuffix("-s0"),
+        [one.marks.of(rest) for one in seeds],
+        base.run.name,
+        [base.marks.of(rest)],
     )
+
+
+def halves(one: Examined) -> tuple[slice, slice]:
+    """Of the prompts: what is chosen by, and what is judged by."""
+    middle = len(one.marks.decoded[0].tokens) // 2
+    return slice(middle), slice(middle, None)
 
 
 if __name__ == "__main__":

@@ -115,26 +115,33 @@ def collect(stores: Iterable[CollectOptions], workers: int) -> None:
 
 def train(runs: Sequence[Run], work: Path, workers: int) -> None:
     """Train what is not done yet, without an exam: others go on from these."""
-    missing = [run for run in runs if not _is_trained(run)]
+    missing = [run for run in runs if not is_trained(run)]
     jobs = [(run, work) for run in missing]
     _each("training", _train, jobs, [run.name for run in missing], workers)
 
 
-def examine(runs: Sequence[Run], exam: Exam, work: Path, workers: int) -> list[Examined]:
-    """Train and examine what is not done yet; all runs with their marks, in order."""
-    missing = [run for run in runs if not (_is_trained(run) and _marks(run, exam, work).is_file())]
+def examine(
+    runs: Sequence[Run],
+    exam: Exam,
+    work: Path,
+    workers: int,
+    done: Callable[[Examined], None] = lambda _: None,
+) -> list[Examined]:
+    """Train and examine what is not done yet; all runs with their marks, in order. `done` hears of
+    each as soon as it is."""
+    ready = {run.name: is_trained(run) and _marks(run, exam, work).is_file() for run in runs}
+
+    def read(run: Run) -> Examined:
+        return Examined(run=run, marks=Marks.read(_marks(run, exam, work)))
+
+    for run in runs:
+        if ready[run.name]:
+            done(read(run))
+    missing = [run for run in runs if not ready[run.name]]
     jobs = [(run, exam, work) for run in missing]
-    _each("training", _train_and_examine, jobs, [run.name for run in missing], workers)
-    return [Examined(run=run, marks=Marks.read(_marks(run, exam, work))) for run in runs]
-
-
-def already_examined(runs: Iterable[Run], exam: Exam, work: Path) -> list[Examined]:
-    """Those that have sat this exam, now or before."""
-    return [
-        Examined(run=run, marks=Marks.read(_marks(run, exam, work)))
-        for run in runs
-        if _is_trained(run) and _marks(run, exam, work).is_file()
-    ]
+    names = [run.name for run in missing]
+    _each("training", _train_and_examine, jobs, names, workers, lambda job: done(read(job[0])))
+    return [read(run) for run in runs]
 
 
 # --------------------------------------------------------------------------- work
@@ -150,7 +157,7 @@ def _collect(store: CollectOptions) -> None:
 def _train(job: tuple[Run, Path]) -> None:
     run, work = job
     folder = work / "runs" / run.name
-    if run.options is not None and not _is_trained(run):
+    if run.options is not None and not is_trained(run):
         from draftsmith.recipes import distill as recipe
 
         with _logged(folder / "log.txt"), _costed(folder / COST):
@@ -165,7 +172,8 @@ def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
     write_json_atomic(_marks(run, exam, work), asdict(marks))
 
 
-def _is_trained(run: Run) -> bool:
+def is_trained(run: Run) -> bool:
+    """Whether its drafter is there."""
     return run.options is None or _is_done(Path(run.drafter), run.options)
 
 
@@ -174,14 +182,9 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
     path = folder / "run.json"
     if not path.is_file():
         return False
-    before, now = (
-        flattened(_deciding(said))
-        for said in (
-            json.loads(path.read_text(encoding="utf-8"))["options"],
-            jsonable(as_dict(options)),
-        )
-    )
-    for name in sorted((before.keys() & now.keys()) - PATHS):
+    before = _deciding(json.loads(path.read_text(encoding="utf-8"))["options"])
+    now = deciding(options)
+    for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise InputError(
                 f"{folder} was made with {name} {before[name]}, and the study now has {now[name]}: "
@@ -190,14 +193,19 @@ def _is_done(folder: Path, options: CollectOptions | DistillOptions) -> bool:
     return True
 
 
+def deciding(options: CollectOptions | DistillOptions) -> dict[str, Any]:
+    """Names and values of what decides what comes of it; files aside, which may be named otherwise,
+    and options of the drafter that change time and memory alone."""
+    return _deciding(jsonable(as_dict(options)))
+
+
 def _deciding(said: dict[str, Any]) -> dict[str, Any]:
-    """Without options of the drafter that change time and memory alone."""
-    if not said.get("drafter_option"):
-        return said
-    kind, _ = drafter_parts(str(said["drafter"]))
-    free = free_options(drafter_class(kind).Config)
-    kept = [one for one in said["drafter_option"] if one.partition("=")[0] not in free]
-    return said | {"drafter_option": kept}
+    if said.get("drafter_option"):
+        kind, _ = drafter_parts(str(said["drafter"]))
+        free = free_options(drafter_class(kind).Config)
+        kept = [one for one in said["drafter_option"] if one.partition("=")[0] not in free]
+        said = said | {"drafter_option": kept}
+    return {name: value for name, value in flattened(said).items() if name not in PATHS}
 
 
 @contextlib.contextmanager
@@ -219,7 +227,12 @@ def _marks(run: Run, exam: Exam, work: Path) -> Path:
 
 
 def _each(
-    what: str, job: Callable[[T], None], items: Sequence[T], names: Sequence[str], workers: int
+    what: str,
+    job: Callable[[T], None],
+    items: Sequence[T],
+    names: Sequence[str],
+    workers: int,
+    done: Callable[[T], None] = lambda _: None,
 ) -> None:
     """Do all, side by side, and say how it goes."""
     if not items:
@@ -227,14 +240,18 @@ def _each(
     began = time.monotonic()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_alone) as pool:
-        futures = {pool.submit(job, item): name for item, name in zip(items, names, strict=True)}
+        futures = {
+            pool.submit(job, item): (item, name) for item, name in zip(items, names, strict=True)
+        }
         try:
             for number, future in enumerate(as_completed(futures), 1):
                 future.result()
+                item, name = futures[future]
+                done(item)
                 spent = time.monotonic() - began
                 left = spent / number * (len(items) - number)
                 print(
-                    f"{what} {number}/{len(items)}: {futures[future]}  ({left / 60:.0f} min left)",
+                    f"{what} {number}/{len(items)}: {name}  ({left / 60:.0f} min left)",
                     file=sys.stderr,
                     flush=True,
                 )

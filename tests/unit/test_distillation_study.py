@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from draftsmith.types import TreeShape
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
-PARTS = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate", "length")
+SHORT = ("rate", "temperature", "forcing", "sft", "beams", "draws", "tails", "aggregate", "length")
 """Short runs and long ones; those of `auto` are written out, or a target would have to be asked its
 cost."""
 
@@ -35,17 +35,22 @@ def importable() -> Iterator[None]:
 def a_lab(folder: Path, *, quick: bool = False) -> Any:
     """The study in this folder, with one prompt."""
     import distillbeam
-    from lab import Lab
+    from lab import Lab, keep
     from study import Models
 
     asked = folder / "ask.jsonl"
     asked.write_text('{"id": "a", "prompt": "one"}\n')
+    for name in ("target", "draft"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "model.safetensors").write_text(name)
+    models, amounts = Models(folder=folder), distillbeam.QUICK if quick else distillbeam.FULL
     return Lab(
-        models=Models(folder=folder),
+        models=models,
         work=folder,
         learn=asked,
         ask=asked,
-        amounts=distillbeam.QUICK if quick else distillbeam.FULL,
+        amounts=amounts,
+        kept=keep(folder / "record", folder, models, (asked,), amounts.prompts),
     )
 
 
@@ -67,11 +72,12 @@ def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
 def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
     """Of every short run that the study plans, with made-up marks: nothing is trained."""
     import distillbeam
+    from beam_parts import PARTS
     from study import Examined
     from writing import as_row
 
     lab = a_lab(tmp_path_factory.mktemp("study"))
-    runs = [lab.models.base, *(run for part in PARTS for run in distillbeam.PARTS[part](lab))]
+    runs = [lab.models.base, *(run for part in SHORT for run in PARTS[part](lab))]
     runs += [
         lab.run(f"beams-{width}@1500", "kl", label=f"kl, {width}, equal cost") for width in (2, 4)
     ]
@@ -79,7 +85,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
     for place, run in enumerate({run.name: run for run in runs}.values()):
         marks = some_marks(1600 + place, steps=1000, temperature=1.0)
         rows.append(as_row(Examined(run=run, marks=marks)))
-    comparison = compare(distillbeam.compared(rows, 0.3, lab.amounts.steps))
+    comparison = compare(distillbeam.compared(rows, 0.3, lab))
     assert comparison.notes == ()  # no run is taken for another
     (only,) = comparison.scopes
     return only
@@ -89,7 +95,7 @@ def lines_of(
     scope: Scope, factor: str, ignoring: tuple[str, ...] = (), **wanted: object
 ) -> dict[str, set[object]]:
     """Values of each objective's line among those whose options are the wanted ones."""
-    usual = {"limit": None, "learning_rate": 1e-3, "aggregate": "per_beam"} | wanted
+    usual = {"limit": None, "aggregate": "per_beam"} | wanted
     out: dict[str, set[object]] = {}
     for line in controlled(scope, factor, ignoring):
         setting = next(iter(line.entries.values())).setting
@@ -160,26 +166,23 @@ def test_what_costs_otherwise_is_no_other_run() -> None:
     from study import _deciding
 
     said = {"drafter": "hass", "drafter_option": ["seed=0", "recompute=false"], "seed": 1}
-    assert _deciding(said) == said | {"drafter_option": ["seed=0"]}
-    assert _deciding({"model": {"target": "x"}}) == {"model": {"target": "x"}}
+    assert _deciding(said) == {"drafter_option": "seed=0", "seed": 1}
+    assert _deciding({"model": {"target": "x", "dtype": "y"}}) == {"model.dtype": "y"}
 
 
 def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of() -> None:
-    from languages import best_setting
+    from languages import best_run, gain
     from study import Examined, Run
 
     def examined(name: str, tokens: tuple[int, ...]) -> Examined:
         return Examined(run=Run(name=name), marks=some_marks(*tokens))
 
-    found = best_setting(
-        [
-            examined("undistilled", (20, 20, 20, 20)),
-            examined("lucky", (30, 32, 22, 22)),
-            examined("steady", (28, 28, 28, 28)),
-        ]
-    )
-    assert (found.better, found.worse) == ("lucky", "undistilled")
-    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    base = examined("undistilled", (20, 20, 20, 20))
+    lucky = examined("lucky-s0", (30, 32, 22, 22))
+    assert best_run([base, lucky, examined("steady-s0", (28, 28, 28, 28))]) == lucky.run
+    found = gain(base, [lucky, examined("lucky-s1", (10, 10, 24, 24))])
+    assert (found.better, found.worse, found.seeds) == ("lucky", "undistilled", (2, 1))
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.15, 1.1, 1.2))
 
 
 def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() -> None:
@@ -192,12 +195,16 @@ def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() 
 
 
 def test_claims_are_about_runs_that_the_study_makes(tmp_path: Path) -> None:
-    import distillbeam
+    from beam_parts import AT_EQUAL_COST, costs_path, planned
     from claims import claims
 
     lab = a_lab(tmp_path)
-    made = {run.name: run.options for part in PARTS for run in distillbeam.PARTS[part](lab)}
+    without = claims(lab)
+    costs_path(lab).parent.mkdir()
+    costs_path(lab).write_text(json.dumps(dict.fromkeys(AT_EQUAL_COST, 10.0)))
+    made = {run.name: run.options for run in planned(lab)}
     found = claims(lab)
+    assert len(found) - len(without) == len(AT_EQUAL_COST) - 1
     assert all(made[run.name] == run.options for one in found for run in one.runs)
     assert all(len(one.better) == len(one.worse) for one in found)
     assert len({one.says for one in found}) == len(found)
@@ -219,24 +226,84 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
     assert one["low"] < one["ratio"] == 1.25 < one["high"]
 
 
-def test_parts_that_are_run_later_complete_claims_of_earlier_ones(tmp_path: Path) -> None:
+def test_a_study_goes_on_from_its_marks_where_nothing_else_is_left(tmp_path: Path) -> None:
+    """Parts that were run on several machines meet in one record; nothing is trained again."""
     import distillbeam
     from claims import claims
-    from study import _marks
+    from lab import keep
 
     lab = a_lab(tmp_path, quick=True)
     first, second, *_ = claims(lab)
-    assert set(first.better) & set(second.better)
-    for claim in (first, second):
-        for run in claim.runs:  # trained, and by which call nobody knows
-            assert run.options is not None
-            run.options.out.mkdir(parents=True, exist_ok=True)
-            said = json.dumps({"options": jsonable(as_dict(run.options))})
-            (run.options.out / "run.json").write_text(said)
-            path = _marks(run, lab.exam, lab.work)
-            path.write_text(json.dumps(jsonable(asdict(some_marks(30)))))
-        found = distillbeam.judgements(lab, [{"says": "of another wording"}])
-        assert [one["says"] for one in found][-1] == claim.says
-    assert [one["says"] for one in found] == [first.says, second.says]
-    kept = [{"says": claims(lab)[2].says, "ratio": 1.1}]  # its runs were made elsewhere
-    assert distillbeam.judgements(lab, kept)[2] == kept[0]
+    for claim, expected in ((first, [first.says]), (second, [first.says, second.says])):
+        for run in claim.runs:
+            lab.kept.add(run, lab.exam, some_marks(30, temperature=1.0))
+        kept = keep(tmp_path / "record", tmp_path, lab.models, (lab.ask,), lab.amounts.prompts)
+        lab = replace(lab, kept=kept, work=tmp_path / "elsewhere")
+        asked = lab.known([run for one in claims(lab) for run in one.runs], lab.exam)
+        assert asked.keys() >= {run.name for run in claim.runs}
+        examined = lab.examine(claim.runs, lab.exam, 1)  # there are no models that could learn
+        assert [one.run for one in examined] == list(claim.runs)
+        (tmp_path / "record" / "cost_ratio.json").write_text('{"draft_ms": 1, "target_ms": 4}')
+        distillbeam.write(lab, tmp_path)
+        record = json.loads((tmp_path / "distillbeam.json").read_text())
+        assert [one["says"] for one in record["claims"]] == expected
+        assert record["cost_ratio"] == 0.25
+        assert {row["name"] for row in record["runs"]} >= {run.name for run in claim.runs}
+
+
+def test_marks_count_for_the_same_run_alone(tmp_path: Path, capsys: Any) -> None:
+    from lab import keep
+
+    lab = a_lab(tmp_path)
+    run = lab.run("greedy", "kl")
+    lab.kept.add(run, lab.exam, some_marks(30))
+    assert lab.kept.find(run, lab.exam) == some_marks(30)
+    assert lab.kept.find(run, lab.final_exam) is None
+    faster = replace(lab, learning_rate=3e-3).run("greedy", "kl")
+    assert faster.name == run.name and lab.kept.find(faster, lab.exam) is None
+    lab.kept.add(run, lab.exam, some_marks(31))
+    with lab.kept.path.open("a") as file:
+        file.write('{"run": "half a li')
+    again = keep(tmp_path / "record", tmp_path, lab.models, (lab.ask,), lab.amounts.prompts)
+    assert again.find(run, lab.exam) == some_marks(31)
+    (tmp_path / "draft" / "model.safetensors").write_text("another")
+    with pytest.raises(InputError, match="was begun with other models or prompts"):
+        keep(tmp_path / "record", tmp_path, lab.models, (lab.ask,), lab.amounts.prompts)
+    (tmp_path / "new").mkdir()
+    other = keep(tmp_path / "record", tmp_path / "new", lab.models, (lab.ask,), lab.amounts.prompts)
+    assert other.find(run, lab.exam) is None
+    assert "1 of 1 exams in marks.jsonl are of other models" in capsys.readouterr().err
+
+
+def test_finalists_of_each_kind_come_from_what_is_known(tmp_path: Path) -> None:
+    import distillbeam
+
+    lab = a_lab(tmp_path)
+    lengthened = [run.name for run in distillbeam.length(lab)]
+    assert [run.name for run in distillbeam.finalists(lab)] == lengthened
+    for place, (store, objective) in enumerate(
+        [
+            ("gold", "sft"),
+            ("greedy", "kl"),
+            ("draws-1", "tvd"),
+            ("beams-4", "kl"),
+            ("draws-4", "lk"),
+        ]
+    ):
+        lab.kept.add(lab.run(store, objective), lab.exam, some_marks(30 + place))
+    best = [run.name for run in distillbeam.finalists(lab)[:3]]
+    assert sorted(best) == [
+        "draws-1@12000-tvd-3840-s0",
+        "draws-4@12000-lk-3840-s0",
+        "gold@12000-sft-3840-s0",
+    ]
+    for place, run in enumerate(distillbeam.finalists(lab)):
+        lab.kept.add(run, lab.exam, some_marks(40 - place))
+    asked = distillbeam.compared_at_last(lab)
+    assert {kind: len(runs) for kind, runs in asked.items()} == {
+        "undistilled": 1,
+        "sft": 3,
+        "one": 3,
+        "several": 3,
+    }
+    assert distillbeam.answers(lab)["differences"] == []
