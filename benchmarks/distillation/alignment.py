@@ -273,7 +273,7 @@ def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
 
 def differences(done: Mapping[str, Sequence[Examined]], steps: int) -> list[dict[str, Any]]:
     """On every task, of what was trained for so many steps: each setting over the undistilled
-    draft, each loss over KLD, and each change over the same loss without it."""
+    draft, each loss over those before it, and each change over the same loss without it."""
     out = []
     for task, some in done.items():
         marks = {name: [one.marks for one in seeds] for name, seeds in grouped(some).items()}
@@ -291,9 +291,9 @@ def differences(done: Mapping[str, Sequence[Examined]], steps: int) -> list[dict
 def rivals(name: str, steps: int) -> list[str]:
     """What a setting is compared with."""
     loss = max((one for one in LOSSES if name.startswith(f"{one}-")), key=len)
-    own, first = f"{loss}-{steps}", f"{next(iter(LOSSES))}-{steps}"
-    other = own if name != own else first
-    return [BASE, other] if name != first else [BASE]
+    own = f"{loss}-{steps}"
+    before = list(LOSSES)[: list(LOSSES).index(loss)] if name == own else [loss]
+    return [BASE, *(f"{one}-{steps}" for one in before)]
 
 
 def grouped(some: Sequence[Examined]) -> dict[str, list[Examined]]:
@@ -317,13 +317,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    work, out = places(given.work, given.out, quick=given.quick)
+    parts = given.only.split(",")
+    whole = set(parts) == set(PARTS)
+    # some parts are no study: they would take the place of the whole one's record
+    out = given.out if whole or given.out != RESULTS else given.work / "results"
+    work, out = places(given.work, out, quick=given.quick)
     lab = Lab(
         work=work,
         models=Models(folder=given.models),
         amounts=QUICK if given.quick else FULL,
     )
-    chosen = [run for part in given.only.split(",") for run in PARTS[part](lab)]
+    chosen = [run for part in parts for run in PARTS[part](lab)]
     runs = list({run.name: run for run in [lab.models.base, *chosen]}.values())
     stores = {folder.name for run in runs if run.options for folder in run.options.store}
     collect([lab.store(name) for name in sorted(stores)], given.workers)

@@ -45,7 +45,8 @@ class Difference:
     ratio: float
     low: float
     high: float
-    """95 % interval of the ratio: seeds and prompts drawn anew."""
+    """95 % interval of the ratio: seeds and prompts drawn anew. Of one seed it holds no noise of
+    training, and is too narrow by that."""
     seeds: tuple[int, int]
 
     @property

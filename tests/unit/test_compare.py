@@ -119,6 +119,7 @@ def test_names_say_what_differs_and_nothing_else() -> None:
             a_run("a", forcing="sample", beams=1),
             a_run("b", forcing="beam", beams=1),
             a_run("c", forcing="beam", beams=8),
+            a_run("g", forcing="sample", beams=8),
             a_run("d", teacher_temperature=0.7),
             a_run("e", objective="own", truncation="full"),
             RunFigures(label="f", tau=1.0),
@@ -129,6 +130,7 @@ def test_names_say_what_differs_and_nothing_else() -> None:
         "forward KL, 1 beam",
         "forward KL, 4 beams, T=0.7",
         "forward KL, 8 beams",
+        "forward KL, 8 draws",
         "forward KL, sample",
         "own, 4 beams, full",
     ]

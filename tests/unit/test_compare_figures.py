@@ -156,7 +156,10 @@ DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunFigures], RunFigu
     "forcing": (charts.forcing, lambda run: run if run.forcing in ("beam", None) else None),
     "beams": (charts.beams, lambda run: replace(run, beams=None)),
     "bubbles": (charts.bubbles, lambda run: replace(run, alpha=None)),
-    "speedups": (charts.speedups, lambda run: replace(run, speedup=None)),
+    "speedups": (
+        charts.speedups,
+        lambda run: replace(run, speedup=None, speedup_predicted=None),
+    ),
     "temperature": (charts.temperature, lambda run: replace(run, teacher_temperature=None)),
     "truncation": (charts.truncation, lambda run: replace(run, truncation=None)),
     "storage": (charts.storage, lambda run: replace(run, storage_bytes=None)),
@@ -194,6 +197,31 @@ def test_every_timed_drafter_has_a_bar_the_fastest_first() -> None:
     assert isinstance(figure, Figure)
     widths = [round(bar.get_width(), 2) for bar in figure.axes[0].patches]
     assert widths == [1.2, 1.5, 1.6, 1.9]  # from the lowest bar up
+
+
+def test_speed_ups_are_foretold_where_nothing_was_timed() -> None:
+    runs = [
+        a_run("a", speedup=None, speedup_predicted=1.2),
+        a_run("b", objective="rkl", speedup=None, speedup_predicted=0.5),
+    ]
+    figure = charts.speedups(only_scope(runs))
+    assert isinstance(figure, Figure)
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [0.5, 1.2]
+    assert "predicted" in figure.axes[0].get_xlabel()
+
+
+def test_a_search_of_unknown_width_gives_several_trajectories() -> None:
+    """Draws and `--beams auto` are none of the settings with one trajectory per prompt."""
+    runs = [
+        a_run(f"{name}-{forcing}", objective=name, forcing=forcing, beams=beams, tau=tau)
+        for name in ("kl", "rkl", "jsd")
+        for forcing, beams, tau in (("greedy", 1, 2.0), ("beam", None, 3.0), ("sample", 4, 2.5))
+    ]
+    figure = charts.radar_objectives(only_scope(runs))
+    assert isinstance(figure, Figure)
+    lines = {line.get_label(): set(line.get_ydata()) for line in figure.axes[0].get_lines()}
+    assert lines["one trajectory per prompt"] == {2.0}
+    assert lines["several trajectories per prompt"] == {3.0}
 
 
 def test_qualities_of_two_metrics_share_no_axis() -> None:

@@ -189,7 +189,7 @@ def test_settings_of_direct_alignment_meet_what_they_differ_from_in_one_thing() 
     from alignment import rivals
 
     assert rivals("kl-400", 400) == ["undistilled"]
-    assert rivals("tvdpp-uniform-400", 400) == ["undistilled", "kl-400"]
+    assert rivals("tvdpp-400", 400) == ["undistilled", "kl-400", "tvd-400"]
     assert rivals("tvdpp-unmixed-400", 400) == ["undistilled", "tvdpp-400"]
     assert rivals("tvdpp-uniform-unmixed-400", 400) == ["undistilled", "tvdpp-uniform-400"]
 

@@ -120,6 +120,12 @@ class Setting:
     label: str | None = None
     """Where the others do not tell runs apart, or say nothing."""
 
+    @property
+    def has_several(self) -> bool:
+        """Whether it learnt from several trajectories of a prompt; how many beams each one has is
+        not known where the search chose (`--beams auto`)."""
+        return (self.beams or 1) > 1 or (self.forcing == "beam" and self.beams is None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pooled:
@@ -328,10 +334,12 @@ def _parts(setting: Setting, said: Sequence[str]) -> tuple[str, ...]:
     if "drafter" in said and setting.drafter is not None:
         parts.insert(0, setting.drafter)
     forcing, beams, temperature = setting.forcing, setting.beams, setting.teacher_temperature
-    if "forcing" in said and forcing is not None and not (forcing == "beam" and beams is not None):
+    counted = "beams" in said and beams is not None and _by_beams(setting)
+    noun = {"beam": "beam", "sample": "draw"}.get(forcing or "beam")
+    if "forcing" in said and forcing is not None and not (counted and noun):
         parts.append(forcing)
-    if "beams" in said and beams is not None and _by_beams(setting):
-        parts.append(f"{beams} beam{'s' if beams != 1 else ''}")
+    if counted:
+        parts.append(f"{beams} {noun or 'beam'}{'s' if beams != 1 else ''}")
     if "teacher_temperature" in said and temperature is not None:
         parts.append(f"T={temperature:g}")
     if "truncation" in said and setting.truncation is not None:
