@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -264,13 +264,15 @@ class TopLaws:
     ids_NK: Tensor
     log_p_NK: Tensor
     """-inf in cells that hold nothing (then the id is 0)."""
+    vocab_size: int | None = None
+    """Entries of the teacher's head, from which these are; None: not known."""
 
     def __len__(self) -> int:
         return len(self.ids_NK)
 
     def take(self, rows_N: Tensor) -> TopLaws:
         """The laws at these places (indices or a mask)."""
-        return TopLaws(ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
+        return replace(self, ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,11 +31,12 @@ from torch import Tensor
 from draftsmith.distill import divergence as div
 from draftsmith.distill.distillation import (
     Places,
+    both_logits,
     check_laws,
     gather,
     masks,
+    over_both,
     preferred,
-    teacher_law,
     vocabulary,
     wide,
 )
@@ -230,9 +231,13 @@ min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q)."""
 def _beside_law(places: Places, logits_NV: Tensor) -> Tensor:
     check_laws(places, logits_NV.shape[-1])
     laws, tokens_N1 = places.laws(), places.tokens_N[:, None]
+    if isinstance(laws, FullLaws):
+        teacher_NV, logits_NV = both_logits(laws, logits_NV)
+    else:
+        laws, logits_NV = over_both(laws, logits_NV)
     log_q_NV = torch.log_softmax(logits_NV, dim=-1)
     if isinstance(laws, FullLaws):
-        log_p_NC, log_q_NC = teacher_law(laws, 1.0, logits_NV), log_q_NV
+        log_p_NC, log_q_NC = torch.log_softmax(teacher_NV, dim=-1), log_q_NV
         best_N, log_p_N = log_p_NC.argmax(-1), log_p_NC.gather(-1, tokens_N1)[:, 0]
     else:
         ids_NK = laws.ids_NK.long()

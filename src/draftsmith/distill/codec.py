@@ -124,7 +124,7 @@ def decode(laws: EncodedLaws) -> TopK:
         ids_NK = np.tile(np.arange(K, dtype=np.int32), (N, 1))
     else:
         ids_NK = _join_ids(laws.ids_low, laws.ids_high, N, K, V)
-    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK)
+    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK, vocab_size=V)
 
 
 def error_bound(log_p: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -4,6 +4,10 @@
     law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
     learnt         D(5)  -lq   D(6)  .        D a divergence from that law, -lq: -log q(next token)
 
+A teacher and a student with one tokenizer may have heads of different sizes, by rows of padding
+behind the tokens (Qwen2.5: 152,064 and 151,936). Whole laws are then learnt and measured over the
+entries that both have, the only ones that decoding reads.
+
 As in `objective.py` no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
 run on a few places at a time, and again in the backward pass. B rows, T time, N places, K kept
 tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
@@ -128,7 +132,10 @@ class Distillation:
         logits_NV = wide(head(places.hidden_NH))
         laws = places.laws()
         if isinstance(laws, FullLaws):
-            return div.whole_cells(teacher_law(laws, self.temperature, logits_NV), logits_NV)
+            teacher_NV, logits_NV = both_logits(laws, logits_NV)
+            log_p_NV = torch.log_softmax(teacher_NV / self.temperature, dim=-1)
+            return div.whole_cells(log_p_NV, logits_NV)
+        laws, logits_NV = over_both(laws, logits_NV)
         return div.truncated_cells(
             laws,
             logits_NV,
@@ -171,8 +178,14 @@ class Acceptance:
         return LossTerms(total=total, weight=places.weights_N.sum())
 
     def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
+        if isinstance(laws, FullLaws):
+            teacher_NV, logits_NV = both_logits(laws, logits_NV)
+            best_N = teacher_NV.argmax(-1)
+        else:
+            laws, logits_NV = over_both(laws, logits_NV)
+            best_N = preferred(laws)
         if self.temperature == 0:
-            return (preferred(laws) == logits_NV.argmax(-1)).to(logits_NV.dtype)
+            return (best_N == logits_NV.argmax(-1)).to(logits_NV.dtype)
         log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
         if isinstance(laws, FullLaws):
             return div.acceptance(teacher_law(laws, self.temperature, logits_NV), log_q_NV)
@@ -267,24 +280,50 @@ def check_laws(places: Places, vocab: int) -> None:
         raise InputError("the batch names rows of laws but carries no laws; read them with it")
     laws = places.all_laws.take(places.rows_N)
     if int(laws.ids_NK.max()) >= vocab:
-        raise InputError(
-            f"a law holds token {int(laws.ids_NK.max())}, the student's vocabulary has {vocab}; "
-            "distil a student with the teacher's tokenizer"
-        )
+        empty_NK = laws.log_p_NK == -math.inf
+        highest = int(laws.ids_NK.masked_fill(_whole(laws) | empty_NK, 0).max())
+        if highest >= vocab:
+            raise InputError(
+                f"a law holds token {highest}, the student's vocabulary has {vocab}; "
+                "distil a student with the teacher's tokenizer"
+            )
     if not bool((laws.log_p_NK.amax(-1) > -math.inf).all()):
         raise InputError("a law holds no token at all; collect the trajectories again")
 
 
-def teacher_law(laws: FullLaws, temperature: float, logits_NV: Tensor) -> Tensor:
-    """[N, V] log p: the teacher's head on these places, no gradient."""
+def both_logits(laws: FullLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's logits at these places (no gradient) and the student's, over the entries that
+    both heads have."""
     with torch.no_grad():
         teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
-        if teacher_NV.shape != logits_NV.shape:
-            raise InputError(
-                f"the teacher's laws have {teacher_NV.shape[-1]} entries, the student's "
-                f"{logits_NV.shape[-1]}; cut both heads to the tokens that they share"
-            )
-        return torch.log_softmax(teacher_NV / temperature, dim=-1)
+    size = min(teacher_NV.shape[-1], logits_NV.shape[-1])
+    return teacher_NV[:, :size], logits_NV[:, :size]
+
+
+def over_both(laws: TopLaws, logits_NV: Tensor) -> tuple[TopLaws, Tensor]:
+    """The same of laws that were kept whole, each renormalised. Laws of the best tokens alone stay
+    as they are: what lies outside of these is no single entry to them."""
+    size, vocab = laws.vocab_size, logits_NV.shape[-1]
+    if size is None or size == vocab or laws.ids_NK.shape[-1] < size:
+        return laws, logits_NV
+    if size < vocab:
+        return laws, logits_NV[:, :size]
+    inside_NK = laws.ids_NK < vocab
+    log_p_NK = laws.log_p_NK.masked_fill(~inside_NK, -math.inf)
+    log_p_NK = log_p_NK.log_softmax(-1).where(_whole(laws), log_p_NK)
+    there_K = inside_NK.any(0)  # where ids stand in order, just the student's
+    inside = TopLaws(
+        ids_NK=laws.ids_NK.where(inside_NK, 0)[:, there_K],
+        log_p_NK=log_p_NK[:, there_K],
+        vocab_size=vocab,
+    )
+    return inside, logits_NV
+
+
+def _whole(laws: TopLaws) -> Tensor:
+    """[N, 1]: laws of every entry of the teacher's head. A batch may hold others beside them."""
+    kept_N1 = (laws.log_p_NK > -math.inf).sum(-1, keepdim=True)
+    return kept_N1 == (math.inf if laws.vocab_size is None else laws.vocab_size)
 
 
 def preferred(laws: TeacherLaws) -> Tensor:

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.distillation import Distillation, masks, wide
+from draftsmith.distill.distillation import (
+    Distillation,
+    both_logits,
+    masks,
+    over_both,
+    wide,
+)
 from draftsmith.distill.divergence import Cells, Knobs, Rewards, Tail
 from draftsmith.distill.objective import Head, LossTerms
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TrajectoryBatch
@@ -48,9 +54,12 @@ def dense_distillation(
 
 def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> Cells:
     """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
+    if isinstance(laws, FullLaws):
+        teacher_NV, logits_NV = both_logits(laws, logits_NV)
+    else:
+        laws, logits_NV = over_both(laws, logits_NV)
     log_q_NV = torch.log_softmax(logits_NV, dim=-1)
     if isinstance(laws, FullLaws):
-        teacher_NV = laws.head(laws.hidden_NH).detach().to(logits_NV.dtype)
         log_p_NV = torch.log_softmax(teacher_NV / objective.temperature, dim=-1)
         return Cells(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
     p_NK = laws.log_p_NK.to(logits_NV.dtype).exp()

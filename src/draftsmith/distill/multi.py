@@ -96,7 +96,7 @@ def mixed(
     means = [_mean(laws, shares, t) for t in range(longest)]
     out = []
     for document, law in zip(group, laws, strict=True):
-        top, bare = _together(means[: len(law)]), document.without_laws()
+        top, bare = _together(means[: len(law)], law.vocab_size), document.without_laws()
         if kept is None:
             out.append(replace(bare, trajectory=replace(bare.trajectory, top=top)))
         else:
@@ -121,7 +121,7 @@ def _mean(laws: Sequence[TopK], shares: Sequence[float], t: int) -> tuple[np.nda
     return union, np.log(sums)
 
 
-def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopK:
+def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int | None) -> TopK:
     """Rows of different widths; what a narrow one lacks is filled with probability 0."""
     width = max(len(ids) for ids, _ in rows)
     ids_NK = np.zeros((len(rows), width), np.int32)
@@ -129,4 +129,4 @@ def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopK:
     for row, (ids, log_p) in enumerate(rows):
         ids_NK[row, : len(ids)] = ids
         log_p_NK[row, : len(ids)] = log_p
-    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK)
+    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK, vocab_size=vocab_size)

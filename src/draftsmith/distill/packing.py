@@ -227,4 +227,9 @@ def _stack(laws: Sequence[TopK]) -> TopLaws:
 
     ids = np.concatenate([wide(law.ids_NK, 0) for law in laws])
     log_p = np.concatenate([wide(law.log_p_NK, -np.inf) for law in laws])
-    return TopLaws(ids_NK=torch.from_numpy(ids.astype(np.int64)), log_p_NK=torch.from_numpy(log_p))
+    sizes = {law.vocab_size for law in laws}
+    return TopLaws(
+        ids_NK=torch.from_numpy(ids.astype(np.int64)),
+        log_p_NK=torch.from_numpy(log_p),
+        vocab_size=sizes.pop() if len(sizes) == 1 else None,
+    )

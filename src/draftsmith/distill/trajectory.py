@@ -23,6 +23,8 @@ class TopK:
     ids_NK: NDArray[np.int32]
     """Ascending in each row."""
     log_p_NK: NDArray[np.float32]
+    vocab_size: int | None = None
+    """Entries of the teacher's head; None: not known."""
 
     def __len__(self) -> int:
         return len(self.ids_NK)

@@ -138,7 +138,19 @@ class ModelStudent(Student):
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
+        self._check_head(text_config(options.target).vocab_size)
         self._adopt()
+
+    def _check_head(self, target: int) -> None:
+        """InputError for a head that lacks tokens which one of the target, so large, has."""
+        head = text_config(self._source).vocab_size
+        tokens = max(self._tokenizer.get_vocab().values()) + 1
+        if head < min(tokens, target):
+            raise InputError(
+                f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
+                "it could neither read nor say the last of them; enlarge it (in transformers "
+                f"model.resize_token_embeddings({tokens})), or distil another draft model"
+            )
 
     def _adopt(self) -> None:
         self.model: PreTrainedModel = load_model(self._source, dtype="float32")

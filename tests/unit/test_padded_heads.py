@@ -1,0 +1,191 @@
+"""Teacher and student share a tokenizer, but rows of padding make their heads differ in size: whole
+laws are learnt and measured over the entries that both have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.command_cases import Command, a_command, distill_words, work_folder
+from tests.small_laws import CASES, top
+from tests.unit.test_distillation import B, H, Setup, T, V, accept, assert_same, chosen
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from draftsmith.distill.chains import FIGURES, Chains
+from draftsmith.distill.divergence import Reading
+from draftsmith.distill.objective import Objective
+from draftsmith.errors import InputError
+from draftsmith.types import FullLaws, TopLaws
+
+TARGET = 320
+"""Entries of the target's head below; the tokenizer has 300 tokens."""
+
+
+class Heads:
+    """A teacher and a student of so many entries, and both cut to what they have in common. The
+    student knows the teacher half."""
+
+    def __init__(self, teacher: int, student: int) -> None:
+        self.setup, self.cut = Setup(), Setup()
+        rows = torch.arange(B * T).view(B, T).roll(1, 1)
+        for setup in (self.setup, self.cut):
+            taught = setup.batch.law_ahead(0) >= 0
+            setup.batch = replace(setup.batch, law_row_BT=rows.where(taught, -1))
+            setup.hidden.data = setup.teacher_hidden.view(B, T, H)
+        generator = torch.Generator().manual_seed(7)
+        more = torch.randn(4, H, generator=generator, dtype=torch.float64)
+        said = torch.cat([self.setup.teacher_weight.detach(), more])
+        wide = said + 0.4 * torch.randn(len(said), H, generator=generator, dtype=torch.float64)
+        wide[V:] -= more
+        self.teacher = said[:teacher]
+        self.setup.weight = wide[:student].clone().requires_grad_()
+        common = min(teacher, student)
+        self.cut.weight = wide[:common].clone().requires_grad_()
+        self.common = said[:common]
+
+    def laws(self, kind: str, *, cut: bool = False) -> FullLaws | TopLaws:
+        weight = self.common if cut else self.teacher
+        if kind == "in memory":
+            return FullLaws(hidden_NH=self.setup.teacher_hidden, head=lambda h: h @ weight.T)
+        log_p_NV = torch.log_softmax(self.setup.teacher_hidden @ weight.T, -1)
+        return replace(top(log_p_NV, len(weight)), vocab_size=len(weight))
+
+
+def padded(gradient_VH: Tensor, size: int) -> Tensor:
+    return torch.cat([gradient_VH, gradient_VH.new_zeros(size - len(gradient_VH), H)])
+
+
+SIZES = [(V + 3, V), (V, V + 4), (V + 1, V + 4)]
+KINDS = ["in memory", "stored"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("teacher", "student"), SIZES)
+@pytest.mark.parametrize(("name", "reading"), CASES)
+def test_the_loss_is_that_of_heads_cut_to_what_both_have(
+    name: str, reading: Reading, teacher: int, student: int, kind: str, temperature: float
+) -> None:
+    heads = Heads(teacher, student)
+    heads.setup.batch = heads.cut.batch = replace(  # places that learn their token keep all rows
+        heads.cut.batch, loss_mask_BT=heads.cut.batch.law_ahead(0) >= 0
+    )
+    objective = chosen(name, reading, temperature=temperature, cells=5 * V)
+    got = heads.setup.run(objective.loss, heads.laws(kind))
+    wanted = heads.cut.run(objective.loss, heads.laws(kind, cut=True))
+    assert got[0].abs() > 0 and wanted[3].any()
+    assert_same(got, [*wanted[:3], padded(wanted[3], student)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("teacher", "student"), SIZES)
+def test_so_is_acceptance(teacher: int, student: int, kind: str, temperature: float) -> None:
+    heads = Heads(teacher, student)
+    got = accept(heads.setup, heads.laws(kind), temperature=temperature)
+    wanted = accept(heads.cut, heads.laws(kind, cut=True), temperature=temperature)
+    assert wanted.total > 0
+    torch.testing.assert_close(got.total, wanted.total, rtol=1e-12, atol=0)
+    torch.testing.assert_close(got.weight, wanted.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("teacher", "student"), SIZES)
+def test_and_so_are_the_figures_of_chains(teacher: int, student: int, kind: str) -> None:
+    heads = Heads(teacher, student)
+    got, wanted = (
+        Chains().loss(
+            setup.prediction(), replace(setup.batch, laws=heads.laws(kind, cut=cut)), setup.head
+        )
+        for setup, cut in ((heads.setup, False), (heads.cut, True))
+    )
+    taught = [FIGURES.index(name) for name in ("accuracy", "acceptance", "survival_t1")]
+    torch.testing.assert_close(got.total[taught], wanted.total[taught], rtol=1e-12, atol=0)
+    assert bool((wanted.total[taught] > 0).all())
+
+
+@pytest.mark.parametrize("objective", [chosen("kl", "exact"), Chains()])
+def test_laws_of_the_best_tokens_beyond_the_students_head_are_refused(objective: Objective) -> None:
+    """Also beside whole ones, in a batch of two stores."""
+    heads = Heads(V + 3, V)
+    laws = heads.laws("stored")
+    assert isinstance(laws, TopLaws)
+    nothing = laws.log_p_NK.clone()
+    nothing[:, : V - 1] = -torch.inf
+    for mixed in (
+        replace(laws, log_p_NK=nothing),
+        TopLaws(ids_NK=laws.ids_NK[:, -3:], log_p_NK=laws.log_p_NK[:, -3:], vocab_size=V + 3),
+    ):
+        setup = heads.setup
+        with pytest.raises(InputError, match=f"holds token {V + 2}, the student's .* has {V}"):
+            objective.loss(setup.prediction(), replace(setup.batch, laws=mixed), setup.head)
+
+
+# --------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Draft models with fewer and with more rows of padding than the target, and one too small."""
+    folder = work_folder(tmp_path_factory.mktemp("work"))
+    for name, size in (("target", TARGET), ("smaller", 304), ("larger", 336), ("lacking", 290)):
+        source = folder / ("target" if name == "target" else "draft")
+        model = AutoModelForCausalLM.from_pretrained(source)
+        model.resize_token_embeddings(size, mean_resizing=False)
+        tokens = min(size, 300)
+        model.get_output_embeddings().weight.data[tokens:] = 0.0
+        model.get_output_embeddings().weight.data[:tokens] *= 4.0  # padding is never drawn
+        model.save_pretrained(folder / name)
+        AutoTokenizer.from_pretrained(folder / "draft").save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+@pytest.fixture
+def store(folder: Path, command: Command) -> Path:
+    """With whole laws."""
+    out = folder / "store"
+    if not out.exists():
+        words = ["--prompts", str(folder / "many.txt"), "--limit", "24", "--max-new-tokens", "6"]
+        command("collect", *words, "--top-k", "0", "--out", str(out))
+    return out
+
+
+def words_for(folder: Path, drafter: str, out: Path, *words: str) -> list[str]:
+    own = distill_words(folder, out, *words, "--duration", "3steps", "--hold-out", "0.3")
+    own[own.index("--drafter") + 1] = str(folder / drafter)
+    return own
+
+
+@pytest.mark.parametrize("drafter", ["smaller", "larger"])
+@pytest.mark.parametrize("way", ["store", "teacher", "online"])
+def test_a_run_with_a_padded_head_ends_well(
+    folder: Path, tmp_path: Path, command: Command, store: Path, drafter: str, way: str
+) -> None:
+    words = {
+        "store": ["--store", str(store), "--teacher-temperature", "0.8"],
+        "teacher": ["--store", str(store), "--laws", "teacher"],
+        "online": ["--online", "--prompts", str(folder / "many.txt"), "--max-new-tokens", "4"],
+    }[way]
+    found = command("distill", *words_for(folder, drafter, tmp_path / "out", *words))
+    assert 0 < found["acceptance_before"] <= found["acceptance"] <= 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["vocab_size"] == {"smaller": 304, "larger": 336}[drafter]
+
+
+def test_a_student_that_lacks_tokens_is_refused_first(
+    folder: Path, tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.recipes._students.load_model", None)  # it is not even loaded
+    words = words_for(folder, "lacking", tmp_path / "out", "--store", str(store))
+    said = command("distill", *words, code=2)
+    assert "a head of 290 entries, and the tokenizer 300 tokens" in said
+    assert "resize_token_embeddings(300)" in said
