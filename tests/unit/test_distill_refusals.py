@@ -80,6 +80,33 @@ def test_weights_of_terms_that_are_not_there(
     assert said in distil(command, store, tmp_path / "made", *own)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sft --teacher-temperature 2", "--teacher-temperature 2.0 means nothing to --objective"),
+        ("sft --tail floor", "--tail floor means nothing to --objective sft"),
+        ("kl --beta 0.2", "--beta 0.2 means nothing to --objective kl, only to jsd: leave it out"),
+        ("tvd --reading uniform", "--reading uniform means nothing to --objective tvd"),
+        ("helinger", "no --objective 'helinger'; did you mean 'hellinger'"),
+    ],
+)
+def test_what_means_nothing_to_an_objective_is_refused_before_anything_is_loaded(
+    tmp_path: Path, command: Command, words: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.recipes._tokens.load_tokenizer", None)
+    own = ["--drafter", "eagle", "--objective", *words.split()]
+    assert said in distil(command, tmp_path / "no store", tmp_path / "made", *own)
+
+
+def test_weights_of_terms_are_judged_before_the_stores_are_read(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.recipes.distill.make_lesson", None)
+    own = ["--drafter", "hass", "--objective", "sft", "--top-weight", "1"]
+    said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
+    assert "learns from tokens, not from laws" in said
+
+
 def test_a_folder_settles_its_kind_and_its_structure(
     tmp_path: Path, command: Command, store: Path
 ) -> None:

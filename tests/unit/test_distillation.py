@@ -405,15 +405,21 @@ def test_acceptance_and_total_variation_sum_to_the_weight() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"divergence": "tvpp"}, "no divergence 'tvpp'; did you mean 'tvdpp'"),
-        ({"divergence": "kl", "tail": "buckets"}, "no tail 'buckets'; did you mean 'bucket'"),
+        ({"divergence": "tvpp"}, "no --objective 'tvpp'; did you mean 'tvdpp'"),
+        ({"divergence": "kl", "tail": "buckets"}, "no --tail 'buckets'; did you mean 'bucket'"),
         ({"divergence": "tvdpp", "reading": "exactly"}, "did you mean 'exact'"),
-        ({"divergence": "kl", "temperature": 0.0}, "above 0.*'sft'"),
+        (
+            {"divergence": "kl", "temperature": 0.0},
+            "--teacher-temp.* above 0.*--objective sft",
+        ),
         ({"divergence": "jsd", "beta": 1.5}, r"beta lies in \[0, 1\]"),
         ({"divergence": "kl", "cells": 0}, "cells is at least 1"),
-        ({"divergence": "kl", "beta": 0.3}, "beta means nothing to divergence 'kl'"),
-        ({"divergence": "sft", "temperature": 0.5}, "temperature means nothing to"),
-        ({"divergence": "kl", "floor": 1e-3}, "floor means nothing with tail 'bucket'"),
+        (
+            {"divergence": "kl", "beta": 0.3},
+            "--beta 0.3 means nothing to --objective kl, only",
+        ),
+        ({"divergence": "sft", "temperature": 0.5}, "--teacher-temperature 0.5 means nothing to"),
+        ({"divergence": "kl", "floor": 1e-3}, "means nothing with --tail bucket"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:

@@ -70,17 +70,17 @@ class Distillation:
             or not 0 < self.floor < 1
             or (self.cells is not None and self.cells < 1)
         ):
-            raise InputError("beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
+            raise InputError("--beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
         if not 0 <= self.top_weight < math.inf or self.top < 1:
-            raise InputError("top-weight is 0 or more and finite, and top at least 1")
+            raise InputError("--top-weight is 0 or more and finite, and top at least 1")
         if not 0 < self.temperature < math.inf:
             raise InputError(
-                f"the teacher's temperature must be above 0, not {self.temperature:g}; to learn "
-                "its most probable tokens, collect greedily and use the divergence 'sft'"
+                f"--teacher-temperature must be above 0, not {self.temperature:g}; to learn its "
+                "most probable tokens, collect greedily and use --objective sft"
             )
         for what, name, known in (
-            ("tail", self.tail, get_args(Tail)),
-            ("reading", self.reading, get_args(Reading)),
+            ("--tail", self.tail, get_args(Tail)),
+            ("--reading", self.reading, get_args(Reading)),
         ):
             if name not in known:
                 raise InputError(f"there is no {what} {name!r}{nearest(name, known)}")
@@ -188,7 +188,7 @@ class Acceptance:
             return (best_N == logits_NV.argmax(-1)).to(logits_NV.dtype)
         log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
         if isinstance(laws, FullLaws):
-            return div.acceptance(teacher_law(laws, self.temperature, logits_NV), log_q_NV)
+            return div.acceptance(torch.log_softmax(teacher_NV / self.temperature, -1), log_q_NV)
         log_p_NK = _at_least(laws, self.temperature, logits_NV)
         return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
 
@@ -362,14 +362,28 @@ def wide(values: Tensor) -> Tensor:
 
 
 _ALWAYS = ("divergence", "cells", "top_weight", "top")
+_FLAGS = {
+    "temperature": "--teacher-temperature",
+    "tail": "--tail",
+    "floor": "floor",
+    "beta": "--beta",
+    "reading": "--reading",
+}
+"""As the user of `distill` knows the options; the floor has no flag."""
 
 
 def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
     """InputError for an option that was set and would be ignored."""
     for option in fields(chosen):
-        if option.name in _ALWAYS or getattr(chosen, option.name) == option.default:
+        given = getattr(chosen, option.name)
+        if option.name in _ALWAYS or given == option.default:
             continue
+        flag = _FLAGS[option.name]
         if option.name not in record.options:
-            raise InputError(f"{option.name} means nothing to divergence {record.name!r}")
+            other = [name for name, one in div.DIVERGENCES.items() if option.name in one.options]
+            raise InputError(
+                f"{flag} {given} means nothing to --objective {record.name}, only to "
+                f"{', '.join(other)}: leave it out"
+            )
         if option.name == "floor" and chosen.tail != "floor":
-            raise InputError(f"floor means nothing with tail {chosen.tail!r}")
+            raise InputError(f"floor {given} means nothing with --tail {chosen.tail}: leave it out")

@@ -262,7 +262,7 @@ DIVERGENCES: dict[str, Divergence] = {
 def divergence_named(name: str, beta: float = 0.5) -> Divergence:
     """The record of that name; jsd at beta 0 and 1 is kl and rkl. InputError if there is none."""
     if name not in DIVERGENCES:
-        raise InputError(f"there is no divergence {name!r}{nearest(name, DIVERGENCES)}")
+        raise InputError(f"there is no --objective {name!r}{nearest(name, DIVERGENCES)}")
     ends = {0.0: "kl", 1.0: "rkl"}
     return DIVERGENCES[ends.get(beta, name) if name == "jsd" else name]
 
@@ -293,9 +293,9 @@ def truncated_cells(
     whole = laws.ids_NK.shape[1] >= logits_NV.shape[1]
     if tail == "bucket" and temperature != 1 and not whole:
         raise InputError(
-            f"tail 'bucket' needs temperature 1, not {temperature:g}: a truncated teacher's mass "
-            "outside its kept tokens is known at temperature 1 only; use tail 'renormalise' or "
-            "'floor', or whole laws"
+            f"--tail bucket needs temperature 1, not {temperature:g}: a truncated teacher's mass "
+            "outside its kept tokens is known at temperature 1 only; use --tail renormalise or "
+            "floor, or whole laws"
         )
     log_p_NK = laws.log_p_NK.to(logits_NV.dtype) / temperature
     used_NK = log_p_NK > -math.inf

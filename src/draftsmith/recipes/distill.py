@@ -72,8 +72,10 @@ def run(options: DistillOptions) -> DistillResult:
 def train(options: DistillOptions, record: Run) -> DistillResult:
     """Everything behind the first checks."""
     out = options.out
+    token = token_objective(options)
     tokenizer = _tokens.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
+    student.objective(token)  # refuses what means nothing to it, before all stores are read
     twin = make_twin(student) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
@@ -122,6 +124,18 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
 def _acceptance(values: dict[str, float]) -> float | None:
     """Of the first draft; None: nothing was held out."""
     return values.get("acceptance", values.get("acceptance_1"))
+
+
+def token_objective(options: DistillOptions) -> Distillation:
+    """InputError for an unknown objective, and for options that mean nothing to it."""
+    chosen = options.objective
+    return Distillation(
+        divergence=chosen.objective,
+        temperature=chosen.teacher_temperature,
+        tail=chosen.tail,
+        beta=chosen.beta,
+        reading=chosen.reading,
+    )
 
 
 def check_tail(options: DistillOptions, lesson: _lessons.Lesson) -> None:
@@ -219,15 +233,7 @@ def make_trainer(
     }
     return Trainer(
         drafter=student.learner,
-        objective=student.objective(
-            Distillation(
-                divergence=chosen.objective,
-                temperature=chosen.teacher_temperature,
-                tail=chosen.tail,
-                beta=chosen.beta,
-                reading=chosen.reading,
-            )
-        ),
+        objective=student.objective(token_objective(options)),
         source=lesson.source,
         config=config,
         folder=options.out / "work",
