@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import save_pair
+from tests.tiny_models import save_pair, tiny_model
 from tests.unit.test_store import header, make_laws
 
 from draftsmith.distill import codec
@@ -21,6 +22,7 @@ from draftsmith.errors import InputError
 from draftsmith.option_groups import FittingOptions, ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
+from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals, TopLaws, TrajectoryBatch
 
 VOCAB = 300
@@ -157,7 +159,7 @@ def test_a_batch_without_text_or_without_answers_is_refused(
 
 
 def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
-    options: DistillOptions, tmp_path: Path
+    options: DistillOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also of what is held out: the choice falls on texts that can be looked at."""
     sha256 = TrajectoryStore.open(tmp_path / "a").header.tokenizer_sha256
@@ -173,13 +175,17 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
         _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
     )
     assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
+    said = "left out 3 texts: the prompt alone fills --block-length 32"
+    assert capsys.readouterr().err.splitlines() == [said]
     assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
     with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
         _lessons.from_store(alone, tokenizer, VOCAB, None, Signals())
 
 
-def test_texts_that_do_not_fit_into_a_block_can_be_left_out(options: DistillOptions) -> None:
+def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
+    options: DistillOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = _tokens.load_tokenizer(options.target)
     length = 8
     short = replace(options, training=replace(options.training, block_length=length))
@@ -191,6 +197,11 @@ def test_texts_that_do_not_fit_into_a_block_can_be_left_out(options: DistillOpti
     )
     assert 0 < too_long < len(texts)
     assert (cut.facts["too_long"], left.facts["too_long"]) == (0, too_long)
+    assert (cut.facts["cut"], left.facts["cut"]) == (too_long, 0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"cut {too_long} answers: longer than what the prompt leaves of --block-length {length}",
+        f"left out {too_long} texts: longer than --block-length {length}",
+    ]
     assert isinstance(left.source, TrajectoryBlocks)
     for block in left.source.blocks:
         for one in block.documents:
@@ -198,6 +209,48 @@ def test_texts_that_do_not_fit_into_a_block_can_be_left_out(options: DistillOpti
     nothing = replace(dropping, training=replace(options.training, block_length=4))
     with pytest.raises(InputError, match="every text is longer than --block-length 4"):
         _lessons.from_store(nothing, tokenizer, VOCAB, None, Signals())
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [
+        (16, "the prompt alone fills --block-length 16"),
+        (48, "longer than the context of 40 tokens"),
+    ],
+)
+def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
+    options: DistillOptions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    length: int,
+    reason: str,
+) -> None:
+    tokenizer = _tokens.load_tokenizer(options.target)
+    teacher = HFTarget(tiny_model(context=40), tokenizer)
+    texts = ["the cat", "", "", "the dog", "return " * min(length, 40), "the cat"]
+    sizes = [len(tokenizer.encode(text)) for text in texts]
+    assert min(length, 40) <= sizes[4] < max(length, 40) + 1 and max(sizes[0], sizes[3]) < 16
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    online = replace(
+        options,
+        store=(),
+        online=True,
+        prompts=path,
+        prompts_per_step=2,
+        max_new_tokens=3,
+        hold_out=0.0,
+        training=replace(options.training, block_length=length, batch_tokens=2 * length),
+    )
+    lesson = _lessons.online(online, tokenizer, teacher, Signals(), None, None)
+    assert lesson.facts["skipped"] == {"empty prompt": 2, reason: 1}
+    assert lesson.facts["prompts"] == 2
+    said = ["left out 2 prompts: empty prompt", f"left out 1 prompts: {reason}"]
+    assert capsys.readouterr().err.splitlines() == said
+    assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
+    path.write_text(json.dumps({"prompt": ""}))
+    with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
+        _lessons.online(online, tokenizer, teacher, Signals(), None, None)
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:

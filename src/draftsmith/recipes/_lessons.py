@@ -35,7 +35,7 @@ from draftsmith.options import DistillOptions
 from draftsmith.provenance import digest, portable_text
 from draftsmith.recipes import _features, _text, _tokens
 from draftsmith.recipes._revision import revision_of
-from draftsmith.recipes._training import text_config
+from draftsmith.recipes._training import say, text_config
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
 
@@ -94,7 +94,7 @@ def from_store(
     if not every:
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
     length = options.training.block_length
-    known = [one for one in every if len(one.trajectory.prompt) < length] or every
+    known = begun = [one for one in every if len(one.trajectory.prompt) < length] or every
     if options.fitting.long_texts == "drop":
         known = [one for one in known if fits(one.trajectory, length)]
         if not known:
@@ -118,6 +118,14 @@ def from_store(
         keep_laws=teacher is None,
         one_per_block=options.fitting.one_per_block,
     )
+    cut = sum(not fits(one, length) for one in (*learnt, *(one.trajectory for one in held)))
+    for done, count, what in (
+        ("left out", len(every) - len(begun), "texts: the prompt alone fills"),
+        ("left out", len(begun) - len(known), "texts: longer than"),
+        ("cut", cut, "answers: longer than what the prompt leaves of"),
+    ):
+        if count:
+            say(f"{done} {count} {what} --block-length {length}")
     summaries = [store.summary() for store in stores]
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
@@ -135,6 +143,7 @@ def from_store(
             "top_k": None if teacher is not None else top_k,
             "trajectories": len(learnt),
             "too_long": len(every) - len(known),
+            "cut": cut,
             "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len(chosen),
             "answer_tokens": sum(len(t.tokens) for t in learnt),
@@ -185,20 +194,24 @@ def online(
     `signals`: what the drafter reads of the teacher.
     """
     assert options.prompts is not None
-    prompts = load_prompts(options.prompts)
-    encoded = [prompt.token_ids(tokenizer) for prompt in prompts]
+    prompts = load_prompts(options.prompts, keep_empty=True)
+    encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
+    reasons = [_why_not(ids, teacher.max_length, options.training.block_length) for ids in encoded]
+    skipped = Counter(reason for reason in reasons if reason is not None)
+    for reason, count in skipped.items():
+        say(f"left out {count} prompts: {reason}")
     # named by what they are, so that a prompt that comes twice is not learnt and held out
-    requests = [
-        CollectRequest(prompt_id=key, prompt=ids)
-        for key, ids in {prompt_key(ids): ids for ids in encoded}.items()
-    ]
-    room = teacher.max_length or 1 << 40
-    fitting = [r for r in requests if 0 < len(r.prompt) < min(room, options.training.block_length)]
-    chosen = held_out([r.prompt_id for r in fitting], options.hold_out)
-    kept = [r for r in fitting if r.prompt_id not in chosen]
-    held = [r for r in fitting if r.prompt_id in chosen]
+    fitting = {prompt_key(x): x for x, why in zip(encoded, reasons, strict=True) if why is None}
+    requests = [CollectRequest(prompt_id=key, prompt=ids) for key, ids in fitting.items()]
+    chosen = held_out(fitting, options.hold_out)
+    kept = [r for r in requests if r.prompt_id not in chosen]
+    held = [r for r in requests if r.prompt_id in chosen]
+    if not requests:
+        raise InputError(
+            f"no prompt of {options.prompts} can be continued and learnt from: {', '.join(skipped)}"
+        )
     if not kept:
-        raise InputError(f"no prompt of {options.prompts} can be continued and learnt from")
+        raise InputError("--hold-out leaves no prompt to learn from")
     settings = CollectSettings(
         forcing="sample" if options.beams is None else "beam",
         beams=options.beams or 1,
@@ -239,10 +252,19 @@ def online(
             "on_policy": options.on_policy,
             "top_k": None,
             "prompts": len(kept),
-            "skipped_prompts": len(requests) - len(fitting),
+            "skipped": dict(skipped),
             "held_out_prompts": len(held),
         },
     )
+
+
+def _why_not(prompt: Sequence[int], context: int | None, length: int) -> str | None:
+    """Why nothing is learnt behind a prompt; None: something is."""
+    if not prompt:
+        return "empty prompt"
+    if context is not None and len(prompt) >= context:
+        return f"longer than the context of {context} tokens"
+    return f"the prompt alone fills --block-length {length}" if len(prompt) >= length else None
 
 
 def prompt_key(tokens: Sequence[int]) -> str:
