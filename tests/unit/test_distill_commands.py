@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from tests.command_cases import (
 )
 from transformers import AutoModelForCausalLM
 
+from draftsmith.distill.packing import Block, Weighted
+from draftsmith.distill.trajectory import Trajectory
 from draftsmith.recipes._pairs import Pair, examples, read_pairs
 
 
@@ -146,6 +150,32 @@ def test_online_and_on_policy_with_text_beside_it(
     assert found["acceptance"] is not None
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["results"]["on_policy"] == 0.5
+
+
+def test_online_beams_are_learnt_from_side_by_side(
+    folder: Path, tmp_path: Path, command: Command, usable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DistillBeam, Algorithm 2: the texts of every step are the beams of its prompts."""
+    from draftsmith.distill import sources
+
+    packed: list[list[Trajectory]] = []
+    pack = sources.pack
+
+    def noted(documents: Sequence[Weighted], length: int) -> list[Block]:
+        packed.append([document.trajectory for document in documents])
+        return pack(documents, length)
+
+    monkeypatch.setattr(sources, "pack", noted)
+    words = ["--online", "--prompts", str(usable), "--beams", "3", "--max-new-tokens", "4"]
+    fixed = distill_words(folder, tmp_path / "out", *words, "--prompts-per-step", "2")
+    command("distill", *fixed, "--duration", "3steps", "--hold-out", "0.4")
+    results = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
+    assert (results["forcing"], results["beams"]) == ("beam", 3)
+    _, *steps = packed  # the first are the held-out samples
+    assert len(steps) == 3
+    for texts in steps:
+        assert len({(one.prompt, one.tokens) for one in texts}) == len(texts) == 2 * 3
+        assert Counter(one.index for one in texts) == {0: 2, 1: 2, 2: 2}
 
 
 def test_a_duration_in_tokens_counts_text_too(
