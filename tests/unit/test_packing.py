@@ -223,6 +223,27 @@ def test_the_best_trajectories_are_kept_when_fewer_are_wanted() -> None:
     assert [item.trajectory.index for item in items] == [0, 1]
 
 
+def test_the_best_samples_are_the_most_probable_at_whatever_temperature() -> None:
+    """They come in the order of their temperatures; beams in that of their search."""
+    scores = {(0, 0.3): -9.0, (0, 1.0): -2.0, (1, 0.3): -1.0, (1, 1.0): -5.0}
+    group = [
+        replace(
+            trajectory((1,), (2, END), index=index, score=score),
+            forcing="sample",
+            temperature=temperature,
+        )
+        for (index, temperature), score in scores.items()
+    ]
+    items = [item.trajectory for item in Multi(most=2).apply(plain(*group))]
+    assert [(one.index, one.temperature) for one in items] == [(0, 1.0), (1, 0.3)]
+    assert len(Multi(most=9).apply(plain(*group))) == 4
+    beams = [trajectory((1,), (2, END), index=i, score=-5.0 + i) for i in range(3)]  # a penalty
+    items = [item.trajectory for item in Multi(most=1).apply(plain(*beams))]
+    assert [one.index for one in items] == [0]
+    (best,) = Multi(most=1).apply(plain(*beams, *group))
+    assert best.trajectory.score == -1.0
+
+
 def test_a_mixture_is_the_mean_over_the_beams_that_still_have_a_token() -> None:
     def law(*rows: tuple[float, float, float]) -> TopK:
         return TopK(

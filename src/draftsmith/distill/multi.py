@@ -38,7 +38,8 @@ class Multi:
     """uniform: 1/N each; score: softmax(score / score_temperature) over the prompt's beams."""
     score_temperature: float = 1.0
     most: int | None = None
-    """Use only the best so many of each prompt."""
+    """Use only the best so many of each prompt: beams as their search ranks them, other texts by
+    their log-probability."""
 
     def apply(self, documents: Iterable[Weighted], laws: LawFile | None = None) -> list[Weighted]:
         """All with new weights: a prompt counts as much as another, whatever its number of beams,
@@ -58,7 +59,7 @@ class Multi:
             groups.setdefault(document.trajectory.prompt_id, []).append(document)
         out: list[Weighted] = []
         for group in groups.values():
-            ordered = sorted(group, key=_place)[: self.most]
+            ordered = sorted(_best(group, self.most), key=_place)
             shares = self._shares([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
                 ordered = mixed(ordered, shares, laws)
@@ -104,8 +105,22 @@ def mixed(
     return out
 
 
+def _best(group: Sequence[Weighted], most: int | None) -> Sequence[Weighted]:
+    """The best texts of a prompt: beams in the order of their search, which may have a length
+    penalty; of samples, and beside these, those with the highest log-probability."""
+    if most is None or most >= len(group):
+        return group
+    searched = all(document.trajectory.forcing == "beam" for document in group)
+
+    def rank(document: Weighted) -> tuple[float, float, int, float]:
+        index = document.trajectory.index if searched else 0
+        return index, -document.trajectory.score, *_place(document)
+
+    return sorted(group, key=rank)[:most]
+
+
 def _place(document: Weighted) -> tuple[int, float]:
-    """Where a text stands among those of its prompt: the best first."""
+    """Where a text stands among those of its prompt, whatever its number."""
     return document.trajectory.index, document.trajectory.temperature or 0.0
 
 
