@@ -216,7 +216,8 @@ def build(folder: Path, argument: dict[str, Any], **changes: Any) -> Trainer:
     )
     config = replace(CONFIG, **settings)
     drafter = DRAFTERS[argument["drafter"]]()
-    return make_trainer(folder, drafter=drafter, source=source, config=config, **changes)
+    made: dict[str, Any] = {"drafter": drafter, "source": source, "config": config}
+    return make_trainer(folder, **(made | changes))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 import torch
@@ -56,7 +56,9 @@ class Distillation:
     beta: float = 0.5
     """jsd: the teacher's share of the mixture; 0 is kl, 1 is rkl."""
     reading: Reading = "exact"
-    """tvdpp: how its expectation is taken. Its statistics are those of one call of `loss`."""
+    """tvdpp: how its expectation is taken."""
+    rewards: Rewards | None = None
+    """tvdpp: statistics of all places that are learnt together; None: of those of one call."""
     top_weight: float = 0.0
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
@@ -99,7 +101,9 @@ class Distillation:
         plain = gather(prediction, batch, plain_BT)
         vocab = vocabulary(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
-        rewards = self._rewards(head, taught, vocab) if self.record.pools_cells else None
+        rewards = self.rewards
+        if rewards is None and self.pools:
+            rewards = Rewards.of(self._count(head, taught, vocab))
 
         def taught_nats(head: Head, part: Places) -> Tensor:
             knobs = Knobs(
@@ -120,13 +124,30 @@ class Distillation:
                 total = total + summed
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
-    def _rewards(self, head: Head, places: Places, vocab: int) -> Rewards:
-        """Statistics of all cells of all places: a pass of its own, before any loss."""
+    @property
+    def pools(self) -> bool:
+        """Whether rewards are normalised over all places that are learnt together."""
+        return self.record.pools_cells
+
+    def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
+        """Of the rewards of all cells at the counted places: see `divergence.count_rewards`."""
+        taught_BT, _ = masks(prediction, batch, self.record)
+        taught = gather(prediction, batch, taught_BT)
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        check_laws(taught, vocab)
+        return self._count(head, taught, vocab)
+
+    def given(self, counts: Tensor) -> Distillation:
+        """With the sums of all parts."""
+        return replace(self, rewards=Rewards.of(counts))
+
+    def _count(self, head: Head, places: Places, vocab: int) -> Tensor:
+        """A pass of its own, before any loss."""
         counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
         with torch.no_grad():
             for part in places.split(self.cells, vocab):
                 counts += div.count_rewards(self._cells(head, part))
-        return Rewards.of(counts)
+        return counts
 
     def _cells(self, head: Head, places: Places) -> Cells:
         logits_NV = wide(head(places.hidden_NH))
@@ -361,7 +382,7 @@ def wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-_ALWAYS = ("divergence", "cells", "top_weight", "top")
+_ALWAYS = ("divergence", "cells", "top_weight", "top", "rewards")
 _FLAGS = {
     "temperature": "--teacher-temperature",
     "tail": "--tail",

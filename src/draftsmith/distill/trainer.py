@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from draftsmith.distill.evaluation import (
     sums_of,
 )
 from draftsmith.distill.objective import Objective
+from draftsmith.distill.pooling import pooled, pools
 from draftsmith.distill.settings import (
     SIGNALS,
     Interruption,
@@ -219,11 +220,11 @@ class Trainer:
         parts = self.config.accumulation * processes
         sums = torch.zeros(5, dtype=torch.float64)  # loss, weight, tokens, and SIGNALS
         with keyed_noise(self.config.seed, self.step, self.accelerator.process_index):
-            for micro in range(self.config.accumulation):
-                part = micro * processes + self.accelerator.process_index
-                batch = to_device(self.source.batch(self.step, part, parts), self._device)
+            mine = range(self.accelerator.process_index, parts, processes)
+            objectives, batches = self._to_learn(mine, parts)
+            for micro, batch in enumerate(batches):
                 final = micro == self.config.accumulation - 1
-                sums += self._backward(batch, sync=final)
+                sums += self._backward(batch, objectives, sync=final)
         sums[3:] = torch.tensor([self._interruption.signal == number for number in SIGNALS])
         total, weight, tokens, *heard = added(self.accelerator, sums).tolist()
         self._agreed = max(
@@ -361,7 +362,23 @@ class Trainer:
         on_main(self.accelerator, partial(keep_best, self._best_folder, choice, new))
         self._best = find_best(self._best_folder, choice)
 
-    def _backward(self, batch: TrajectoryBatch, *, sync: bool) -> Tensor:
+    def _to_learn(
+        self, mine: Iterable[int], parts: int
+    ) -> tuple[Sequence[Objective], Iterable[TrajectoryBatch]]:
+        """The objective of each of the drafter's steps, and the parts of this process."""
+        batches: Iterable[TrajectoryBatch] = (
+            to_device(self.source.batch(self.step, part, parts), self._device) for part in mine
+        )
+        steps = self.drafter.num_steps
+        if parts == 1 or not pools(self.objective):
+            return [self.objective] * steps, batches
+        batches = tuple(batches)  # read twice; what is drawn online is drawn once
+        add = partial(added, self.accelerator)
+        return pooled(self.objective, batches, steps, self.layout.forward, add), batches
+
+    def _backward(
+        self, batch: TrajectoryBatch, objectives: Sequence[Objective], *, sync: bool
+    ) -> Tensor:
         """Gradients of one part; [summed loss, weight, tokens, 0, 0] in float64 on the CPU."""
         carry: Any = None
         total: Tensor | None = None
@@ -371,7 +388,7 @@ class Trainer:
         for index in range(self.drafter.num_steps):
             last = index == self.drafter.num_steps - 1
             with nullcontext() if sync and last else self.layout.apart():
-                out = self.layout.forward(batch, carry, self.objective)
+                out = self.layout.forward(batch, carry, objectives[index])
                 carry, loss = out["carry"], out["total"] * out["share"]
                 sums[:2] += torch.stack([loss, out["weight"]]).detach().double().cpu()
                 if each:

@@ -1,0 +1,88 @@
+"""Every objective gives the step of the whole batch, however the batch is divided: over passes of
+one process, or over two processes. TVD++ normalises its reward over all that is learnt together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.process_group import Groups
+from tests.small_laws import CASES
+from tests.small_trainer import VOCAB, build, check_close, make_source, named, whole
+from torch import Tensor
+
+from draftsmith.distill.blocks import PackedBlocks
+from draftsmith.distill.distillation import Distillation
+from draftsmith.types import TopLaws, TrajectoryBatch
+
+DIVIDED = [
+    pytest.param({"accumulation": 4}, 1, id="passes"),
+    pytest.param({"parallel": "data"}, 2, id="processes"),
+    pytest.param({"parallel": "sharded", "accumulation": 2}, 2, id="sharded"),
+]
+
+
+class Taught(PackedBlocks):
+    """The target's five best tokens behind each token; every seventh place learns its token."""
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        batch = super().batch(step, part, parts)
+        generator = torch.Generator().manual_seed(3)
+        table_VV = (2 * torch.randn(VOCAB, VOCAB, generator=generator)).log_softmax(-1)
+        before_BT = batch.tokens_BT.roll(1, 1)
+        best = table_VV[before_BT.flatten()].topk(5)
+        rows_BT = torch.arange(before_BT.numel()).view_as(before_BT)
+        plain_BT = (batch.tokens_BT * 3 + before_BT) % 7 == 0
+        return replace(
+            batch,
+            laws=TopLaws(ids_NK=best.indices, log_p_NK=best.values),
+            law_row_BT=rows_BT.masked_fill(plain_BT, -1),
+        )
+
+
+def three_steps(folder: Path, argument: dict[str, Any]) -> dict[str, Tensor]:
+    name, reading = argument.pop("objective")
+    objective = Distillation(divergence=name, reading=reading)
+    source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
+    trainer = build(folder, argument, objective=objective, source=source)
+    for _ in range(3):
+        trainer.one_step()
+    return {name: whole(value) for name, value in named(trainer).items()}
+
+
+@pytest.mark.parametrize(("name", "reading"), [one for one in CASES if one[1] != "sampled"])
+@pytest.mark.parametrize(("divided", "size"), DIVIDED)
+def test_three_steps_are_those_of_the_whole_batch(
+    groups: Groups, tmp_path: Path, name: str, reading: str, divided: dict[str, Any], size: int
+) -> None:
+    argument = {"drafter": "sum", "objective": [name, reading]}
+    alone = three_steps(tmp_path / "one", dict(argument))
+    for member in groups.run(
+        three_steps, tmp_path / "parts", size=size, argument=argument | divided
+    ):
+        check_close(member, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_a_part_are_another_step(tmp_path: Path) -> None:
+    """What the pass over all parts is for: without it TVD++ learns something else."""
+
+    class Alone(Distillation):
+        pools = False
+
+        def loss(self, *given: Any) -> Any:
+            return Distillation(divergence="tvdpp", reading="uniform").loss(*given)
+
+    def weights(objective: Distillation, accumulation: int) -> dict[str, Tensor]:
+        source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
+        argument = {"drafter": "sum", "accumulation": accumulation}
+        folder = tmp_path / f"{type(objective).__name__}-{accumulation}"
+        trainer = build(folder, argument, objective=objective, source=source)
+        trainer.one_step()
+        return {name: whole(value) for name, value in named(trainer).items()}
+
+    pooled = weights(Distillation(divergence="tvdpp", reading="uniform"), 4)
+    with pytest.raises(AssertionError):
+        check_close(weights(Alone(divergence="tvdpp"), 4), pooled, rtol=1e-4, atol=1e-5)
