@@ -174,7 +174,7 @@ def test_a_text_keeps_its_features_when_it_loses_its_laws_or_they_are_mixed() ->
     group = plain(
         *(heard(trajectory((1,), (n, END), index=n), 10.0 * n) for n in range(2, 5)),
     )
-    for document, mixture in zip(group, mixed(group, [1 / 3] * 3), strict=True):
+    for document, mixture in zip(group, mixed(group, Multi().shares_of), strict=True):
         for other in (document.without_laws(), mixture):
             assert torch.equal(other.states(3), document.states(3))
     assert assemble(pack([d.without_laws() for d in group], 12), 12, END).laws is None
@@ -259,13 +259,33 @@ def test_a_mixture_is_the_mean_over_the_beams_that_still_have_a_token() -> None:
         prompt_id="p", forcing="beam", index=1, prompt=(1,), tokens=(1, 2), score=0.0,
         top=law((0.6, 0.3, 0.1), (0.1, 0.1, 0.8)),
     )  # fmt: skip
-    first, second = (document.top() for document in mixed(plain(short, long), [0.5, 0.5]))
+    first, second = (document.top() for document in mixed(plain(short, long), Multi().shares_of))
     assert first is not None
     assert second is not None
     np.testing.assert_allclose(np.exp(first.log_p_NK), [[0.4, 0.3, 0.3]], rtol=1e-5)
     np.testing.assert_allclose(
         np.exp(second.log_p_NK), [[0.4, 0.3, 0.3], [0.1, 0.1, 0.8]], rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("temperature", [0.001, 1e-310])
+def test_beams_too_poor_to_count_are_mixed_among_themselves_behind_the_end_of_the_best(
+    temperature: float,
+) -> None:
+    best = trajectory((1,), (END,), index=0, score=-1.0)
+    good = trajectory((1,), (2, 3, END), index=1, score=-2.0)
+    poor = trajectory((1,), (2, 5, END), index=2, score=-3.0)
+    even = replace(good, index=3)
+    multi = Multi(aggregate="mixture", weights="score", score_temperature=temperature)
+    first, *others = multi.share(plain(best, good, poor, even))
+    assert [first.weight, *(other.weight for other in others)] == [1.0, 0.0, 0.0, 0.0]
+    for other in others:
+        top = other.top()
+        assert top is not None
+        for t, token in enumerate((END, 3, END)):  # the best while it goes on, then good and even
+            law = np.exp(laws((token,)).log_p_NK[0])
+            np.testing.assert_allclose(np.exp(top.log_p_NK[t]), law, rtol=1e-5)
+            assert top.ids_NK[t].tolist() == laws((token,)).ids_NK[0].tolist()
 
 
 def test_a_mixture_of_cut_laws_is_over_the_union_of_what_they_keep() -> None:
@@ -278,7 +298,7 @@ def test_a_mixture_of_cut_laws_is_over_the_union_of_what_they_keep() -> None:
         )
         for i, top in enumerate((law([1, 4], [0.5, 0.4]), law([4, 7], [0.2, 0.6])))
     ]
-    (top, _) = (document.top() for document in mixed(plain(*beams), [0.5, 0.5]))
+    (top, _) = (document.top() for document in mixed(plain(*beams), Multi().shares_of))
     assert top is not None
     assert top.ids_NK.tolist() == [[1, 4, 7]]
     np.testing.assert_allclose(np.exp(top.log_p_NK), [[0.25, 0.3, 0.3]], rtol=1e-5)

@@ -14,7 +14,7 @@ A beam that has ended is not part of a mixture any more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,6 +27,8 @@ from draftsmith.errors import InputError
 
 Aggregate = Literal["per_beam", "mixture"]
 Weights = Literal["uniform", "score"]
+SharesOf = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""What each of some trajectories of one prompt counts beside the others; their sum is 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,16 +62,17 @@ class Multi:
         out: list[Weighted] = []
         for group in groups.values():
             ordered = sorted(_best(group, self.most), key=_place)
-            shares = self._shares([document.trajectory for document in ordered])
+            shares = self.shares_of([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
-                ordered = mixed(ordered, shares, laws)
+                ordered = mixed(ordered, self.shares_of, laws)
             out += [
                 replace(document, weight=share)
                 for document, share in zip(ordered, shares, strict=True)
             ]
         return out
 
-    def _shares(self, group: Sequence[Trajectory]) -> list[float]:
+    def shares_of(self, group: Sequence[Trajectory]) -> list[float]:
+        """What each of these counts beside the others; their sum is 1."""
         if self.weights == "uniform":
             return [1.0 / len(group)] * len(group)
         best = max(trajectory.score for trajectory in group)
@@ -83,10 +86,12 @@ def scaled(documents: Iterable[Weighted], factor: float) -> list[Weighted]:
 
 
 def mixed(
-    group: Sequence[Weighted], shares: Sequence[float], kept: LawFile | None = None
+    group: Sequence[Weighted], shares_of: SharesOf, kept: LawFile | None = None
 ) -> list[Weighted]:
     """The same texts, each position with the mean law of all that have a token there.
 
+    `shares_of` is asked at each position about those that have a token there: beside a beam that
+    has ended their shares may be too small for a float, and have no sum to be divided by.
     `kept`: where the means go; None: to the trajectories.
     Raises InputError when a text has no laws.
     """
@@ -94,7 +99,11 @@ def mixed(
     if len(laws) < len(group):
         raise InputError("--aggregate mixture needs a store with laws; collect with --top-k")
     longest = max(len(law) for law in laws)
-    means = [_mean(laws, shares, t) for t in range(longest)]
+    means = []
+    for t in range(longest):
+        live = [place for place, law in enumerate(laws) if t < len(law)]
+        shares = shares_of([group[place].trajectory for place in live])
+        means.append(_mean([laws[place] for place in live], shares, t))
     out = []
     for document, law in zip(group, laws, strict=True):
         top, bare = _together(means[: len(law)], law.vocab_size), document.without_laws()
@@ -125,11 +134,11 @@ def _place(document: Weighted) -> tuple[int, float]:
 
 
 def _mean(laws: Sequence[TopK], shares: Sequence[float], t: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ids ascending, log of the mean) at answer position t."""
-    live = [(law, share) for law, share in zip(laws, shares, strict=True) if t < len(law)]
-    total = sum(share for _, share in live)
-    ids = np.concatenate([law.ids_NK[t] for law, _ in live])
-    mass = np.concatenate([np.exp(law.log_p_NK[t]) * (share / total) for law, share in live])
+    """(ids ascending, log of the mean) at answer position t, which all of them have."""
+    ids = np.concatenate([law.ids_NK[t] for law in laws])
+    mass = np.concatenate(
+        [np.exp(law.log_p_NK[t]) * share for law, share in zip(laws, shares, strict=True)]
+    )
     kept = mass > 0
     union, place = np.unique(ids[kept], return_inverse=True)
     sums = np.bincount(place, weights=mass[kept], minlength=len(union))
