@@ -1,4 +1,4 @@
-"""Texts with places for a source and a language, which become prompts."""
+"""Texts that become prompts: with places for a source and a language, and of whole characters."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def check_prompt(text: str, name: str) -> None:
     """Raise `InputError` unless a source has one place in this text."""
     if text.count(SOURCE) != 1:
         raise InputError(f"{name} must hold {SOURCE} once, got {text!r}")
+
+
+def check_whole(text: str, where: str) -> None:
+    """Raise `InputError` for half a character: half an emoji, written as an escape, is JSON but no
+    text, and no tokenizer or file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None

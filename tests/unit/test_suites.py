@@ -59,6 +59,10 @@ class Tokenizer:
         return [1] * add_special_tokens + [ord(letter) for letter in text]
 
 
+HALF = "a\ud83d"
+"""Half an emoji: JSON writes it as an escape."""
+
+
 def turns_of(*texts: str) -> list[dict[str, str]]:
     """A chat in which user and assistant take turns."""
     roles = ("user", "assistant")
@@ -205,6 +209,34 @@ def test_damage_is_named_with_its_line(lines: list[str], message: str, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"prompt": HALF}, "field 'prompt'"),
+        ({"question": HALF}, "field 'question'"),
+        ({"turns": ["a", HALF]}, "field 'turns', turn 2"),
+        ({"instruction": "a", "input": HALF}, "field 'input'"),
+        ({"instruction": "a", "instances": [{"input": HALF}]}, "field 'input'"),
+        ({"instruction": "a", "instances": [{"output": HALF}]}, "field 'instances'"),
+        ({"messages": turns_of("a", HALF)}, "field 'messages', message 2"),
+        ({"messages": [{"role": "user", "content": ["a", HALF]}]}, "field 'messages', message 1"),
+        ({"prompt": "a", "reference": HALF}, "field 'reference'"),
+        ({"prompt": "a", "answer": ["b", ["c", HALF]]}, "field 'answer'"),
+        ({"prompt": "a", "id": HALF}, "field 'id'"),
+        ({"prompt": "a", "category": HALF}, "field 'category'"),
+        ({"prompt": "a", "language": HALF}, "field 'language'"),
+    ],
+)
+def test_half_a_character_is_named_with_its_line(
+    record: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    whole = json.loads(json.dumps(record).replace(json.dumps(HALF), json.dumps("a\U0001f600")))
+    first = json.dumps(whole)  # as two halves that make one character
+    with pytest.raises(InputError, match=rf"p\.jsonl, line 2: {place}.*lone surrogate"):
+        load_prompts(write(tmp_path, first, json.dumps(record)))
+    assert load_prompts(write(tmp_path, first))
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9\n")
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
@@ -266,10 +298,17 @@ def test_prompts_of_the_command_line() -> None:
     assert [p.text for p in plain_prompts(["a", "b"])] == ["a", "b"]
     with pytest.raises(InputError, match="prompt 2 is empty"):
         plain_prompts(["a", " \n"])
+    with pytest.raises(InputError, match="prompt 2: expected whole characters"):
+        plain_prompts(["a", "caf\udce9"])
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.just("\ud83d"),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "x"]), inner)
@@ -296,7 +335,7 @@ def test_any_record_and_any_damage_is_read_or_our_error(
         except InputError as error:
             assert "fuzz.jsonl" in str(error)
         else:
-            assert all(isinstance(p.render(Tokenizer("yes")), str) for p in prompts)
+            assert all(p.render(Tokenizer("yes")).encode() is not None for p in prompts)
 
 
 COUNTS = {  # file: prompts, chats, with a reference, with further turns

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftsmith.errors import InputError, nearest
+from draftsmith.prompt_text import check_whole
 
 PROMPT_FIELDS = (
     "messages",
@@ -140,6 +141,7 @@ def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             raise InputError(f"prompt {number} is empty: give some text to continue")
+        check_whole(text, f"prompt {number}")
     return tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts, start=1))
 
 
@@ -322,6 +324,7 @@ def _chat(value: object, field: str) -> list[Message]:
         # An empty system or assistant message is odd but harmless; an empty question is neither.
         if not isinstance(content, str) or (role == "user" and not content.strip()):
             raise InputError(f"{place}: expected text, got {_short(content)}")
+        check_whole(content, place)
         chat.append(Message(role=role, content=content))
     return chat
 
@@ -354,6 +357,7 @@ def _input(record: Mapping[str, Any], where: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InputError(f"{where}: field 'input': expected text, got {_short(value)}")
+    check_whole(value, f"{where}: field 'input'")
     return value
 
 
@@ -366,13 +370,17 @@ def _references(record: Mapping[str, Any], where: str) -> list[tuple[str, ...]]:
         items = value if isinstance(value, list) else [value]
         found = [tuple(item) if isinstance(item, list) else (item,) for item in items]
         if all(isinstance(text, str) for some in found for text in some):
+            for some in found:
+                check_whole("".join(some), f"{where}: field {name!r}")
             return found
         if name == "reference":  # the other names may mean something else
             raise InputError(f"{where}: field {name!r}: expected text or a list of texts")
     instances = record.get("instances")
     if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
         output = instances[0].get("output")
-        return [(output,)] if isinstance(output, str) and output else []
+        if isinstance(output, str) and output:
+            check_whole(output, f"{where}: field 'instances'")
+            return [(output,)]
     return []
 
 
@@ -380,6 +388,7 @@ def _label(record: Mapping[str, Any], names: Sequence[str], where: str) -> str |
     for name in names:
         value = record.get(name)
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            check_whole(str(value), f"{where}: field {name!r}")
             return str(value)
         if value is not None and value != "":
             raise InputError(f"{where}: field {name!r}: expected text, got {_short(value)}")
@@ -397,6 +406,7 @@ def _text(value: object, field: str) -> str:
         raise InputError(f"{field}: expected text, got {_short(value)}")
     if not value.strip():
         raise InputError(f"{field}: the prompt is empty")
+    check_whole(value, field)
     return value
 
 

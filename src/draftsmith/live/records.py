@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
 from draftsmith.errors import InputError
+from draftsmith.prompt_text import check_whole
 from draftsmith.provenance import write_text_atomic
 
 T = TypeVar("T")
@@ -187,10 +188,7 @@ def _object(where: str, line: str) -> dict[str, Any]:
         raise InputError(f"{where}: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
-    try:  # half an emoji, written as an escape, is JSON but no text
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+    check_whole(json.dumps(values, ensure_ascii=False), where)
     return values
 
 

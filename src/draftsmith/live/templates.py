@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftsmith.errors import InputError
-from draftsmith.prompt_text import MINI, check_prompt, filled
+from draftsmith.prompt_text import MINI, check_prompt, check_whole, filled
 
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
@@ -114,9 +114,6 @@ class Template:
 
 def check_text(text: str) -> None:
     """InputError for what no tokenizer can read."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"the text holds half a character (a lone surrogate): {error}") from None
+    check_whole(text, "the text")
     if "\0" in text:
         raise InputError("the text holds a NUL character")
