@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.command_cases import Command, a_command, a_store, family_folder, network_words
+from tests.command_cases import (
+    Command,
+    a_command,
+    a_store,
+    family_folder,
+    network_words,
+    trajectories,
+)
+from tests.tiny_models import tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from draftsmith.bench.compare_pool import compare
 from draftsmith.bench.compare_runs import read_runs
@@ -125,6 +134,36 @@ def test_texts_too_short_for_the_forwards(tmp_path: Path, command: Command, stor
     own = ["--drafter", "hass", "--drafter-option", "num_forwards=31"]
     said = distil(command, store, tmp_path / "made", *own)
     assert "31 forwards learns from texts of at least 33 tokens" in said
+
+
+@pytest.mark.parametrize("kind", ["learned positions", "rotated positions"])
+def test_texts_longer_than_the_context_of_a_draft_model(
+    kind: str, folder: Path, tmp_path: Path, command: Command, store: Path
+) -> None:
+    longest = max(len(one.prompt) + len(one.tokens) for one in trajectories(store))
+    draft = tmp_path / "draft"
+
+    def with_context(context: int) -> list[str]:
+        config = GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=context)
+        if kind == "learned positions":
+            AutoModelForCausalLM.from_config(config).save_pretrained(draft)
+        else:
+            tiny_model(context=context).save_pretrained(draft)
+        tiny_tokenizer().save_pretrained(draft)
+        return ["--drafter", str(draft)]
+
+    out, own = tmp_path / "made", with_context(longest - 1)
+    said = distil(command, store, out, *own)
+    assert (
+        f"has a context of {longest - 1} tokens, and the longest text has up to {longest}" in said
+    )
+    assert f"--block-length {longest - 1} or less" in said and "--long-texts drop" in said
+    prompts = ["--online", "--prompts", str(folder / "prompts.txt"), "--max-new-tokens", "8"]
+    training = network_words(1)
+    said = command("distill", *prompts, *training, *own, "--out", str(out), code=2)
+    assert f"the longest text has up to {longest}" in said
+    # the separator behind the longest text and the padding of a block have no place in it either
+    distil(command, store, out, *with_context(longest), code=0)
 
 
 def test_a_store_of_another_target_with_the_same_tokens(

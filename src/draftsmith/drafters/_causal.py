@@ -29,7 +29,8 @@ def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPredi
         positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         positions_BT = positions_BT.expand_as(tokens_BT)
     else:
-        positions_BT = document_positions(batch.documents_BT)
+        idle_BT = _idle(batch.loss_mask_BT.to(tokens_BT.device), batch.documents_BT)
+        positions_BT = document_positions(batch.documents_BT).masked_fill(idle_BT, 0)
         mask = _document_masks(model, batch.documents_BT)
     out = model.get_decoder()(
         input_ids=tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
@@ -48,6 +49,16 @@ def document_positions(documents_BT: Tensor) -> Tensor:
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
     return index_BT - torch.where(begins_BT, index_BT, 0).cummax(dim=1).values
+
+
+def _idle(counts_BT: Tensor, documents_BT: Tensor) -> Tensor:
+    """Places behind the last token that counts in their document, separators and padding: nothing
+    that counts sees them, and their positions may lie outside of a model's context."""
+    places = counts_BT.shape[1]
+    index_BT = torch.arange(places, device=counts_BT.device).expand_as(documents_BT)
+    ahead_BT = torch.where(counts_BT, index_BT, places).flip(1).cummin(dim=1).values.flip(1)
+    theirs_BT = documents_BT.gather(1, ahead_BT.clamp(max=places - 1))
+    return (ahead_BT == places) | (theirs_BT != documents_BT)
 
 
 def _document_masks(model: PreTrainedModel, documents_BT: Tensor) -> Any:

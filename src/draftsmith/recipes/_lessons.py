@@ -51,7 +51,9 @@ class Lesson:
     held_out: EvaluationSource | None
     steps_per_epoch: float
     longest: int
-    """Tokens of its longest text, as far as a block goes."""
+    """Tokens of the longest text that is learnt from, as far as a block goes."""
+    furthest: int
+    """The same of all texts that are read, held-out ones and plain ones too: at most so many."""
     facts: dict[str, Any]
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
     teacher: str | None = None
@@ -133,7 +135,8 @@ def from_store(
         source=_source(options, tokenizer, blocks, teacher, signals),
         held_out=_held_out(options, tokenizer, held, teacher, signals),
         steps_per_epoch=blocks.steps_per_epoch,
-        longest=max(min(len(t.prompt) + len(t.tokens), length) for t in learnt),
+        longest=_longest(learnt, length),
+        furthest=length if options.text else _longest([d.trajectory for d in known], length),
         counts_V=_counts(learnt, vocab_size),
         facts={
             "data": [_shards(store) for store in stores],
@@ -196,7 +199,8 @@ def online(
     assert options.prompts is not None
     prompts = load_prompts(options.prompts, keep_empty=True)
     encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
-    reasons = [_why_not(ids, teacher.max_length, options.training.block_length) for ids in encoded]
+    length, most = options.training.block_length, options.max_new_tokens
+    reasons = [_why_not(ids, teacher.max_length, length) for ids in encoded]
     skipped = Counter(reason for reason in reasons if reason is not None)
     for reason, count in skipped.items():
         say(f"left out {count} prompts: {reason}")
@@ -215,7 +219,7 @@ def online(
     settings = CollectSettings(
         forcing="sample" if options.beams is None else "beam",
         beams=options.beams or 1,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=most,
         top_k=1,  # whole laws come from the forward over the packed block
     )
     backend = TransformersBackend(teacher)
@@ -225,7 +229,7 @@ def online(
         settings=settings,
         multi=_multi(options, None),
         end_id=tokenizer.eos_token_id,
-        length=options.training.block_length,
+        length=length,
         prompts_per_step=options.prompts_per_step,
         seed=options.seed,
         student=student,
@@ -244,7 +248,8 @@ def online(
             signals,
         ),
         steps_per_epoch=len(kept) / options.prompts_per_step,
-        longest=options.training.block_length,  # as far as is known before they are drawn
+        longest=length,  # as far as is known before they are drawn
+        furthest=length if options.text else min(length, max(map(len, fitting.values())) + most),
         facts={
             "data": [digest([[r.prompt_id, r.prompt] for r in kept])],
             "forcing": settings.forcing,
@@ -377,6 +382,11 @@ def _text_blocks(options: DistillOptions) -> int:
             "--block-length or another share"
         )
     return text
+
+
+def _longest(trajectories: Iterable[Trajectory], length: int) -> int:
+    """Tokens of the longest, as far as a block of this length goes."""
+    return min(max(len(t.prompt) + len(t.tokens) for t in trajectories), length)
 
 
 def _counts(trajectories: Iterable[Trajectory], vocab_size: int) -> Tensor:

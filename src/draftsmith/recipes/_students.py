@@ -36,6 +36,7 @@ from draftsmith.options import DistillOptions
 from draftsmith.provenance import Run
 from draftsmith.recipes import _tokens
 from draftsmith.recipes._finish import write_drafter, write_model
+from draftsmith.recipes._lessons import Lesson
 from draftsmith.recipes._training import text_config
 from draftsmith.targets.ends import Ends
 from draftsmith.targets.hf import HFTarget, load_model
@@ -61,8 +62,8 @@ class Student(abc.ABC):
         """What run.json says about it beside the objective, given its held-out figures."""
 
     @abc.abstractmethod
-    def check(self, longest: int) -> None:
-        """InputError when it cannot learn from texts of at most so many tokens."""
+    def check(self, lesson: Lesson) -> None:
+        """InputError when it cannot learn from texts as short or as long as these."""
 
     @abc.abstractmethod
     def hear(self, counts_V: Tensor | None) -> None:
@@ -160,8 +161,15 @@ class ModelStudent(Student):
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
         return {"decoding_temperature": 1.0}
 
-    def check(self, longest: int) -> None:
-        """It learns from any."""
+    def check(self, lesson: Lesson) -> None:
+        config = self.model.config.get_text_config(decoder=True)
+        context: int | None = getattr(config, "max_position_embeddings", None)
+        if context is not None and lesson.furthest > context:
+            raise InputError(
+                f"{self._source} has a context of {context} tokens, and the longest text has up to "
+                f"{lesson.furthest}: give --block-length {context} or less, which cuts what is "
+                "longer, or with --long-texts drop leaves it out of what a --store holds"
+            )
 
     def hear(self, counts_V: Tensor | None) -> None:
         """It knows all tokens."""
@@ -229,13 +237,13 @@ class NetworkStudent(Student):
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
         }
 
-    def check(self, longest: int) -> None:
+    def check(self, lesson: Lesson) -> None:
         least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
-        if longest < least:
+        if lesson.longest < least:
             raise InputError(
                 f"{self._kind} with {self.learner.num_steps} forwards learns from texts of at "
-                f"least {least} tokens, and the longest that fits has {longest}: give a larger "
-                "--block-length, longer answers or fewer forwards"
+                f"least {least} tokens, and the longest that fits has {lesson.longest}: give a "
+                "larger --block-length, longer answers or fewer forwards"
             )
 
     def hear(self, counts_V: Tensor | None) -> None:

@@ -79,7 +79,6 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     twin = make_twin(student) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
-    student.check(lesson.longest)
     student.hear(lesson.counts_V)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
@@ -172,7 +171,11 @@ def make_twin(student: Student) -> Twin:
 def make_lesson(
     options: DistillOptions, tokenizer: Any, student: Student, twin: Twin | None
 ) -> _lessons.Lesson:
-    """What is learnt from; the target is loaded only when its laws are wanted now."""
+    """What is learnt from; the target is loaded only when its laws are wanted now.
+
+    Raises:
+        InputError: it cannot be learnt from, or not by this student.
+    """
     in_memory = options.online or options.laws == "teacher"
     teacher = load_target(options.target) if in_memory else None
     digest = None if teacher is None else weights_digest(teacher.model.state_dict())
@@ -180,11 +183,12 @@ def make_lesson(
     if not options.online:
         vocab_size = text_config(options.target).vocab_size
         lesson = _lessons.from_store(options, tokenizer, vocab_size, teacher, signals)
-        return replace(lesson, teacher=digest)
-    assert teacher is not None
-    draws = None if twin is None else TransformersBackend(twin.target)
-    refresh = None if twin is None else twin.refresh
-    lesson = _lessons.online(options, tokenizer, teacher, signals, draws, refresh)
+    else:
+        assert teacher is not None
+        draws = None if twin is None else TransformersBackend(twin.target)
+        refresh = None if twin is None else twin.refresh
+        lesson = _lessons.online(options, tokenizer, teacher, signals, draws, refresh)
+    student.check(lesson)
     return replace(lesson, teacher=digest)
 
 
