@@ -191,6 +191,25 @@ def test_a_shard_that_another_worker_wrote_meanwhile_is_left_alone(tmp_path: Pat
     assert report.shards == 4 and report.trajectories == 0
 
 
+@pytest.mark.parametrize("error", [BackendError("disk full"), InputError("exists already")])
+def test_a_write_that_fails_behind_another_worker_is_done(error: Exception, tmp_path: Path) -> None:
+    class Overtaken(Folder):
+        def write(
+            self,
+            number: int,
+            trajectories: Sequence[Trajectory],
+            skipped: Sequence[Skipped],
+            cut: Mapping[str, int],
+        ) -> None:
+            super().write(number, trajectories, skipped, cut)  # the other one
+            raise error
+
+    (tmp_path / "sink").mkdir()
+    sink = Overtaken(tmp_path / "sink")
+    report = collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink)
+    assert (report.shards, report.trajectories) == (4, 0)
+
+
 def test_a_shard_of_bad_prompts_is_written_without_asking_anybody(tmp_path: Path) -> None:
     sink = folder(tmp_path / "sink")
     plans = split(requests(2), 1, why_not=lambda request: "too long")

@@ -340,7 +340,10 @@ for line in sys.stdin:
         store = stores.TrajectoryStore.create(Path(sys.argv[1]), tests.HEADER)
         for number in range(first, last, step):
             if not store.has(number):
-                store.write(number, tests.make(number), tests.SKIPPED)
+                try:
+                    store.write(number, tests.make(number), tests.SKIPPED)
+                except tests.InputError:
+                    assert store.has(number)  # another process was first
         os._exit(0)
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
@@ -454,6 +457,17 @@ def test_two_processes_write_different_shards_at_the_same_time(tmp_path: Path) -
         assert even.wait() == 0 and odd.wait() == 0
     check_whole(tmp_path, shards)
     assert len(names(tmp_path)) == 1 + len(KINDS) * shards
+
+
+@needs_fork
+def test_two_processes_write_the_same_shards_at_the_same_time(tmp_path: Path) -> None:
+    shards = 40
+    with Writer(tmp_path) as one, Writer(tmp_path) as other:
+        one.start(0, 1, shards)
+        other.start(0, 1, shards)
+        assert one.wait() == 0 and other.wait() == 0
+    check_whole(tmp_path, shards)
+    assert len(names(tmp_path)) == 1 + len(KINDS) * shards  # no lock stays
 
 
 @needs_fork

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,42 @@ def test_an_interrupted_collection_goes_on_and_ends_the_same(
     assert collect(cut, "--samples", "2")["written"] == 0
     for a, b in zip(trajectories(whole), trajectories(cut), strict=True):
         assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
+
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs flock")
+def test_a_second_collection_is_refused_until_the_first_has_ended_or_died(
+    tmp_path: Path, collect: Command
+) -> None:
+    out = tmp_path / "store"
+    with TrajectoryStore.alone(out):
+        said = collect(out, code=2)
+    assert f"another collection is writing to {out}" in said and not list(out.iterdir())
+    whole = collect(out)
+    assert not list(out.glob(".*"))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(out / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        for path in out.glob("shard-00001.*"):
+            path.unlink()
+        assert "another collection" in collect(out, code=2)
+        assert TrajectoryStore.open(out).shards() == [0, 2] and trajectories(out)  # as readers do
+        holder.kill()
+    assert (out / ".lock").exists()
+    assert collect(out)["trajectories"] == whole["trajectories"]
+    assert not list(out.glob(".*"))
 
 
 @pytest.mark.parametrize("damage", ["flipped bit", "missing"])

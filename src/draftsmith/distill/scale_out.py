@@ -157,7 +157,7 @@ class Worker:
         made = self._collect(plan.requests) if plan.requests else []
         try:
             self._sink.write(plan.number, made, plan.skipped, plan.cut)
-        except InputError:
+        except DraftsmithError:  # whatever it was
             if not self._sink.has(plan.number):
                 raise
             return 0, 0  # another worker was first: a machine that was taken for dead

@@ -5,7 +5,8 @@
     shard-00000.features.safetensors     hidden signals, when asked for; names are row numbers
     shard-00000.json                     written last: makes the shard visible. Counts, checksums
 
-Nothing is shared between shards: several processes may write different numbers at the same time.
+Nothing is shared between shards: several processes may write different numbers at the same time,
+and one waits for another that writes the same. Two whole collections are refused: see `alone`.
 What a killed process left of a shard is invisible, and replaced when that number is written again.
 Both JSON files carry a checksum of their own content, and a shard that of its store's header, so a
 flipped bit or a file of another store is noticed.
@@ -19,6 +20,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from draftsmith.config import as_dict, from_dict
 from draftsmith.distill import identity, shard_rows
 from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.codec import EncodedLaws
+from draftsmith.distill.locks import held
 from draftsmith.distill.room import check_room
 from draftsmith.distill.sealed import read_sealed, write_sealed
 from draftsmith.distill.stored_features import FeatureFile
@@ -196,6 +199,15 @@ class TrajectoryStore:
 
     # ----------------------------------------------------------------- shards
 
+    @staticmethod
+    def alone(folder: Path) -> AbstractContextManager[None]:
+        """Around a whole collection: no other one makes or fills the store in `folder` meanwhile.
+
+        Its own workers need no leave, nor do readers. Raises InputError where there is another.
+        """
+        busy = f"another collection is writing to {folder}: wait for its end, or use another folder"
+        return held(Path(folder) / ".lock", busy=busy)
+
     def shards(self) -> list[int]:
         """Numbers of the shards that are complete, ascending."""
         found = map(_SHARD.fullmatch, (path.name for path in self.folder.iterdir()))
@@ -228,7 +240,7 @@ class TrajectoryStore:
         skipped: Sequence[Skipped] = (),
         cut: Mapping[str, int] | None = None,
     ) -> Shard:
-        """Add shard `number`, whole or not at all. One process per number.
+        """Add shard `number`, whole or not at all; who comes second to a number is refused.
 
         `cut`: references of which only the beginning is among the trajectories, per reason.
 
@@ -239,11 +251,22 @@ class TrajectoryStore:
         """
         if number < 0:
             raise InputError(f"shards are numbered from 0, got {number}")
-        if self.has(number):
-            raise InputError(
-                f"shard {number} of {self.folder} exists already; remove shard-{number:05d}.* "
-                "to collect it again"
-            )
+        with held(self.folder / f".lock-{number:05d}"):
+            if self.has(number):
+                raise InputError(
+                    f"shard {number} of {self.folder} exists already; remove shard-{number:05d}.* "
+                    "to collect it again"
+                )
+            return self._write(number, trajectories, skipped, cut or {})
+
+    def _write(
+        self,
+        number: int,
+        trajectories: Sequence[Trajectory],
+        skipped: Sequence[Skipped],
+        cut: Mapping[str, int],
+    ) -> Shard:
+        """`write`, where nobody else writes this number."""
         header = self.header
         for trajectory in trajectories:
             shard_rows.check(trajectory, header.vocab_size, header.top_k)
@@ -271,7 +294,7 @@ class TrajectoryStore:
                 prompt_tokens=sum(len(trajectory.prompt) for trajectory in trajectories),
                 tokens=sum(len(trajectory.tokens) for trajectory in trajectories),
                 skipped=tuple(skipped),
-                cut=dict(cut or {}),
+                cut=dict(cut),
                 files=tuple(files),
             )
             write_sealed(self._path(number, "json"), facts)
@@ -369,7 +392,7 @@ class TrajectoryStore:
             )
 
     def _sweep(self, number: int) -> None:
-        """Remove what a killed or failed write of this shard left; nobody else writes it."""
+        """Remove what a killed or failed write of this shard left; its lock is ours."""
         prefix = f"shard-{number:05d}."
         for path in self.folder.iterdir():
             if path.name.startswith((prefix, f".{prefix}")):

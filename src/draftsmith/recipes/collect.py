@@ -24,6 +24,7 @@ from rich.progress import (
 from draftsmith.bench.suites import Message, Prompt, load_prompts
 from draftsmith.config import as_dict
 from draftsmith.distill.scale_out import (
+    Collected,
     MakeBackend,
     RayPool,
     ShardDone,
@@ -122,20 +123,11 @@ def run(options: CollectOptions) -> CollectResult:
         raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
     if settings.signals != Signals():
         _features.check(scale, TrajectoryStore(options.out, header), plans, settings, config)
-    store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
-    with CollectProgress(plans, store) as progress:
-        told, checked = progress.on_shard, progress.on_check
-        if scale.ray:
-            pool = RayPool(workers=scale.workers, gpus=float(torch.cuda.is_available()))
-            make = make_backend(options)
-            done = collect_ray(
-                plans, make, settings, store, pool=pool, on_shard=told, on_check=checked
-            )
-        else:
-            make = make_backend(options, progress.on_batch)
-            done = collect_local(plans, make, settings, store, on_shard=told, on_check=checked)
-    summary = store.summary()
-    record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
+    with TrajectoryStore.alone(options.out):
+        store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
+        done = collect(options, plans, settings, store)
+        summary = store.summary()
+        record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
     say(summary, options.out)
     return CollectResult(
         out=str(options.out),
@@ -148,6 +140,23 @@ def run(options: CollectOptions) -> CollectResult:
         cut=summary.cut,
         written=done.written,
     )
+
+
+def collect(
+    options: CollectOptions,
+    plans: Sequence[ShardPlan],
+    settings: CollectSettings,
+    store: TrajectoryStore,
+) -> Collected:
+    """Compute and write what is missing, here or by workers."""
+    with CollectProgress(plans, store) as progress:
+        told, checked = progress.on_shard, progress.on_check
+        if not options.scale.ray:
+            make = make_backend(options, progress.on_batch)
+            return collect_local(plans, make, settings, store, on_shard=told, on_check=checked)
+        pool = RayPool(workers=options.scale.workers, gpus=float(torch.cuda.is_available()))
+        make = make_backend(options)
+        return collect_ray(plans, make, settings, store, pool=pool, on_shard=told, on_check=checked)
 
 
 def make_settings(options: CollectOptions) -> CollectSettings:
