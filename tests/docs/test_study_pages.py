@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/distillation-studies.md"
 SETTINGS = {
     "undistilled": ("undistilled", 0),
     "KLD": ("kl", 400),
@@ -13,6 +15,22 @@ SETTINGS = {
     "TVD++ (`exact`)": ("tvdpp", 400),
     "TVD++ (`uniform`)": ("tvdpp-uniform", 400),
     "KLD and a quarter as many answers to prose": ("kl-with-prose", 400),
+}
+TEXTS = {
+    "gold": "gold",
+    "greedy": "greedy",
+    "one draw": "draws-1",
+    **{f"{width} beams": f"beams-{width}" for width in (2, 4, 8, 16)},
+}
+OBJECTIVES = {
+    "forward KL": "kl",
+    "reverse KL": "rkl",
+    "JSD": "jsd",
+    "Hellinger": "hellinger",
+    "TVD": "tvd",
+    "TVD++": "tvdpp",
+    "LK": "lk",
+    "labels (SFT)": "sft",
 }
 
 
@@ -23,10 +41,31 @@ def test_the_table_of_direct_alignment_is_its_record() -> None:
         for bar in record["bars"]
         if bar["gamma"] == 5
     }
-    page = (ROOT / "docs/distillation-studies.md").read_text(encoding="utf-8")
-    lines = page.split("| tokens per step of chains of five |")[1].split("\n\n")[0].splitlines()
-    tasks = [cell.strip() for cell in lines[0].strip("| ").split("|")]
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[2:]]
-    assert [row[0] for row in rows] == list(SETTINGS)
-    for name, *cells in rows:
+    tasks, rows = table("tokens per step of chains of five")
+    assert list(rows) == list(SETTINGS)
+    for name, cells in rows.items():
         assert cells == [f"{tau[task, *SETTINGS[name]]:.2f}" for task in tasks]
+
+
+def test_the_tables_of_distillbeam_are_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    tau = {row["name"]: row["mean_tau"] for row in record["runs"]}
+    texts, rows = table("tokens per step, mean of four")
+    assert texts == list(TEXTS) and list(rows) == list(OBJECTIVES)
+    for name, cells in rows.items():
+        runs = [f"{TEXTS[text]}-{OBJECTIVES[name]}-{record['steps']}-s0" for text in texts]
+        assert cells == [f"{tau[run]:.3f}" if run in tau else "" for run in runs]
+    page = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1]
+    known = {
+        f"{one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f})" for one in record["claims"]
+    }
+    said = re.findall(r"(\d\.\d{3})[, ]+\(?(\d\.\d{3} to \d\.\d{3})\)", page)
+    assert said and {f"{ratio} ({interval})" for ratio, interval in said} <= known
+
+
+def table(corner: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the columns, and the cells of each line by its name."""
+    page = PAGE.read_text(encoding="utf-8")
+    lines = page.split(f"| {corner} |")[1].split("\n\n")[0].splitlines()
+    names, _, *rest = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return names, {row[0]: row[1:] for row in rest}
