@@ -271,7 +271,7 @@ def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -
 
 @pytest.mark.parametrize("text", ["half \ud800 a character", "nothing \0 more"])
 def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: str) -> None:
-    with pytest.raises(InputError, match="holds"):
+    with pytest.raises(InputError, match=r"lone surrogate|holds a NUL"):
         a_translator(target).update(text)
 
 

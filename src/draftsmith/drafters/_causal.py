@@ -30,7 +30,10 @@ def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPredi
         positions_BT = positions_BT.expand_as(tokens_BT)
     else:
         idle_BT = _idle(batch.loss_mask_BT.to(tokens_BT.device), batch.documents_BT)
-        positions_BT = document_positions(batch.documents_BT).masked_fill(idle_BT, 0)
+        positions_BT = document_positions(batch.documents_BT)
+        last = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if last is not None:
+            positions_BT = positions_BT.where(~idle_BT, positions_BT.clamp(max=last - 1))
         mask = _document_masks(model, batch.documents_BT)
     out = model.get_decoder()(
         input_ids=tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
