@@ -193,7 +193,7 @@ def _convert(kind: Any, value: Any, name: str, *, from_text: bool) -> Any:
     if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
         return {
             _convert(args[0], key, name, from_text=isinstance(key, str)): _convert(
-                args[1], item, f"{name}.{key}", from_text=from_text
+                args[1], item, _inside(name, key), from_text=from_text
             )
             for key, item in value.items()
         }
@@ -260,6 +260,12 @@ def _convert_sequence(
         for index, (item_kind, item) in enumerate(zip(kinds, value, strict=True))
     ]
     return items if origin is list else tuple(items)
+
+
+def _inside(name: str, key: object) -> str:
+    """An entry of a table; a key may hold anything, a message is one line."""
+    text = str(key)
+    return f"{name}.{text}" if text.isprintable() else f"{name}.{text!r}"
 
 
 def _name(kind: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from draftsmith.config import (
@@ -188,6 +188,7 @@ FUZZ = settings(max_examples=700, deadline=None, suppress_health_check=[HealthCh
 
 @FUZZ
 @given(st.dictionaries(NAMES, JSON, max_size=4), JSON)
+@example({"table": {"\n": None}}, None)
 def test_any_mutation_of_a_dictionary_works_or_is_our_error(
     change: dict[str, Any], inner: object
 ) -> None:
