@@ -152,7 +152,9 @@ def length(lab: Lab) -> list[Run]:
     """What more training gives, of one text of each prompt and of four, by laws and by labels."""
     many = MORE * lab.amounts.prompts
     return [
-        longer(lab, LONGEST).run(f"{store}@{many}", "lk", label=f"lk, {store}@{many}, very long")
+        longer(lab, LONGEST).run(
+            f"{store}@{many}", objective, label=f"{objective}, {store}@{many}, very long"
+        )
         for objective in ("lk", "sft")
         for store in ("draws-1", f"draws-{MORE}")
     ]

@@ -24,12 +24,13 @@ from beam_parts import (
     longer,
     mixed,
     scored,
+    tails,
     with_whole_laws,
 )
 from exam import Marks
 from lab import Lab
 from study import Run
-from writing import difference
+from writing import Difference, difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,23 @@ def _judged(claim: Claim, marks: Mapping[str, Marks]) -> dict[str, Any]:
 def _together(some: Sequence[Marks]) -> Marks:
     """One exam in more ways: settings are fixed, where seeds would be drawn anew."""
     return replace(some[0], decoded=tuple(way for one in some for way in one.chains))
+
+
+def of_tails(lab: Lab) -> list[Difference]:
+    """What lies outside of the kept tokens and the readings of TVD++, over the usual one of each
+    divergence, pooled over seeds; of those that are known."""
+    groups: dict[tuple[str, str], list[Marks]] = {}
+    for one in lab.known(tails(lab), lab.exam).values():
+        assert one.run.options is not None and one.run.label is not None
+        key = one.run.options.objective.objective, one.run.label
+        groups.setdefault(key, []).append(one.marks)
+    usual: dict[str, str] = {}
+    made = []
+    for (objective, label), marks in groups.items():
+        first = usual.setdefault(objective, label)  # each divergence begins with its default
+        if label != first:
+            made.append(difference(label, marks, first, groups[objective, first]))
+    return made
 
 
 def as_table(found: Iterable[Mapping[str, Any]]) -> str:

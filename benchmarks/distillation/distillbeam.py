@@ -38,7 +38,7 @@ from typing import Any
 
 import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
-from claims import as_table, claims, judged
+from claims import as_table, claims, judged, of_tails
 from exam import Decoded, Marks
 from lab import Amounts, Lab, keep, with_seed
 from study import Examined, Models, Run
@@ -184,6 +184,7 @@ def write(lab: Lab, out: Path) -> None:
             "runs": ranked(rows),
             **answers(lab),
             "claims": claimed,
+            "tails": plain(of_tails(lab)),
         },
     )
     write_text_atomic(out / "distillbeam" / "claims.md", as_table(claimed))

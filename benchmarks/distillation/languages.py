@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import ende
@@ -72,6 +73,8 @@ STEPS = {"target": 3000, "draft": 2000}
 QUICK_STEPS = 4
 JOINED = {"German": 2, "Chinese": 2, "Japanese": 3}
 """Sentences of a lesson, so that it is about as long as those of the exam."""
+MOST_JOINED = {"German": mini_ende.MOST_JOINED, "Chinese": 2, "Japanese": mini_ende.MOST_JOINED}
+"""Sentences of an example to pre-train on; those into Chinese are news, and more would not fit."""
 EAST_ASIAN = ("\u2e80", "\uffef")
 """The first and the last character; of others the tokenizer of mini-ende has what is needed."""
 SEEN = 5
@@ -159,7 +162,7 @@ def _lines(found: Sequence[Corpus], *, held: bool) -> Iterator[str]:
             corpus.held if held else corpus.kept,
             corpus.language,
             passes=1 if held else PASSES[corpus.language],
-            most=mini_ende.MOST_JOINED,
+            most=MOST_JOINED[corpus.language],
             seed=0,
         )
     ]
@@ -283,6 +286,7 @@ def write(
     write_study(out, "languages", rows, facts)
 
 
+@cache
 def of_target(exam: Exam) -> dict[str, float | None]:
     """What the target's own greedy translations are worth."""
     target, prompts = load_target(exam.target), exam.read()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
@@ -56,11 +58,24 @@ def test_the_tables_of_distillbeam_are_its_record() -> None:
         runs = [f"{TEXTS[text]}-{OBJECTIVES[name]}-{record['steps']}-s0" for text in texts]
         assert cells == [f"{tau[run]:.3f}" if run in tau else "" for run in runs]
     page = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1]
-    known = {
-        f"{one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f})" for one in record["claims"]
-    }
-    said = re.findall(r"(\d\.\d{3})[, ]+\(?(\d\.\d{3} to \d\.\d{3})\)", page)
-    assert said and {f"{ratio} ({interval})" for ratio, interval in said} <= known
+    said = intervals(page)
+    assert said and said <= {written(one) for one in record["claims"]}
+
+
+def test_what_is_said_of_tails_and_readings_is_their_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    said = intervals((ROOT / "docs/distill.md").read_text(encoding="utf-8"))
+    assert said == {written(one) for one in record["tails"]}
+
+
+def intervals(page: str) -> set[str]:
+    """Every `ratio (low to high)`; also in a list, where commas part them."""
+    found = re.findall(r"(\d\.\d{3})[^()\d]*\(?(\d\.\d{3} to \d\.\d{3})\)", page)
+    return {f"{ratio} ({interval})" for ratio, interval in found}
+
+
+def written(claim: Mapping[str, Any]) -> str:
+    return f"{claim['ratio']:.3f} ({claim['low']:.3f} to {claim['high']:.3f})"
 
 
 def table(corner: str) -> tuple[list[str], dict[str, list[str]]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sharding_cases import (
@@ -194,14 +195,8 @@ def test_a_shard_that_another_worker_wrote_meanwhile_is_left_alone(tmp_path: Pat
 @pytest.mark.parametrize("error", [BackendError("disk full"), InputError("exists already")])
 def test_a_write_that_fails_behind_another_worker_is_done(error: Exception, tmp_path: Path) -> None:
     class Overtaken(Folder):
-        def write(
-            self,
-            number: int,
-            trajectories: Sequence[Trajectory],
-            skipped: Sequence[Skipped],
-            cut: Mapping[str, int],
-        ) -> None:
-            super().write(number, trajectories, skipped, cut)  # the other one
+        def write(self, *shard: Any) -> None:
+            super().write(*shard)  # the other one
             raise error
 
     (tmp_path / "sink").mkdir()

@@ -449,22 +449,14 @@ def test_100_kills_at_random_moments_leave_whole_shards(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_two_processes_write_different_shards_at_the_same_time(tmp_path: Path) -> None:
-    shards = 40
-    with Writer(tmp_path) as even, Writer(tmp_path) as odd:
-        even.start(0, 2, shards)
-        odd.start(1, 2, shards)
-        assert even.wait() == 0 and odd.wait() == 0
-    check_whole(tmp_path, shards)
-    assert len(names(tmp_path)) == 1 + len(KINDS) * shards
-
-
-@needs_fork
-def test_two_processes_write_the_same_shards_at_the_same_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("second", "step"), [(1, 2), (0, 1)], ids=["different", "the same"])
+def test_two_processes_write_shards_at_the_same_time(
+    second: int, step: int, tmp_path: Path
+) -> None:
     shards = 40
     with Writer(tmp_path) as one, Writer(tmp_path) as other:
-        one.start(0, 1, shards)
-        other.start(0, 1, shards)
+        one.start(0, step, shards)
+        other.start(second, step, shards)
         assert one.wait() == 0 and other.wait() == 0
     check_whole(tmp_path, shards)
     assert len(names(tmp_path)) == 1 + len(KINDS) * shards  # no lock stays

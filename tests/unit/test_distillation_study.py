@@ -280,6 +280,11 @@ def test_finalists_of_each_kind_come_from_what_is_known(tmp_path: Path) -> None:
 
     lab = a_lab(tmp_path)
     lengthened = [run.name for run in distillbeam.length(lab)]
+    assert lengthened == [
+        f"draws-{count}@12000-{objective}-3840-s0"
+        for objective in ("lk", "sft")
+        for count in (1, 4)
+    ]
     assert [run.name for run in distillbeam.finalists(lab)] == lengthened
     for place, (store, objective) in enumerate(
         [

@@ -26,7 +26,7 @@ import io
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -290,7 +290,7 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
     reference = tuple(text for item in items for text in item)
     if turns and len(items) == len(turns) + 1 and all(items):  # MT-bench: one for each turn
         answers, reference = tuple(item[0] for item in items), items[0]
-    return Prompt(
+    made = Prompt(
         id=_label(record, _ID_FIELDS, where) or number,
         text=text,
         messages=messages,
@@ -300,6 +300,8 @@ def _prompt(record: object, number: str, where: str, keep_empty: bool) -> Prompt
         language=_label(record, ("language",), where),
         tag=_label(record, _TAG_FIELDS, where),
     )
+    check_whole(json.dumps(asdict(made), ensure_ascii=False), where)
+    return made
 
 
 def _chat(value: object, field: str) -> list[Message]:
@@ -324,7 +326,6 @@ def _chat(value: object, field: str) -> list[Message]:
         # An empty system or assistant message is odd but harmless; an empty question is neither.
         if not isinstance(content, str) or (role == "user" and not content.strip()):
             raise InputError(f"{place}: expected text, got {_short(content)}")
-        check_whole(content, place)
         chat.append(Message(role=role, content=content))
     return chat
 
@@ -357,7 +358,6 @@ def _input(record: Mapping[str, Any], where: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InputError(f"{where}: field 'input': expected text, got {_short(value)}")
-    check_whole(value, f"{where}: field 'input'")
     return value
 
 
@@ -370,17 +370,13 @@ def _references(record: Mapping[str, Any], where: str) -> list[tuple[str, ...]]:
         items = value if isinstance(value, list) else [value]
         found = [tuple(item) if isinstance(item, list) else (item,) for item in items]
         if all(isinstance(text, str) for some in found for text in some):
-            for some in found:
-                check_whole("".join(some), f"{where}: field {name!r}")
             return found
         if name == "reference":  # the other names may mean something else
             raise InputError(f"{where}: field {name!r}: expected text or a list of texts")
     instances = record.get("instances")
     if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
         output = instances[0].get("output")
-        if isinstance(output, str) and output:
-            check_whole(output, f"{where}: field 'instances'")
-            return [(output,)]
+        return [(output,)] if isinstance(output, str) and output else []
     return []
 
 
@@ -388,7 +384,6 @@ def _label(record: Mapping[str, Any], names: Sequence[str], where: str) -> str |
     for name in names:
         value = record.get(name)
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
-            check_whole(str(value), f"{where}: field {name!r}")
             return str(value)
         if value is not None and value != "":
             raise InputError(f"{where}: field {name!r}: expected text, got {_short(value)}")
@@ -406,7 +401,6 @@ def _text(value: object, field: str) -> str:
         raise InputError(f"{field}: expected text, got {_short(value)}")
     if not value.strip():
         raise InputError(f"{field}: the prompt is empty")
-    check_whole(value, field)
     return value
 
 
