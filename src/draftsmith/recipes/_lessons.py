@@ -216,6 +216,12 @@ def online(
         )
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
+    tight = sum(len(request.prompt) + most > length for request in requests)
+    if tight:
+        say(
+            f"{tight} prompts leave less than --max-new-tokens {most} of --block-length {length}: "
+            "a longer answer is learnt up to there"
+        )
     settings = CollectSettings(
         forcing="sample" if options.beams is None else "beam",
         beams=options.beams or 1,
@@ -258,6 +264,7 @@ def online(
             "top_k": None,
             "prompts": len(kept),
             "skipped": dict(skipped),
+            "tight": tight,
             "held_out_prompts": len(held),
         },
     )
