@@ -62,14 +62,14 @@ CORPORA = (
 )
 OBJECTIVES = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 STORES = ("greedy", "beams-8", "draws-4")
-FULL = Amounts(prompts=3000, exam_prompts=200, final_prompts=200, steps=600)
+FULL = Amounts(prompts=3000, exam_prompts=160, final_prompts=160, steps=480)
 QUICK = Amounts(prompts=30, exam_prompts=4, final_prompts=4, steps=4)
 PASSES = {"German": 1, "Chinese": 6, "Japanese": 2}
 """About as many examples of each."""
 HELD_OUT = 0.002
 MAX_NEW_TOKENS = 128
 SEEDS = 3
-STEPS = {"target": 3000, "draft": 2000}
+STEPS = {"target": 2000, "draft": 1500}
 QUICK_STEPS = 4
 JOINED = {"German": 2, "Chinese": 2, "Japanese": 3}
 """Sentences of a lesson, so that it is about as long as those of the exam."""
