@@ -39,7 +39,7 @@ from study import Examined, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare_pool import pool
-from draftsmith.bench.suites import Prompt
+from draftsmith.bench.prompt import Prompt
 from draftsmith.option_groups import DivergenceOptions, KeptOptions, ModelOptions
 from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import write_text_atomic

@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftsmith.bench.suites import Prompt, load_prompts
+from draftsmith.bench.prompt import Prompt
+from draftsmith.bench.suites import load_prompts
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.measure import MeasureOptions, measure_acceptance

@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftsmith.bench.suites import Prompt as Prompt
+    from draftsmith.bench.prompt import Prompt as Prompt
     from draftsmith.bench.suites import load_suite as load_suite
     from draftsmith.cache import KVCache as KVCache
     from draftsmith.decode import DecodeOptions as DecodeOptions
@@ -47,7 +47,7 @@ _HOMES = {
     "DraftsmithError": "draftsmith.errors",
     "KVCache": "draftsmith.cache",
     "Law": "draftsmith.law",
-    "Prompt": "draftsmith.bench.suites",
+    "Prompt": "draftsmith.bench.prompt",
     "Proposal": "draftsmith.types",
     "Sampler": "draftsmith.sampler",
     "Session": "draftsmith.decode",

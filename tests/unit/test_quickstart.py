@@ -15,11 +15,11 @@ from rich.console import Console
 from tests.tiny_models import save_pair
 
 from draftsmith.bench.page import render
+from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.records import BASELINE, Divergence, RunRecord
 from draftsmith.bench.report import Report
 from draftsmith.bench.runner import Item
 from draftsmith.bench.statistics import Interval
-from draftsmith.bench.suites import Prompt
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.errors import InputError
 from draftsmith.recipes import _short_distillation as short

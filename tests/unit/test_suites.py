@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftsmith.bench.prompt import Message, Prompt
 from draftsmith.bench.suites import (
-    Message,
-    Prompt,
     built_in_suites,
     load_prompts,
     load_suite,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.step_costs import LONGEST
-from draftsmith.bench.suites import Prompt
 from draftsmith.drafter_names import drafter_parts
 from draftsmith.drafters._base import Drafter
 from draftsmith.drafters._lookup import load_drafter, option_keys

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from draftsmith.bench.suites import Prompt
+from draftsmith.bench.prompt import Prompt
 from draftsmith.decode import DecodeOptions, decode
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from draftsmith.bench.suites import Prompt
+from draftsmith.bench.prompt import Prompt
 from draftsmith.errors import InputError
 from draftsmith.recipes import _text, mini_code
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.page import write_report
+from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.report import (
     Report,
@@ -28,7 +29,7 @@ from draftsmith.bench.report import (
 )
 from draftsmith.bench.runner import Bench, BenchPlan, Item
 from draftsmith.bench.step_costs import Workload
-from draftsmith.bench.suites import Prompt, load_suite
+from draftsmith.bench.suites import load_suite
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError

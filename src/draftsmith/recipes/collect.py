@@ -21,7 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from draftsmith.bench.suites import Message, Prompt, load_prompts
+from draftsmith.bench.prompt import Message, Prompt
+from draftsmith.bench.suites import load_prompts
 from draftsmith.config import as_dict
 from draftsmith.distill.scale_out import (
     Collected,

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.step_costs import Workload
-from draftsmith.bench.suites import Prompt, load_prompts, plain_prompts
+from draftsmith.bench.suites import load_prompts, plain_prompts
 from draftsmith.decode import DecodeOptions
 from draftsmith.errors import InputError
 from draftsmith.generation import DraftCounts, Generation, generate
