@@ -89,12 +89,9 @@ def claims(lab: Lab) -> list[Claim]:
         )
     )
     found += [
-        Claim(
-            says=f"(ours) {width} draws over {width} beams",
-            better=on(f"draws-{width}"),
-            worse=on(f"beams-{width}"),
-        )
-        for width in (4, 16)
+        Claim(says=f"(ours) {n} draws over {says}", better=on(f"draws-{n}"), worse=on(other))
+        for n in (4, 16)
+        for says, other in (("one", "draws-1"), (f"{n} beams", f"beams-{n}"))
     ]
     return found + ours(lab)
 

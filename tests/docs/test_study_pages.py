@@ -22,6 +22,8 @@ TEXTS = {
     "gold": "gold",
     "greedy": "greedy",
     "one draw": "draws-1",
+    "4 draws": "draws-4",
+    "16 draws": "draws-16",
     **{f"{width} beams": f"beams-{width}" for width in (2, 4, 8, 16)},
 }
 OBJECTIVES = {
