@@ -55,9 +55,9 @@ def at_heat(lab: Lab, objective: str, heat: float) -> Run:
     return lab.run("gold", objective, change=change, name=f"t{heat:g}")
 
 
-def with_whole_laws(lab: Lab, objective: str) -> Run:
-    """On gold texts, with all that the teacher says in place of the 50 best."""
-    run = lab.run("gold", objective, change=GOLD, name="whole")
+def with_whole_laws(lab: Lab, objective: str, store: str = "gold") -> Run:
+    """With all that the teacher says in place of the 50 best."""
+    run = lab.run(store, objective, change=GOLD, name="whole")
     assert run.options is not None
     return replace(run, options=replace(run.options, laws="teacher"))
 
@@ -149,15 +149,17 @@ def prompts(lab: Lab) -> list[Run]:
 
 
 def length(lab: Lab) -> list[Run]:
-    """What more training gives, of one text of each prompt and of four, by laws and by labels."""
-    many = MORE * lab.amounts.prompts
-    return [
-        longer(lab, LONGEST).run(
-            f"{store}@{many}", objective, label=f"{objective}, {store}@{many}, very long"
-        )
+    """What more training gives, of one text of each prompt and of four, by laws and by labels; and
+    by whole laws."""
+    many, long = MORE * lab.amounts.prompts, longer(lab, LONGEST)
+    few, several = (f"draws-{n}@{many}" for n in (1, MORE))
+    made = [
+        long.run(store, objective, label=f"{objective}, {store}, very long")
         for objective in ("lk", "sft")
-        for store in ("draws-1", f"draws-{MORE}")
+        for store in (few, several)
     ]
+    whole = with_whole_laws(long, "lk", several)
+    return [*made, replace(whole, label=f"lk, {several}, whole laws, very long")]
 
 
 def longer(lab: Lab, times: int = MORE) -> Lab:

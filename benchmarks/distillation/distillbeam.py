@@ -68,9 +68,11 @@ def final(lab: Lab, workers: int) -> None:
 
 def finalists(lab: Lab) -> list[Run]:
     """The best short run of each kind, trained for long, beside those of `length`: short runs do
-    not tell several texts of a prompt from one."""
+    not tell several texts of a prompt from one. Of more than four texts of so many prompts a long
+    training would not read most even twice."""
     tried = {run.name: run for part in CHOSEN_FROM for run in PARTS[part](lab)}
-    known = lab.known(list(tried.values()), lab.exam)
+    few = [run for run in tried.values() if (run.beams or 1) <= MORE]
+    known = lab.known(few, lab.exam)
     return [*(at_length(lab, run) for run in best_of_kinds(known).values()), *length(lab)]
 
 
