@@ -128,6 +128,14 @@ def ours(lab: Lab) -> list[Claim]:
             (f"{MORE} beams of each", f"beams-{MORE}"),
         )
     ]
+    found += [
+        Claim(
+            says=f"(ours) {MORE} {kind} of each prompt over one draw, long",
+            better=(long.run(f"{kind}-{MORE}", "lk"),),
+            worse=(long.run("draws-1", "lk"),),
+        )
+        for kind in ("draws", "beams")
+    ]
     if costs_are_known(lab):
         auto, *others = at_equal_cost(lab)
         found += [
