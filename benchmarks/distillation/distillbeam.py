@@ -15,7 +15,7 @@
 | `aggregate`   | each beam its own laws, their mixture, weights by score          | 1     |
 | `auto`        | `--beams auto` and fixed widths at equal cost of the teacher     | 1     |
 | `prompts`     | four times the prompts against four texts of each, long          | 1     |
-| `length`      | eight times the steps on four times the prompts, laws and labels | 1     |
+| `length`      | eight times the steps, four times the prompts; laws and labels   | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
 
 Runs have 3,000 prompts and 480 steps of 2,048 tokens, between five and six passes over one text of
