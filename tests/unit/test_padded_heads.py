@@ -4,6 +4,7 @@ laws are learnt and measured over the entries that both have."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.distill.chains import FIGURES, Chains
+from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.divergence import Reading
 from draftsmith.distill.objective import Objective
+from draftsmith.distill.packing import Block, Weighted
+from draftsmith.distill.trajectory import CollectRequest, CollectSettings
 from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
 from draftsmith.types import FullLaws, TopLaws
 
 TARGET = 320
@@ -182,6 +187,36 @@ def test_a_run_with_a_padded_head_ends_well(
         assert found["acceptance"] >= found["acceptance_before"]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["vocab_size"] == {"smaller": 304, "larger": 336}[drafter]
+
+
+def test_on_policy_the_student_says_only_tokens_that_the_target_has(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However probable it thinks its padding; what it learns is not changed by that."""
+    from draftsmith.distill import sources
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "larger")
+    model.get_output_embeddings().weight.data[300:] = 40 * torch.randn(36, model.config.hidden_size)
+    model.save_pretrained(folder / "babbling")
+    AutoTokenizer.from_pretrained(folder / "larger").save_pretrained(folder / "babbling")
+    packed: list[Weighted] = []
+    pack = sources.pack
+
+    def noted(documents: Sequence[Weighted], length: int) -> list[Block]:
+        packed.extend(documents)
+        return pack(documents, length)
+
+    monkeypatch.setattr(sources, "pack", noted)
+    words = ["--online", "--prompts", str(folder / "many.txt"), "--max-new-tokens", "4"]
+    words += ["--on-policy", "1", "--prompts-per-step", "6"]
+    command("distill", *words_for(folder, "babbling", tmp_path / "out", *words))
+    said = [token for one in packed for token in one.trajectory.tokens]
+    assert len(packed) > 18 and max(said) < 300  # the held-out ones are the target's
+    babbled = TransformersBackend(HFTarget(model)).collect(
+        [CollectRequest(prompt_id="0", prompt=(5, 6))],
+        CollectSettings(forcing="sample", max_new_tokens=4, top_k=1),
+    )
+    assert max(babbled[0].tokens) >= 300  # what its whole head says
 
 
 def test_a_student_that_lacks_tokens_is_refused_first(

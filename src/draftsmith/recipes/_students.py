@@ -139,14 +139,16 @@ class ModelStudent(Student):
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
-        self._check_head(text_config(options.target).vocab_size)
+        tokens = max(tokenizer.get_vocab().values()) + 1
+        self._num_tokens = min(tokens, text_config(options.target).vocab_size)
+        """That the target can read and say; heads may have rows of padding behind them."""
+        self._check_head(tokens)
         self._adopt()
 
-    def _check_head(self, target: int) -> None:
-        """InputError for a head that lacks tokens which one of the target, so large, has."""
+    def _check_head(self, tokens: int) -> None:
+        """InputError for a head that lacks tokens which the target's has."""
         head = text_config(self._source).vocab_size
-        tokens = max(self._tokenizer.get_vocab().values()) + 1
-        if head < min(tokens, target):
+        if head < self._num_tokens:
             raise InputError(
                 f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
                 "it could neither read nor say the last of them; enlarge it (in transformers "
@@ -175,8 +177,13 @@ class ModelStudent(Student):
         """It knows all tokens."""
 
     def twin(self) -> HFTarget:
-        """A copy that can draw continuations."""
-        return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
+        """A copy that can draw continuations, of tokens that the target knows."""
+        return HFTarget(
+            copy.deepcopy(self.model),
+            self._tokenizer,
+            name="the draft model",
+            vocab_size=self._num_tokens,
+        )
 
     def objective(self, token: Distillation) -> Objective:
         return token
