@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from draftsmith.distill.distillation import CELLS, Distillation
+from draftsmith.distill.distillation import Distillation
 from draftsmith.distill.distillation_dense import dense_distillation
+from draftsmith.distill.places import CELLS
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
 

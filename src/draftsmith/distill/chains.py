@@ -29,7 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.distillation import (
+from draftsmith.distill.evaluation import Evaluation
+from draftsmith.distill.objective import Head, LossTerms, Objective, vocabulary
+from draftsmith.distill.places import (
     Places,
     both_logits,
     check_laws,
@@ -37,11 +39,8 @@ from draftsmith.distill.distillation import (
     masks,
     over_both,
     preferred,
-    vocabulary,
     wide,
 )
-from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.objective import Head, LossTerms, Objective
 from draftsmith.errors import InputError, nearest
 from draftsmith.types import DraftPrediction, FullLaws, TrajectoryBatch
 

@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.distillation import (
-    Distillation,
-    both_logits,
-    masks,
-    over_both,
-    wide,
-)
+from draftsmith.distill.distillation import Distillation
 from draftsmith.distill.divergence import Cells, Knobs, Rewards, Tail
 from draftsmith.distill.objective import Head, LossTerms
+from draftsmith.distill.places import both_logits, masks, over_both, wide
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TrajectoryBatch
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draftsmith.distill.distillation import CELLS, preferred
+from draftsmith.distill.places import CELLS, preferred
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
 
 
