@@ -22,6 +22,8 @@ from draftsmith.errors import InputError
 from draftsmith.option_groups import FittingOptions, ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
+from draftsmith.recipes._online_lesson import online_lesson
+from draftsmith.recipes._stored_lesson import stored_lesson
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals, TopLaws, TrajectoryBatch
 
@@ -87,7 +89,7 @@ def dense(batch: TrajectoryBatch) -> torch.Tensor:
 def test_batches_are_those_of_laws_in_memory(options: DistillOptions, aggregate: Aggregate) -> None:
     options = replace(options, aggregate=aggregate)
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     wanted = from_memory(options)
     assert lesson.steps_per_epoch == wanted.steps_per_epoch
     for step in (0, 3, 1):
@@ -113,7 +115,7 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
 
     monkeypatch.setattr(codec, "decode", counted)
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     assert decoded == []
     batch = lesson.source.batch(0, 0, 1)
     assert isinstance(batch.laws, TopLaws)
@@ -136,7 +138,7 @@ def test_text_takes_its_share_of_the_batch(
     training = replace(options.training, batch_tokens=10 * 32)
     options = replace(options, training=training, text=(str(text),), text_share=share)
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     for step in range(3):
         batch = lesson.source.batch(step, 0, 1)
         assert batch.tokens_BT.numel() == training.batch_tokens
@@ -144,7 +146,7 @@ def test_text_takes_its_share_of_the_batch(
         assert int((batch.law_row_BT < 0).all(1).sum()) == rows
         parts = [lesson.source.batch(step, part, 2).tokens_BT.numel() for part in range(2)]
         assert sum(parts) == training.batch_tokens
-    without = _lessons.from_store(replace(options, text=()), tokenizer, VOCAB, None, Signals())
+    without = stored_lesson(replace(options, text=()), tokenizer, VOCAB, None, Signals())
     assert lesson.steps_per_epoch == pytest.approx(without.steps_per_epoch * 10 / (10 - rows))
 
 
@@ -155,7 +157,7 @@ def test_a_batch_without_text_or_without_answers_is_refused(
     options = replace(options, text=("text.txt",), text_share=share)
     tokenizer = _tokens.load_tokenizer(options.target)
     with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
-        _lessons.from_store(options, tokenizer, VOCAB, None, Signals())
+        stored_lesson(options, tokenizer, VOCAB, None, Signals())
 
 
 def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
@@ -172,7 +174,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     tokenizer = _tokens.load_tokenizer(options.target)
     both = replace(options, store=(*options.store, tmp_path / "long"))
     lesson, plain = (
-        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
+        stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
     )
     assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
     said = "left out 3 texts: the prompt alone fills --block-length 32"
@@ -180,7 +182,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
     with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
-        _lessons.from_store(alone, tokenizer, VOCAB, None, Signals())
+        stored_lesson(alone, tokenizer, VOCAB, None, Signals())
 
 
 def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
@@ -192,9 +194,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     dropping = replace(short, fitting=FittingOptions(long_texts="drop"))
     texts = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
     too_long = sum(len(one.prompt) + len(one.tokens) > length for one in texts)
-    cut, left = (
-        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping)
-    )
+    cut, left = (stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping))
     assert 0 < too_long < len(texts)
     assert (cut.facts["too_long"], left.facts["too_long"]) == (0, too_long)
     assert (cut.facts["cut"], left.facts["cut"]) == (too_long, 0)
@@ -208,7 +208,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
             assert len(one.trajectory.prompt) + len(one.trajectory.tokens) <= length
     nothing = replace(dropping, training=replace(options.training, block_length=4))
     with pytest.raises(InputError, match="every text is longer than --block-length 4"):
-        _lessons.from_store(nothing, tokenizer, VOCAB, None, Signals())
+        stored_lesson(nothing, tokenizer, VOCAB, None, Signals())
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
         hold_out=0.0,
         training=replace(options.training, block_length=length, batch_tokens=2 * length),
     )
-    lesson = _lessons.online(online, tokenizer, teacher, Signals(), None, None)
+    lesson = online_lesson(online, tokenizer, teacher, Signals(), None, None)
     assert lesson.facts["skipped"] == {"empty prompt": 2, reason: 1}
     assert (lesson.facts["prompts"], lesson.facts["tight"]) == (2, 0)
     said = ["left out 2 prompts: empty prompt", f"left out 1 prompts: {reason}"]
@@ -250,19 +250,19 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
     shorter, longer = sorted((sizes[0], sizes[3]))
     tight = replace(online, max_new_tokens=length - longer + 1)
-    lesson = _lessons.online(tight, tokenizer, teacher, Signals(), None, None)
+    lesson = online_lesson(tight, tokenizer, teacher, Signals(), None, None)
     assert lesson.facts["tight"] == (2 if shorter == longer else 1)
     assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in capsys.readouterr().err
     path.write_text(json.dumps({"prompt": ""}))
     with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
-        _lessons.online(online, tokenizer, teacher, Signals(), None, None)
+        online_lesson(online, tokenizer, teacher, Signals(), None, None)
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     tokenizer = _tokens.load_tokenizer(options.target)
     alone = replace(options, fitting=FittingOptions(one_per_block=True))
     packed, single = (
-        _lessons.from_store(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
+        stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
     )
     assert isinstance(single.source, TrajectoryBlocks)
     assert isinstance(packed.source, TrajectoryBlocks)

@@ -24,6 +24,8 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
+from draftsmith.recipes._online_lesson import online_lesson
+from draftsmith.recipes._stored_lesson import stored_lesson
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 
@@ -70,7 +72,7 @@ def from_store(
     options: DistillOptions, signals: Signals, teacher: HFTarget | None = None
 ) -> _lessons.Lesson:
     tokenizer = _tokens.load_tokenizer(options.target)
-    return _lessons.from_store(options, tokenizer, VOCAB, teacher, signals)
+    return stored_lesson(options, tokenizer, VOCAB, teacher, signals)
 
 
 def near(batch: TrajectoryBatch, options: DistillOptions) -> None:
@@ -228,7 +230,7 @@ def test_online_the_target_says_them(
         training=replace(options.training, duration="3steps"),
     )
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = _lessons.online(drawn, tokenizer, target, FUSED, None, None)
+    lesson = online_lesson(drawn, tokenizer, target, FUSED, None, None)
     check_as_decoded(target, lesson.source.batch(0, 0, 1), FUSED)
     assert lesson.held_out is not None
     check_as_decoded(target, lesson.held_out.batch(0, 0, 1), FUSED)

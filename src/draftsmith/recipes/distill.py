@@ -24,6 +24,8 @@ from draftsmith.options import DistillOptions
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._drafting import quieten
+from draftsmith.recipes._online_lesson import online_lesson
+from draftsmith.recipes._stored_lesson import stored_lesson
 from draftsmith.recipes._students import ModelStudent, Student, open_student, weights_digest
 from draftsmith.recipes._training import (
     precision,
@@ -182,12 +184,12 @@ def make_lesson(
     signals = student.learner.signals
     if not options.online:
         vocab_size = text_config(options.target).vocab_size
-        lesson = _lessons.from_store(options, tokenizer, vocab_size, teacher, signals)
+        lesson = stored_lesson(options, tokenizer, vocab_size, teacher, signals)
     else:
         assert teacher is not None
         draws = None if twin is None else TransformersBackend(twin.target)
         refresh = None if twin is None else twin.refresh
-        lesson = _lessons.online(options, tokenizer, teacher, signals, draws, refresh)
+        lesson = online_lesson(options, tokenizer, teacher, signals, draws, refresh)
     student.check(lesson)
     return replace(lesson, teacher=digest)
 
