@@ -21,6 +21,7 @@ from beam_parts import (
     at_equal_cost,
     at_heat,
     costs_are_known,
+    length,
     longer,
     mixed,
     scored,
@@ -135,6 +136,17 @@ def ours(lab: Lab) -> list[Claim]:
             worse=(long.run("draws-1", "lk"),),
         )
         for kind in ("draws", "beams")
+    ]
+    few_lk, several_lk, few_sft, several_sft, whole = length(lab)
+    found += [
+        Claim(says=f"(ours) {says}, very long", better=(better,), worse=(worse,))
+        for says, better, worse in (
+            (f"{MORE} draws of each prompt over one draw, laws", several_lk, few_lk),
+            (f"{MORE} draws of each prompt over one draw, labels", several_sft, few_sft),
+            ("laws over labels, one draw", few_lk, few_sft),
+            (f"laws over labels, {MORE} draws", several_lk, several_sft),
+            (f"whole laws over top-50, {MORE} draws", whole, several_lk),
+        )
     ]
     if costs_are_known(lab):
         auto, *others = at_equal_cost(lab)
