@@ -119,7 +119,7 @@ def ours(lab: Lab) -> list[Claim]:
     long, many = longer(lab), MORE * lab.amounts.prompts
     found += [
         Claim(
-            says=f"(ours) {MORE} times the prompts over {says}, long",
+            says=f"(ours) {MORE} times the prompts over {says}, LK, long",
             better=(long.run(f"draws-1@{many}", "lk"),),
             worse=(long.run(store, "lk"),),
         )
@@ -131,7 +131,7 @@ def ours(lab: Lab) -> list[Claim]:
     ]
     found += [
         Claim(
-            says=f"(ours) {MORE} {kind} of each prompt over one draw, long",
+            says=f"(ours) {MORE} {kind} of each prompt over one draw, LK, long",
             better=(long.run(f"{kind}-{MORE}", "lk"),),
             worse=(long.run("draws-1", "lk"),),
         )
@@ -141,11 +141,16 @@ def ours(lab: Lab) -> list[Claim]:
     found += [
         Claim(says=f"(ours) {says}, very long", better=(better,), worse=(worse,))
         for says, better, worse in (
-            (f"{MORE} draws of each prompt over one draw, laws", several_lk, few_lk),
+            (f"{MORE} draws of each prompt over one draw, LK", several_lk, few_lk),
             (f"{MORE} draws of each prompt over one draw, labels", several_sft, few_sft),
-            ("laws over labels, one draw", few_lk, few_sft),
-            (f"laws over labels, {MORE} draws", several_lk, several_sft),
-            (f"whole laws over top-50, {MORE} draws", whole, several_lk),
+            ("LK over labels, one draw", few_lk, few_sft),
+            (f"LK over labels, {MORE} draws", several_lk, several_sft),
+            (f"LK of one draw over labels of {MORE}", few_lk, several_sft),
+            (
+                f"LK, whole laws over top-50 with the rest as one cell, {MORE} draws",
+                whole,
+                several_lk,
+            ),
         )
     ]
     if costs_are_known(lab):

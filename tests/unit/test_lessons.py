@@ -242,7 +242,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
         hold_out=0.0,
         training=replace(options.training, block_length=length, batch_tokens=2 * length),
     )
-    lesson = online_lesson(online, tokenizer, teacher, Signals(), None, None)
+    lesson = online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
     assert lesson.facts["skipped"] == {"empty prompt": 2, reason: 1}
     assert (lesson.facts["prompts"], lesson.facts["tight"]) == (2, 0)
     said = ["left out 2 prompts: empty prompt", f"left out 1 prompts: {reason}"]
@@ -250,12 +250,12 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
     shorter, longer = sorted((sizes[0], sizes[3]))
     tight = replace(online, max_new_tokens=length - longer + 1)
-    lesson = online_lesson(tight, tokenizer, teacher, Signals(), None, None)
+    lesson = online_lesson(tight, tokenizer, teacher, Signals(), teacher, None, None)
     assert lesson.facts["tight"] == (2 if shorter == longer else 1)
     assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in capsys.readouterr().err
     path.write_text(json.dumps({"prompt": ""}))
     with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
-        online_lesson(online, tokenizer, teacher, Signals(), None, None)
+        online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:

@@ -230,7 +230,7 @@ def test_online_the_target_says_them(
         training=replace(options.training, duration="3steps"),
     )
     tokenizer = _tokens.load_tokenizer(options.target)
-    lesson = online_lesson(drawn, tokenizer, target, FUSED, None, None)
+    lesson = online_lesson(drawn, tokenizer, target, FUSED, target, None, None)
     check_as_decoded(target, lesson.source.batch(0, 0, 1), FUSED)
     assert lesson.held_out is not None
     check_as_decoded(target, lesson.held_out.batch(0, 0, 1), FUSED)

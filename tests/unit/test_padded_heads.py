@@ -4,9 +4,9 @@ laws are learnt and measured over the entries that both have."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.distill.chains import FIGURES, Chains
-from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.divergence import Reading
 from draftsmith.distill.objective import Objective
-from draftsmith.distill.packing import Block, Weighted
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.sources import Online
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.trajectory import Backend
 from draftsmith.errors import InputError
-from draftsmith.targets.hf import HFTarget
 from draftsmith.types import FullLaws, TopLaws
 
 TARGET = 320
@@ -189,34 +189,76 @@ def test_a_run_with_a_padded_head_ends_well(
     assert config["vocab_size"] == {"smaller": 304, "larger": 336}[drafter]
 
 
-def test_on_policy_the_student_says_only_tokens_that_the_target_has(
+def loud(folder: Path, name: str) -> Path:
+    """The same model, but that it likes its padding best."""
+    out = folder / f"{name}-loud"
+    if not out.exists():
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_pretrained(folder / name)
+        head = model.get_output_embeddings().weight.data
+        head[300:] = 40 * torch.randn(len(head) - 300, model.config.hidden_size)
+        model.save_pretrained(out)
+        AutoTokenizer.from_pretrained(folder / name).save_pretrained(out)
+    return out
+
+
+class Drawn:
+    """Texts that are drawn online, by whom."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.teachers: list[int] = []
+        self.students: list[int] = []
+        draw = Online._drawn
+
+        def noted(source: Online, backend: Backend, *rest: Any) -> list[Weighted]:
+            shares = draw(source, backend, *rest)
+            tokens = [token for one in shares for token in one.trajectory.tokens]
+            (self.students if backend is source.student else self.teachers).extend(tokens)
+            return shares
+
+        monkeypatch.setattr(Online, "_drawn", noted)
+
+
+def online_words(folder: Path, target: Path, drafter: str, out: Path) -> list[str]:
+    """Six prompts per step, half of them on-policy, three steps."""
+    words = ["--online", "--prompts", str(folder / "many.txt"), "--max-new-tokens", "4"]
+    words += ["--on-policy", "0.5", "--prompts-per-step", "6", "--target", str(target)]
+    return words_for(folder, drafter, out, *words)
+
+
+def test_the_student_draws_no_token_that_the_target_does_not_have(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However probable it thinks its padding; what it learns is not changed by that."""
-    from draftsmith.distill import sources
+    drawn, student = Drawn(monkeypatch), loud(folder, "larger")
+    target = folder / "target"
+    command("distill", *online_words(folder, target, student.name, tmp_path / "out"))
+    assert len(drawn.students) > 9 and max(drawn.students) < TARGET
+    assert max(drawn.students) >= 300  # padding that both have, and it likes best
 
-    model = AutoModelForCausalLM.from_pretrained(folder / "larger")
-    model.get_output_embeddings().weight.data[300:] = 40 * torch.randn(36, model.config.hidden_size)
-    model.save_pretrained(folder / "babbling")
-    AutoTokenizer.from_pretrained(folder / "larger").save_pretrained(folder / "babbling")
-    packed: list[Weighted] = []
-    pack = sources.pack
 
-    def noted(documents: Sequence[Weighted], length: int) -> list[Block]:
-        packed.extend(documents)
-        return pack(documents, length)
+def test_the_target_draws_no_token_that_the_student_does_not_have(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, target = Drawn(monkeypatch), loud(folder, "target")
+    found = command("distill", *online_words(folder, target, "smaller", tmp_path / "out"))
+    assert len(drawn.teachers) > 9 and 300 <= max(drawn.teachers) < 304
+    assert found["acceptance"] is not None
 
-    monkeypatch.setattr(sources, "pack", noted)
-    words = ["--online", "--prompts", str(folder / "many.txt"), "--max-new-tokens", "4"]
-    words += ["--on-policy", "1", "--prompts-per-step", "6"]
-    command("distill", *words_for(folder, "babbling", tmp_path / "out", *words))
-    said = [token for one in packed for token in one.trajectory.tokens]
-    assert len(packed) > 18 and max(said) < 300  # the held-out ones are the target's
-    babbled = TransformersBackend(HFTarget(model)).collect(
-        [CollectRequest(prompt_id="0", prompt=(5, 6))],
-        CollectSettings(forcing="sample", max_new_tokens=4, top_k=1),
-    )
-    assert max(babbled[0].tokens) >= 300  # what its whole head says
+
+def test_a_stored_text_that_the_student_cannot_read_is_refused(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    target, store = str(loud(folder, "target")), tmp_path / "store"
+    words = ["--prompts", str(folder / "many.txt"), "--limit", "24", "--max-new-tokens", "6"]
+    command("collect", *words, "--target", target, "--out", str(store))
+    highest = max(max(one.tokens) for one in TrajectoryStore.open(store).trajectories())
+    assert 304 <= highest < 320
+    own = words_for(folder, "smaller", tmp_path / "out", "--store", str(store), "--target", target)
+    said = command("distill", *own, code=2)
+    assert f"has a head of 304 entries, and a text holds token {highest}" in said
+    assert f"resize_token_embeddings({highest + 1})" in said
+    own[own.index("--drafter") + 1] = str(folder / "larger")
+    command("distill", *own)
 
 
 def test_a_student_that_lacks_tokens_is_refused_first(

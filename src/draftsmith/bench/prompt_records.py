@@ -53,7 +53,7 @@ def read_record(record: object, number: str, where: str, keep_empty: bool) -> Pr
     """The prompt that this JSON value asks for; `number` names it if it has no id.
 
     Raises:
-        InputError: naming `where` and, but for half a character, the field.
+        InputError: naming `where`, and the field if one is at fault.
     """
     if not isinstance(record, Mapping):
         raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}")

@@ -6,7 +6,7 @@
 
 A teacher and a student with one tokenizer may have heads of different sizes, by rows of padding
 behind the tokens (Qwen2.5: 152,064 and 151,936). Whole laws are learnt and measured over the
-entries that both have, the only ones that decoding reads.
+entries that both have, each law renormalised; no draft can be of the target's other ones.
 
 B rows, T time, N places, K kept tokens, V vocabulary, H hidden.
 """
@@ -58,7 +58,8 @@ class Places:
         return cached_places(vocab, width, self.hidden_NH.device)
 
     def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
-        """Parts of at most `cells` logits; None: see `Distillation`."""
+        """Parts of at most `cells` logits, one place at least; None: those that stay in a cache, else
+        `CELLS`."""
         size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
@@ -86,6 +87,7 @@ def masks(
 def gather(
     prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
 ) -> Places:
+    """What is known of the places of a mask. `draws`: a number in [0, 1) for each, too."""
     weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
     return Places(
         hidden_NH=prediction.hidden_BTH[mask_BT],

@@ -44,6 +44,8 @@ class Lesson:
     """Digest of the weights of a target in memory."""
     counts_V: Tensor | None = None
     """How often the answers hold each token; None: they are still to be drawn."""
+    highest: int | None = None
+    """Token of all texts that are read, plain ones excepted; None: they are still to be drawn."""
 
 
 def prompt_key(tokens: Sequence[int]) -> str:
@@ -64,7 +66,7 @@ def text_digest(options: DistillOptions) -> str | None:
     return _text.digest(_text.find_files(options.text)) if options.text else None
 
 
-def with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
+def _with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
     """Pre-training text below the rows of `source`, when --text names some."""
     if not options.text:
         return source
@@ -92,10 +94,10 @@ def source_of(
     """With a teacher in memory and --text, if they are there. For a drafter that reads hidden
     states the teacher says those of the text too, and with them its laws."""
     if teacher is None:
-        return with_text(options, tokenizer, source)
+        return _with_text(options, tokenizer, source)
     if signals == Signals():
-        return with_text(options, tokenizer, InLoop(source=source, teacher=teacher))
-    both = with_text(options, tokenizer, source)
+        return _with_text(options, tokenizer, InLoop(source=source, teacher=teacher))
+    both = _with_text(options, tokenizer, source)
     return InLoop(source=both, teacher=teacher, signals=signals)
 
 
@@ -106,6 +108,7 @@ def held_out_batches(
     teacher: HFTarget | None,
     signals: Signals,
 ) -> EvaluationSource | None:
+    """Of these answers, every one once; with a teacher in memory, its laws. None: no answers."""
     if not answers:
         return None
     blocks = HeldOutBlocks(
@@ -120,6 +123,7 @@ def held_out_batches(
 
 
 def multi_of(options: DistillOptions, most: int | None) -> Multi:
+    """How trajectories of one prompt count; only the best `most` of them."""
     return Multi(
         aggregate=options.aggregate,
         weights=options.beam_weights,
@@ -129,6 +133,11 @@ def multi_of(options: DistillOptions, most: int | None) -> Multi:
 
 
 def batch_blocks(options: DistillOptions) -> int:
+    """How many blocks a batch has.
+
+    Raises:
+        InputError: they do not fill it.
+    """
     training = options.training
     blocks, rest = divmod(training.batch_tokens, training.block_length)
     if rest or not blocks:

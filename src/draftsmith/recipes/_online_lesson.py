@@ -24,6 +24,7 @@ from draftsmith.recipes._lessons import (
     source_of,
 )
 from draftsmith.recipes._training import say
+from draftsmith.targets._base import Target
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
 
@@ -33,12 +34,17 @@ def online_lesson(
     tokenizer: Any,
     teacher: HFTarget,
     signals: Signals,
+    draws: Target,
     student: TransformersBackend | None,
     refresh: Callable[[], None] | None,
 ) -> Lesson:
     """Prompts that the teacher (partly the student) continues step by step.
 
-    `signals`: what the drafter reads of the teacher.
+    Args:
+        signals: what the drafter reads of the teacher.
+        draws: a target that draws as the teacher, of tokens that the student has, too.
+        student: draws the on-policy share, of tokens that the teacher has, too.
+        refresh: brings that one's weights up to date.
     """
     assert options.prompts is not None
     prompts = load_prompts(options.prompts, keep_empty=True)
@@ -72,7 +78,7 @@ def online_lesson(
         max_new_tokens=most,
         top_k=1,  # whole laws come from the forward over the packed block
     )
-    backend = TransformersBackend(teacher)
+    backend = TransformersBackend(draws)
     drawn = Online(
         kept,
         teacher=backend,

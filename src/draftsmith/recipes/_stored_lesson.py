@@ -113,6 +113,7 @@ def stored_lesson(
         longest=_longest(learnt, length),
         furthest=length if options.text else _longest([d.trajectory for d in known], length),
         counts_V=_counts(learnt, vocab_size),
+        highest=max(max(*one.trajectory.prompt, *one.trajectory.tokens) for one in known),
         facts={
             "data": [_shards(store) for store in stores],
             "stores": [portable_text(str(folder)) for folder in options.store],

@@ -61,9 +61,15 @@ class Student(abc.ABC):
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
         """What run.json says about it beside the objective, given its held-out figures."""
 
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int | None:
+        """Tokens that it can read, rows of padding counted; None: all of the target's."""
+
     @abc.abstractmethod
     def check(self, lesson: Lesson) -> None:
-        """InputError when it cannot learn from texts as short or as long as these."""
+        """InputError when it cannot learn from texts as short or as long as these, or not read
+        their tokens."""
 
     @abc.abstractmethod
     def hear(self, counts_V: Tensor | None) -> None:
@@ -139,16 +145,19 @@ class ModelStudent(Student):
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
-        tokens = max(tokenizer.get_vocab().values()) + 1
-        self._num_tokens = min(tokens, text_config(options.target).vocab_size)
-        """That the target can read and say; heads may have rows of padding behind them."""
-        self._check_head(tokens)
+        self._check_head(text_config(options.target).vocab_size)
         self._adopt()
 
-    def _check_head(self, tokens: int) -> None:
-        """InputError for a head that lacks tokens which the target's has."""
-        head = text_config(self._source).vocab_size
-        if head < self._num_tokens:
+    @property
+    def vocab_size(self) -> int:
+        size: int = text_config(self._source).vocab_size
+        return size
+
+    def _check_head(self, target: int) -> None:
+        """InputError for a head that lacks tokens which one of the target, so large, has."""
+        head = self.vocab_size
+        tokens = max(self._tokenizer.get_vocab().values()) + 1
+        if head < min(tokens, target):
             raise InputError(
                 f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
                 "it could neither read nor say the last of them; enlarge it (in transformers "
@@ -164,6 +173,13 @@ class ModelStudent(Student):
         return {"decoding_temperature": 1.0}
 
     def check(self, lesson: Lesson) -> None:
+        if lesson.highest is not None and lesson.highest >= self.vocab_size:
+            raise InputError(
+                f"{self._source} has a head of {self.vocab_size} entries, and a text holds token "
+                f"{lesson.highest}, from the padding of the target's larger head: enlarge it (in "
+                f"transformers model.resize_token_embeddings({lesson.highest + 1})), or leave such "
+                "prompts out when you collect"
+            )
         config = self.model.config.get_text_config(decoder=True)
         context: int | None = getattr(config, "max_position_embeddings", None)
         if context is not None and lesson.furthest > context:
@@ -177,13 +193,8 @@ class ModelStudent(Student):
         """It knows all tokens."""
 
     def twin(self) -> HFTarget:
-        """A copy that can draw continuations, of tokens that the target knows."""
-        return HFTarget(
-            copy.deepcopy(self.model),
-            self._tokenizer,
-            name="the draft model",
-            vocab_size=self._num_tokens,
-        )
+        """A copy that can draw continuations."""
+        return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
 
     def objective(self, token: Distillation) -> Objective:
         return token
@@ -214,6 +225,7 @@ class NetworkStudent(Student):
     """A drafter with a network of its own over what it borrows of the target."""
 
     figure = "tokens_per_step"
+    vocab_size = None
 
     def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
         self._options = options

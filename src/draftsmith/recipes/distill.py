@@ -36,6 +36,7 @@ from draftsmith.recipes._training import (
     trainer_config,
     work_folder,
 )
+from draftsmith.targets.capped import CappedTarget
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.units import Duration
 
@@ -187,9 +188,11 @@ def make_lesson(
         lesson = stored_lesson(options, tokenizer, vocab_size, teacher, signals)
     else:
         assert teacher is not None
-        draws = None if twin is None else TransformersBackend(twin.target)
+        known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
+        own = None if twin is None else TransformersBackend(CappedTarget(twin.target, known))
         refresh = None if twin is None else twin.refresh
-        lesson = online_lesson(options, tokenizer, teacher, signals, draws, refresh)
+        draws = CappedTarget(teacher, known)
+        lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(lesson)
     return replace(lesson, teacher=digest)
 

@@ -40,7 +40,6 @@ class HFTarget:
         attn_implementation: `sdpa` (fused) or `eager` (written out).
         name: what messages and reports call it; None: the model's class.
         check: compare a few tokens with the model's own eager attention (three small forwards).
-        vocab_size: it says only the tokens before this one; None: all that its head has.
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
@@ -55,7 +54,6 @@ class HFTarget:
         attn_implementation: str = "sdpa",
         name: str | None = None,
         check: bool = True,
-        vocab_size: int | None = None,
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -70,8 +68,7 @@ class HFTarget:
         self.attn_implementation = attn_implementation
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
-        entries: int = _head(model, title).weight.shape[0]
-        self.vocab_size = entries if vocab_size is None else min(entries, vocab_size)
+        self.vocab_size: int = _head(model, title).weight.shape[0]
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         self.end_ids = end_ids_of(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -128,8 +125,7 @@ class HFTarget:
                 draftsmith_windows=self._windows,
                 **options,
             )
-        logits_BNV = out.logits[:, -keep:, : self.vocab_size]
-        return TargetOutput(logits_BNV=logits_BNV, signals_BTS=heard.signals_BTS)
+        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=heard.signals_BTS)
 
     def listen(self, signals: Signals) -> AbstractContextManager[Heard]:
         """Inside a `with`: `signals` of every forward of the model, also of `native`, in the order
