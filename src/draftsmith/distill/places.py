@@ -58,8 +58,8 @@ class Places:
         return cached_places(vocab, width, self.hidden_NH.device)
 
     def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
-        """Parts of at most `cells` logits, one place at least; None: those that stay in a cache, else
-        `CELLS`."""
+        """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
+        else `CELLS`."""
         size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
