@@ -146,11 +146,7 @@ def ours(lab: Lab) -> list[Claim]:
             ("LK over labels, one draw", few_lk, few_sft),
             (f"LK over labels, {MORE} draws", several_lk, several_sft),
             (f"LK of one draw over labels of {MORE}", few_lk, several_sft),
-            (
-                "LK, whole laws over top-50 with the rest as one cell",
-                whole,
-                several_lk,
-            ),
+            ("LK, whole laws over top-50 with the rest as one cell", whole, several_lk),
         )
     ]
     if costs_are_known(lab):
