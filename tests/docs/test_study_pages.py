@@ -59,9 +59,23 @@ def test_the_tables_of_distillbeam_are_its_record() -> None:
     for name, cells in rows.items():
         runs = [f"{TEXTS[text]}-{OBJECTIVES[name]}-{record['steps']}-s0" for text in texts]
         assert cells == [f"{tau[run]:.3f}" if run in tau else "" for run in runs]
-    page = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1]
+    page = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1].split("\n### ")[0]
     said = intervals(page)
     assert said and said <= {written(one) for one in record["claims"]}
+
+
+def test_the_table_of_starts_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/distillbeam_starts.json"
+    starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+    columns, rows = table("pre-training, tokens per step")
+    assert columns == ["undistilled", "labels", "LK"] and len(rows) == len(starts)
+    for (name, cells), start in zip(rows.items(), starts, strict=True):
+        assert name.replace(",", "").startswith(start["pretraining"].replace("steps", " steps"))
+        after = {one["objective"]: one["mean_tau"] for one in start["after"]}
+        tau = [start["before"]["mean_tau"], after["sft"], after["lk"]]
+        assert cells == [f"{value:.3f}" for value in tau]
+    said = intervals(PAGE.read_text(encoding="utf-8").split("### By what")[1])
+    assert said == {written(gain) for start in starts for gain in start["gains"]}
 
 
 def test_what_is_said_of_tails_and_readings_is_their_record() -> None:
