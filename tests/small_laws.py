@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import DIVERGENCES, Cells, Knobs, Reading, Rewards, Tail
+from draftsmith.distill.divergence import DIVERGENCES, Cells, Knobs, Reading, Rewards
+from draftsmith.distill.truncation import Tail, truncated_cells
 from draftsmith.types import TopLaws
 
 PLACES, VOCAB = 5, 12
@@ -45,7 +46,7 @@ def knobs_for(cells: Cells, reading: Reading = "exact") -> Knobs:
 
 def truncated(name: str, laws: TopLaws, logits_NV: Tensor, tail: Tail, **more: float) -> Cells:
     record = DIVERGENCES[name]
-    return div.truncated_cells(laws, logits_NV, tail=tail, divergence=record, **more)
+    return truncated_cells(laws, logits_NV, tail=tail, divergence=record, **more)
 
 
 def nats(name: str, cells: Cells, reading: Reading = "exact") -> Tensor:

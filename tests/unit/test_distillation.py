@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftsmith.distill.distillation import Acceptance, Distillation
 from draftsmith.distill.distillation_dense import dense_distillation
-from draftsmith.distill.divergence import DIVERGENCES, Reading, Tail
+from draftsmith.distill.divergence import DIVERGENCES, Reading
 from draftsmith.distill.objective import CrossEntropy, LossTerms, Objective
+from draftsmith.distill.truncation import Tail
 from draftsmith.errors import InputError
 from draftsmith.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
 

@@ -25,7 +25,8 @@ from tests.small_laws import (
 from torch import Tensor
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import Cells, Reading, Tail
+from draftsmith.distill.divergence import Cells, Reading
+from draftsmith.distill.truncation import Tail
 from draftsmith.errors import InputError
 from draftsmith.types import TopLaws
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import Cells, Divergence, Knobs, Reading, Rewards, Tail
+from draftsmith.distill.divergence import Cells, Divergence, Knobs, Reading, Rewards
 from draftsmith.distill.objective import Head, LossTerms, vocabulary
 from draftsmith.distill.places import (
     Places,
@@ -33,6 +33,7 @@ from draftsmith.distill.places import (
     preferred,
     wide,
 )
+from draftsmith.distill.truncation import REST, Tail, truncated_cells
 from draftsmith.errors import InputError, nearest
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
 
@@ -158,7 +159,7 @@ class Distillation:
             log_p_NV = torch.log_softmax(teacher_NV / self.temperature, dim=-1)
             return div.whole_cells(log_p_NV, logits_NV)
         laws, logits_NV = over_both(laws, logits_NV)
-        return div.truncated_cells(
+        return truncated_cells(
             laws,
             logits_NV,
             tail=self.tail,
@@ -236,7 +237,7 @@ def _at_least(laws: TopLaws, temperature: float, logits_NV: Tensor) -> Tensor:
         return log_p_NK
     used_NK = log_p_NK > -math.inf
     number_N = logits_NV.shape[1] - used_NK.sum(-1)
-    log_r_N = (1 - log_p_NK.exp().sum(-1)).clamp(min=div.REST).log()
+    log_r_N = (1 - log_p_NK.exp().sum(-1)).clamp(min=REST).log()
     a = 1 / temperature
     if a > 1:
         bound_N = (a - 1) * log_p_NK.where(used_NK, 0.0).amin(-1) + log_r_N

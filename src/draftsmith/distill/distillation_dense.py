@@ -13,9 +13,10 @@ from torch import Tensor
 
 from draftsmith.distill import divergence as div
 from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.divergence import Cells, Knobs, Rewards, Tail
+from draftsmith.distill.divergence import Cells, Knobs, Rewards
 from draftsmith.distill.objective import Head, LossTerms
 from draftsmith.distill.places import both_logits, masks, over_both, wide
+from draftsmith.distill.truncation import REST, Tail
 from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TrajectoryBatch
 
 
@@ -67,7 +68,7 @@ def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) 
 def _dense_bucket(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
     inside_NV = p_NV > 0
     outside_N1 = ~inside_NV.all(-1, keepdim=True)
-    p_rest_N1 = (1 - p_NV.sum(-1, keepdim=True)).clamp(min=div.REST) * outside_N1
+    p_rest_N1 = (1 - p_NV.sum(-1, keepdim=True)).clamp(min=REST) * outside_N1
     q_rest_N1 = (log_q_NV.exp() * ~inside_NV).sum(-1, keepdim=True)
     q_rest_N1 = q_rest_N1.clamp(min=torch.finfo(q_rest_N1.dtype).tiny)
     log_q_rest_N1 = q_rest_N1.log().masked_fill(~outside_N1, -math.inf)
