@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,14 @@ OBJECTIVES = {
     "labels (SFT)": "sft",
 }
 
+KINDS = {
+    "undistilled": ("undistilled",),
+    "sft": ("draws-4", "sft"),
+    "one": ("draws-1", "hellinger"),
+    "several": ("draws-4", "lk-whole"),
+}
+TREES = ("tree 4,2,2,1, T = 0", "tree 4,2,2,1, T = 1")
+
 
 def test_the_table_of_direct_alignment_is_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/alignment.json").read_text(encoding="utf-8"))
@@ -62,6 +71,24 @@ def test_the_tables_of_distillbeam_are_its_record() -> None:
     page = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1].split("\n### ")[0]
     said = intervals(page)
     assert said and said <= {written(one) for one in record["claims"]}
+
+
+def test_the_table_of_the_best_is_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    _, rows = table("of each kind the best")
+    assert len(rows) == len(KINDS) == len(record["best"])
+    for (name, cells), kind in zip(rows.items(), KINDS, strict=True):
+        some = record["best"][kind]
+        assert len(some) == (1 if kind == "undistilled" else 3)
+        assert all(word in some[0]["name"] for word in KINDS[kind]), name
+        trees = [f"{mean(one['tau'][tree] for one in some):.2f}" for tree in TREES]
+        alpha = f"{mean(one['alpha']['1'] for one in some):.3f}"
+        chrf = f"{mean(one['chrf'] for one in some):.1f}"
+        assert cells == [f"{mean(one['mean_tau'] for one in some):.3f}", *trees, alpha, chrf]
+    page = PAGE.read_text(encoding="utf-8").split("### The best of")[1].split("\n### ")[0]
+    found = record["differences"] + record["tree_differences"]
+    assert intervals(page) == {written(one) for one in found}
+    assert all(one["better"] == "several" and one["low"] > 1 for one in found)
 
 
 def test_the_table_of_starts_is_its_record() -> None:
