@@ -149,17 +149,18 @@ def prompts(lab: Lab) -> list[Run]:
 
 
 def length(lab: Lab) -> list[Run]:
-    """What more training gives, of one text of each prompt and of four, by laws and by labels; and
-    by whole laws."""
+    """What more training gives, of one text of each prompt and of four: by laws, by labels, and by
+    whole laws."""
     many, long = MORE * lab.amounts.prompts, longer(lab, LONGEST)
-    few, several = (f"draws-{n}@{many}" for n in (1, MORE))
+    stores = [f"draws-{n}@{many}" for n in (1, MORE)]
     made = [
         long.run(store, objective, label=f"{objective}, {store}, very long")
         for objective in ("lk", "sft")
-        for store in (few, several)
+        for store in stores
     ]
-    whole = with_whole_laws(long, "lk", several)
-    return [*made, replace(whole, label=f"lk, {several}, whole laws, very long")]
+    whole = [with_whole_laws(long, "lk", store) for store in stores]
+    labels = [f"lk, {store}, whole laws, very long" for store in stores]
+    return made + [replace(run, label=label) for run, label in zip(whole, labels, strict=True)]
 
 
 def longer(lab: Lab, times: int = MORE) -> Lab:

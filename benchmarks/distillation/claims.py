@@ -137,7 +137,7 @@ def ours(lab: Lab) -> list[Claim]:
         )
         for kind in ("draws", "beams")
     ]
-    few_lk, several_lk, few_sft, several_sft, whole = length(lab)
+    few_lk, several_lk, few_sft, several_sft, few_whole, several_whole = length(lab)
     found += [
         Claim(says=f"(ours) {says}, very long", better=(better,), worse=(worse,))
         for says, better, worse in (
@@ -146,7 +146,8 @@ def ours(lab: Lab) -> list[Claim]:
             ("LK over labels, one draw", few_lk, few_sft),
             (f"LK over labels, {MORE} draws", several_lk, several_sft),
             (f"LK of one draw over labels of {MORE}", few_lk, several_sft),
-            ("LK, whole laws over top-50 with the rest as one cell", whole, several_lk),
+            ("LK, whole laws over top-50 with the rest as one cell", several_whole, several_lk),
+            (f"{MORE} draws of each prompt over one, LK, whole laws", several_whole, few_whole),
         )
     ]
     if costs_are_known(lab):

@@ -284,7 +284,7 @@ def test_finalists_of_each_kind_come_from_what_is_known(tmp_path: Path) -> None:
         f"draws-{count}@12000-{objective}-3840-s0"
         for objective in ("lk", "sft")
         for count in (1, 4)
-    ] + ["draws-4@12000-lk-whole-3840-s0"]
+    ] + [f"draws-{count}@12000-lk-whole-3840-s0" for count in (1, 4)]
     assert [run.name for run in distillbeam.finalists(lab)] == lengthened
     for place, (store, objective) in enumerate(
         [
