@@ -190,6 +190,10 @@ def test_bench_writes_everything_and_prints_one_object(
     names = [(entry["name"].split(":")[0], entry["temperature"]) for entry in found["drafters"]]
     assert names == [(n, t) for n in ("none", "prompt_lookup", "independent") for t in (0.0, 0.8)]
     assert len((out / "records.jsonl").read_text().splitlines()) == 2 * 4 * 2 * 2
+    expected = [entry["expected"] for entry in found["drafters"]]
+    assert expected[:4] == [None] * 4  # of draft models alone
+    assert all(0 < one["alpha"] < 1 < one["tau_predicted"] for one in expected[4:])
+    assert "Expected acceptance of draft models" in (out / "report.html").read_text()
     for path in out.glob("*.*"):  # no folder outside the current one is named anywhere
         assert str(tmp_path) not in path.read_text()
         assert str(models) not in path.read_text()

@@ -14,6 +14,7 @@ from draftsmith.bench.compare_runs import read_runs
 from draftsmith.bench.records import BASELINE, RunRecord, append
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_json_atomic
+from draftsmith.speedup import tokens_per_step
 
 
 def distilled(folder: Path, **results: Any) -> Path:
@@ -108,6 +109,9 @@ def test_the_acceptance_before_training_is_the_undistilled_draft(tmp_path: Path)
     assert (before.objective, before.alpha, before.label) == ("none", 0.51, "before distillation")
     other = distilled(tmp_path / "c", alpha=0.7, alpha_before=0.4)
     assert [run.objective for run in read_runs([*same, other])] == ["rkl"] * 3
+    assert before.tau_predicted is None
+    foretold = distilled(tmp_path / "e", alpha=0.7, alpha_before=0.51, gamma=5, tau_predicted=2.9)
+    assert read_runs([foretold])[-1].tau_predicted == pytest.approx(float(tokens_per_step(0.51, 5)))
     named = distilled(tmp_path / "d", objective="none", alpha=0.51, alpha_before=0.51)
     assert len(read_runs([*same, named])) == 3
 

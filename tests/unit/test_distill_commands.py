@@ -23,7 +23,9 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.distill.packing import Block, Weighted
 from draftsmith.distill.trajectory import Trajectory
+from draftsmith.recipes import distill
 from draftsmith.recipes._pairs import Pair, examples, read_pairs
+from draftsmith.speedup import tokens_per_step
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,27 @@ def test_a_store_makes_a_better_draft_model(folder: Path, tmp_path: Path, comman
     record = json.loads((tmp_path / "better" / "run.json").read_text())
     assert record["results"]["forcing"] == "sample"
     assert record["results"]["alpha"] == found["acceptance"]
+    assert record["results"]["gamma"] == 5
+    tau = float(tokens_per_step(found["acceptance"], 5))
+    assert record["results"]["tau_predicted"] == pytest.approx(tau)
     assert not (tmp_path / "better" / "work").exists()
+
+
+def test_a_drafter_that_is_no_better_is_called_so(
+    folder: Path, store: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(distill, "say", said.append)
+    words = ["--store", str(store), "--hold-out", "0.3"]
+    wild = command(
+        "distill", *distill_words(folder, tmp_path / "wild", *words, "--learning-rate", "100")
+    )
+    assert wild["after"] < wild["before"] and "is no better than it was" in said[-1]
+    said.clear()
+    tame = command(
+        "distill", *distill_words(folder, tmp_path / "tame", *words, "--learning-rate", "0.003")
+    )
+    assert tame["after"] > tame["before"] and said[-1].startswith("wrote ")
 
 
 @pytest.fixture

@@ -392,6 +392,12 @@ def test_results_hold_one_draft_length_and_refuse_another() -> None:
     assert found["tau_predicted"] == report.forecasts[1].tau
     assert found["speedup_predicted"] == report.forecasts[1].speedup
     assert found["by_language"]["Korean"]["alpha"] == pytest.approx(0.5)
+    of_x = found["by_tag"]["x"]
+    assert of_x["alpha"] == pytest.approx((1.8 + 2.5) / 8)
+    assert of_x["tau_predicted"] == pytest.approx(float(tokens_per_step(of_x["alpha"], 4)))
+    silent = report.results(None)
+    assert silent["alpha"] == found["alpha"]
+    assert silent["tau_predicted"] is silent["by_language"]["Korean"]["tau_predicted"] is None
     with pytest.raises(InputError, match="gamma 3"):
         report.results(3)
 

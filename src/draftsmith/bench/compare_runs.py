@@ -1,10 +1,10 @@
 """Reading finished runs: folders that `bench` or `distill` wrote.
 
-    bench     records.jsonl (or, without it, summary.json): what decoding gave, per drafter
+    bench     see `compare_benches`: what decoding gave, per drafter, and what was expected
     distill   run.json: the setting, and what was expected, under `results`:
 
         drafter, objective, forcing, beams, teacher_temperature, top_k (null: whole laws), seed,
-        target, alpha, alpha_before, tau_predicted, speedup_predicted, decoding_temperature,
+        target, alpha, alpha_before, gamma, tau_predicted, speedup_predicted, decoding_temperature,
         quality, quality_metric, answer_tokens, store_bytes (of the trajectories),
         by_language {name: {alpha, tau_predicted, ..}}
 
@@ -16,21 +16,17 @@ run, both become one: the setting comes from the one, the measurement from the o
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from draftsmith.bench.compare_benches import bench_records, bench_summary
 from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
+from draftsmith.bench.compare_files import known, read_json
 from draftsmith.bench.compare_options import options_of
-from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
-from draftsmith.bench.statistics import figures
-from draftsmith.config import field_types, from_dict
 from draftsmith.errors import InputError
-from draftsmith.verify import lossy_sentence
-
-T = TypeVar("T")
+from draftsmith.speedup import tokens_per_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +63,8 @@ class _Results:
     answer_tokens: int | None = None
     store_bytes: int | None = None
     alpha_before: float | None = None
+    gamma: int | None = None
+    """Of `tau_predicted`, where the closed formula made it of `alpha`."""
     by_language: dict[str, Any] = field(default_factory=dict)
     by_tag: dict[str, Any] = field(default_factory=dict)
 
@@ -83,19 +81,7 @@ class _Trained:
 
     runs: tuple[RunFigures, ...]
     alpha_before: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Summarised:
-    """What is looked at of a drafter in summary.json."""
-
-    name: str
-    temperature: float
-    tokens_per_step: float | None = None
-    acceptance_rate: float | None = None
-    speedup: float | None = None
-    predicted_speedup: float | None = None
-    lossy_rule: str | None = None
+    gamma: int | None
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
@@ -108,9 +94,9 @@ def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
     trained: dict[Path, _Trained] = {}
     for path in paths:
         if (path / "records.jsonl").is_file():
-            measured += _bench_records(path)
+            measured += bench_records(path)
         elif (path / "summary.json").is_file():
-            measured += _bench_summary(path)
+            measured += bench_summary(path)
         elif (path / "run.json").is_file():
             trained[path] = _distilled(path)
         else:
@@ -123,82 +109,16 @@ def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
     return tuple(out if measured else [*out, *_undistilled(list(trained.values()))])
 
 
-# --------------------------------------------------------------------------- bench
-
-
-def _bench_records(folder: Path) -> list[RunFigures]:
-    records = read(folder / "records.jsonl")
-    _require_lossless(folder, [record.lossy_rule for record in records])
-    summary = folder / "summary.json"
-    target = _text(_json(summary), "target", summary) if summary.is_file() else None
-    out = _of_records(records, target)
-    for language in dict.fromkeys(r.language for r in records if r.language is not None):
-        own = [record for record in records if record.language == language]
-        out += [dataclasses.replace(run, language=language) for run in _of_records(own, target)]
-    for tag in dict.fromkeys(r.tag for r in records if r.tag is not None):
-        own = [record for record in records if record.tag == tag]
-        out += [dataclasses.replace(run, tag=tag) for run in _of_records(own, target)]
-    return out
-
-
-def _require_lossless(folder: Path, rules: Iterable[str | None]) -> None:
-    """Tokens that another law gave are no rival to those of the target's."""
-    for rule in rules:
-        if rule is not None:
-            raise InputError(
-                f"{folder} cannot be ranked with other runs: {lossy_sentence(rule)}; leave it out."
-            )
-
-
-def _of_records(records: Sequence[RunRecord], target: str | None) -> list[RunFigures]:
-    return [
-        RunFigures(
-            label=entry.name,
-            target=target,
-            decoding_temperature=entry.temperature,
-            tau=entry.tokens_per_step,
-            alpha_decoded=entry.acceptance_rate,
-            speedup=entry.speedup,
-            speedup_predicted=entry.predicted_speedup,
-        )
-        for entry in figures(records)
-        if entry.name not in (BASELINE, TRANSFORMERS)
-    ]
-
-
-def _bench_summary(folder: Path) -> list[RunFigures]:
-    path = folder / "summary.json"
-    values = _json(path)
-    drafters = values.get("drafters")
-    if not isinstance(drafters, list):
-        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
-    entries = [_known(_Summarised, entry, str(path)) for entry in drafters]
-    _require_lossless(folder, [entry.lossy_rule for entry in entries])
-    return [
-        RunFigures(
-            label=entry.name,
-            target=_text(values, "target", path),
-            decoding_temperature=entry.temperature,
-            tau=entry.tokens_per_step,
-            alpha_decoded=entry.acceptance_rate,
-            speedup=entry.speedup,
-            speedup_predicted=entry.predicted_speedup,
-        )
-        for entry in entries
-        if entry.name not in (BASELINE, TRANSFORMERS)
-    ]
-
-
 # --------------------------------------------------------------------------- distill
 
 
 def _distilled(folder: Path) -> _Trained:
     path = folder / "run.json"
-    values = _json(path)
+    values = read_json(path)
     given = values.get("results")
     if not isinstance(given, Mapping):
         raise InputError(f"{path} has no results: the run did not end, or wrote none.")
-    results = _known(_Results, given, str(path))
+    results = known(_Results, given, str(path))
     if results.objective is None and results.alpha is None and results.tau is None:
         verb = values.get("verb")
         raise InputError(
@@ -207,7 +127,7 @@ def _distilled(folder: Path) -> _Trained:
         )
     truncation = None
     if "top_k" in given:
-        top_k = _known(_TopK, given, str(path)).top_k
+        top_k = known(_TopK, given, str(path)).top_k
         truncation = "full" if top_k is None else f"top-{top_k}"
     seed = results.seed
     if seed is None and type(values.get("seed")) is int:
@@ -241,7 +161,7 @@ def _distilled(folder: Path) -> _Trained:
     for tag, share in results.by_tag.items():
         part = _part(whole, share, f"{path}, by_tag, {tag}")
         out.append(dataclasses.replace(part, tag=tag))
-    return _Trained(runs=tuple(out), alpha_before=results.alpha_before)
+    return _Trained(runs=tuple(out), alpha_before=results.alpha_before, gamma=results.gamma)
 
 
 def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
@@ -250,25 +170,30 @@ def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
     wholes = [one.runs[0] for one in trained]
     if any(whole.objective == UNDISTILLED for whole in wholes):
         return []
-    found: dict[tuple[str | None, float | None], set[float | None]] = {}
+    found: dict[tuple[str | None, float | None], set[tuple[float | None, int | None]]] = {}
     for one, whole in zip(trained, wholes, strict=True):
         before = None if one.alpha_before is None else round(one.alpha_before, 6)
-        found.setdefault((whole.target, whole.decoding_temperature), set()).add(before)
-    return [
-        RunFigures(
-            label="before distillation",
-            objective=UNDISTILLED,
-            target=target,
-            decoding_temperature=temperature,
-            alpha=next(iter(values)),
-        )
-        for (target, temperature), values in found.items()
-        if len(values) == 1 and None not in values
-    ]
+        scope = whole.target, whole.decoding_temperature
+        found.setdefault(scope, set()).add((before, one.gamma))
+    out = []
+    for (target, temperature), ((alpha, gamma), *others) in found.items():
+        if not others and alpha is not None:
+            tau = None if gamma is None else float(tokens_per_step(alpha, gamma))
+            out.append(
+                RunFigures(
+                    label="before distillation",
+                    objective=UNDISTILLED,
+                    target=target,
+                    decoding_temperature=temperature,
+                    alpha=alpha,
+                    tau_predicted=tau,
+                )
+            )
+    return out
 
 
 def _part(whole: RunFigures, share: object, where: str) -> RunFigures:
-    own = _known(_Share, share, where)
+    own = known(_Share, share, where)
     return dataclasses.replace(
         whole,
         alpha=own.alpha,
@@ -325,9 +250,16 @@ def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
         storage_bytes=whole.storage_bytes,
         quality=None if part is None else part.quality,
         quality_metric=whole.quality_metric,
-        alpha=part.alpha if fits and part is not None else None,
-        tau_predicted=part.tau_predicted if fits and part is not None else None,
+        alpha=_first(run.alpha, part.alpha if fits and part is not None else None),
+        tau_predicted=_first(
+            run.tau_predicted, part.tau_predicted if fits and part is not None else None
+        ),
     )
+
+
+def _first(own: float | None, other: float | None) -> float | None:
+    """What the bench found on its own prompts, or else what training found on held-out ones."""
+    return other if own is None else own
 
 
 def _made(source: str, trained: Mapping[Path, object]) -> Path | None:
@@ -352,35 +284,3 @@ def _short(names: Sequence[str]) -> dict[str, str]:
                 break
         out[name] = "/".join(parts[-count:])
     return out
-
-
-# --------------------------------------------------------------------------- files
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path} is not JSON ({error.msg} at line {error.lineno}): it was cut short or edited."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} holds no JSON object.")
-    return values
-
-
-def _text(values: Mapping[str, Any], key: str, path: Path) -> str | None:
-    value = values.get(key)
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"option {key} in {path}: expected str or none, got {value!r}")
-    return value
-
-
-def _known(cls: type[T], values: object, where: str) -> T:
-    """A dataclass from those keys that it has; the rest is for other readers."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"expected an object in {where}, got {values!r}")
-    kinds = field_types(cls)
-    return from_dict(cls, {k: v for k, v in values.items() if k in kinds}, where=where)

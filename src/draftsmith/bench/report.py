@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Report:
     costs: CostTable | None = None
     sections: tuple[Section, ...] = ()
     """What the page tells beside the measurement."""
+    expected: Mapping[tuple[str, float], Mapping[str, Any]] = field(default_factory=dict)
+    """By drafter and temperature: what was computed and not counted (`bench.expected`)."""
 
     @cached_property
     def figures(self) -> tuple[DrafterFigures, ...]:
@@ -132,6 +134,7 @@ def _entry(report: Report, entry: DrafterFigures) -> dict[str, Any]:
     if report.floor is not None and entry.temperature == 0:
         mine = report.of(entry.name, 0.0)
         plain["exceeds_numerical_floor"] = exceeds_floor(mine, report.floor)
+    plain["expected"] = report.expected.get((entry.name, entry.temperature))
     return plain
 
 

@@ -65,6 +65,14 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What plain decoding said to a prompt."""
+
+    item: Item
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchPlan:
     """What to measure. `arms` begins with the baseline, whose drafter drafts nothing."""
 
@@ -151,6 +159,7 @@ class Bench:
         self._references: dict[tuple[int, int], _Reference] = {}
         self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
         self._widths: list[int] = []
+        self._said: dict[Sampler, list[Said]] = {}
 
     def rounds(self) -> Iterator[Round]:
         """All rounds in their order."""
@@ -201,6 +210,11 @@ class Bench:
         """Over the whole measurement so far; None before `prepare` and for batches."""
         return None if self._meter is None else self._meter.table()
 
+    def said(self, sampler: Sampler) -> list[Said]:
+        """What plain decoding said so far: one text of each prompt at temperature 0, as many as
+        there were repeats above."""
+        return self._said.get(sampler, [])
+
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
         """Run all rounds; the records of one round at a time."""
         gc.collect()
@@ -225,6 +239,10 @@ class Bench:
         seed = plan.seed + entry.repeat
         runs = {name: self._run(name, rows, entry.sampler, entry.repeat) for name in entry.order}
         greedy = entry.sampler.temperature == 0
+        if entry.repeat == 0 or not greedy:
+            plain = zip(rows, runs[BASELINE].tokens, strict=True)
+            said = [Said(item=plan.items[row], tokens=tokens) for row, tokens in plain]
+            self._said.setdefault(entry.sampler, []).extend(said)
         if greedy and entry.repeat == 0:
             for run in runs.values():
                 self._widths.extend(run.widths)

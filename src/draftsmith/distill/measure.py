@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,11 @@ class Share:
     alpha: float
     tokens: int
 
+    def results(self, gamma: int | None) -> dict[str, float | None]:
+        """As `AcceptanceReport.results`."""
+        tau = None if gamma is None else float(tokens_per_step(self.alpha, gamma))
+        return {"alpha": self.alpha, "tau_predicted": tau}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
@@ -102,14 +108,17 @@ class AcceptanceReport:
     temperature: float
     """Of decoding."""
 
-    def results(self, gamma: int) -> dict[str, object]:
-        """The figures that a run.json keeps for comparisons (see `bench.compare_runs`).
+    def results(self, gamma: int | None) -> dict[str, Any]:
+        """The figures that are kept for comparisons (see `bench.compare_runs`).
+
+        Args:
+            gamma: length of the chains; None: drafts are none, and nothing is predicted.
 
         Raises:
             InputError: nothing was predicted for this gamma.
         """
         found = [forecast for forecast in self.forecasts if forecast.gamma == gamma]
-        if not found:
+        if gamma is not None and not found:
             known = ", ".join(str(forecast.gamma) for forecast in self.forecasts)
             raise InputError(f"No prediction for gamma {gamma} was made (there are: {known}).")
         return {
@@ -117,16 +126,11 @@ class AcceptanceReport:
             "alpha_per_prompt": self.alpha_per_prompt,
             "alpha_sequence": self.alpha_sequence,
             "gamma": gamma,
-            "tau_predicted": found[0].tau,
-            "speedup_predicted": found[0].speedup,
+            "tau_predicted": found[0].tau if found else None,
+            "speedup_predicted": found[0].speedup if found else None,
             "decoding_temperature": self.temperature,
-            "by_language": {
-                name: {
-                    "alpha": share.alpha,
-                    "tau_predicted": float(tokens_per_step(share.alpha, gamma)),
-                }
-                for name, share in self.by_language.items()
-            },
+            "by_language": {name: one.results(gamma) for name, one in self.by_language.items()},
+            "by_tag": {name: one.results(gamma) for name, one in self.by_tag.items()},
         }
 
 

@@ -38,6 +38,7 @@ from draftsmith.recipes import _tokens
 from draftsmith.recipes._finish import write_drafter, write_model
 from draftsmith.recipes._lessons import Lesson
 from draftsmith.recipes._training import text_config
+from draftsmith.speedup import tokens_per_step
 from draftsmith.targets.ends import Ends
 from draftsmith.targets.hf import HFTarget, load_model
 
@@ -170,7 +171,9 @@ class ModelStudent(Student):
         self.learner = Independent.learner(self.model)
 
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
-        return {"decoding_temperature": 1.0}
+        alpha, gamma = held_out.get(self.figure), self.learner.default_shape.depth
+        tau = None if alpha is None else float(tokens_per_step(alpha, gamma))
+        return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
 
     def check(self, lesson: Lesson) -> None:
         if lesson.highest is not None and lesson.highest >= self.vocab_size:

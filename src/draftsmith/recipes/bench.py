@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.expected import as_section, expectations
 from draftsmith.bench.page import write_report
 from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
@@ -93,6 +95,12 @@ def run(options: BenchOptions) -> dict[str, Any]:
     bench = Bench(plan)
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record)
+    found = expectations(bench)
+    report = replace(
+        report,
+        expected={(one.drafter, one.temperature): one.figures() for one in found},
+        sections=(as_section(found),) if found else (),
+    )
     write_report(report, options.out)
     results = {"records": len(made), "step_seconds": costs_in(arms)}
     record.write(options.out, results=results)

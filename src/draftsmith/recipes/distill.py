@@ -110,6 +110,11 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     pair = [values[student.figure] for values in (before, after) if student.figure in values]
     said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
     say(f"wrote {out}{said}")
+    if len(pair) == 2 and pair[1] <= pair[0]:  # both figures are better when they are larger
+        say(
+            "this drafter is no better than it was: keep the one you had, and try a lower "
+            "--learning-rate, a longer --duration or more prompts"
+        )
     return DistillResult(
         out=str(out),
         steps=report.steps,
