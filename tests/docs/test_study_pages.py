@@ -60,6 +60,52 @@ def test_the_table_of_direct_alignment_is_its_record() -> None:
         assert cells == [f"{tau[task, *SETTINGS[name]]:.2f}" for task in tasks]
 
 
+def test_what_is_said_of_direct_alignment_is_in_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/alignment.json").read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8").split("## Direct Alignment")[1].split("\n## ")[0]
+    found = re.findall(r"(\d\.\d+)[,( ]+(\d\.\d+) to (\d\.\d+)\)", page)
+    assert len(found) == len(re.findall(r"\d\.\d+ to \d\.\d+\)", page)) > 0
+    for said in found:
+        places = len(said[0]) - 2
+        known = {
+            tuple(f"{one[part]:.{places}f}" for part in ("ratio", "low", "high"))
+            for one in record["differences"]
+        }
+        assert said in known
+
+
+def test_what_the_commands_cost_is_in_their_records() -> None:
+    def record(name: str) -> dict[str, Any]:
+        path = ROOT / f"benchmarks/results/distillation_{name}.json"
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    page = (ROOT / "docs/distill.md").read_text(encoding="utf-8").split("## What it costs")[1]
+    page = page.split("\n## ")[0]
+    rows = record("storage")["rows"]
+    for top_k in (10, 50, 200):
+        low, high = sorted(row["bytes_per_token"] for row in rows if row["top_k"] == top_k)
+        assert f"{low:.0f} to {high:.0f}" in page and f" {top_k}" in page
+    fifty = [row for row in rows if row["top_k"] == 50]
+    mean, largest = (max(row[f"log_p_error_{name}"] for row in fifty) for name in ("mean", "max"))
+    assert f"{mean:.4f} nats on average, at most {largest:.4f}" in page
+    small, large = (
+        [one["speedup"] for one in record("collecting")["figures"] if one["model"] == model]
+        for model in ("mini-code", "110 M bfloat16")
+    )
+    assert f"{small[0]:.1f} times as fast per token greedily with mini-code, {small[1]:.1f}" in page
+    assert f"{large[0]:.1f} and {large[1]:.1f} with 110 M" in page
+    stored, beside, _ = (one["times_online"] for one in record("modes")["figures"])
+    assert f"{stored:.1f} times the tokens per second from a store" in page
+    assert f"{beside:.1f} with the target beside it" in page
+    figures = record("memory")["figures"]
+    for name, unit, digits in (("chunked_mib", 1, 0), ("dense_mib", 1024, 1)):
+        least, most = (of(one[name] for one in figures) / unit for of in (min, max))
+        assert f"{least:.{digits}f} to {most:.{digits}f}" in page
+    shares = [100 * one["share"] for one in figures]
+    assert f"{min(shares):.0f} to {max(shares):.0f} %" in page
+
+
 def test_the_tables_of_distillbeam_are_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
     tau = {row["name"]: row["mean_tau"] for row in record["runs"]}
