@@ -17,6 +17,7 @@
 | `prompts`     | four times the prompts against four texts of each, long          | 1     |
 | `length`      | eight times the steps, four times the prompts; laws and labels   | 1     |
 | `best`        | the best of several trajectories, of one, of hard labels         | 3     |
+| `speed`       | the best of them and the undistilled draft, by the clock         | 1     |
 
 Runs have 3,000 prompts and 480 steps of 2,048 tokens, between five and six passes over one text of
 each prompt; long ones have four times as many steps. `best` trains the best short run of each kind
@@ -38,10 +39,11 @@ from typing import Any
 
 import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
+from beam_speed import measure, measured
 from claims import as_table, claims, judged, of_tails
 from exam import Decoded, Marks
 from lab import Amounts, Lab, keep, with_seed
-from study import Examined, Models, Run
+from study import Examined, Models, Run, is_trained
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
@@ -64,6 +66,14 @@ def final(lab: Lab, workers: int) -> None:
     lab.examine(finalists(lab), lab.exam, workers)
     every = [run for some in compared_at_last(lab).values() for run in some]
     lab.examine(every, lab.final_exam, workers)
+
+
+def timed(lab: Lab, workers: int) -> None:
+    """The machine must be idle, and the best draft have been trained on it."""
+    best = compared_at_last(lab).get("several", [])[:1]
+    if not best or not is_trained(best[0]):
+        raise SystemExit("--only speed needs the best draft here: run --only best first")
+    measure(lab, {"undistilled": lab.models.base, best[0].name: best[0]})
 
 
 def finalists(lab: Lab) -> list[Run]:
@@ -126,6 +136,7 @@ def main() -> None:
     steps: dict[str, Callable[[Lab, int], object]] = {
         **{name: partial(sit_part, part) for name, part in PARTS.items()},
         "best": final,
+        "speed": timed,
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(steps), help="parts, by commas")
@@ -185,6 +196,7 @@ def write(lab: Lab, out: Path) -> None:
             "cost_ratio": ratio,
             "runs": ranked(rows),
             **answers(lab),
+            "speed": measured(lab),
             "claims": claimed,
             "tails": plain(of_tails(lab)),
         },

@@ -17,7 +17,7 @@ from study import Examined, Run
 from draftsmith.bench.compare import write_comparison
 from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.speedup import predicted_speedup
+from draftsmith.speedup import predicted_speedup, tokens_per_step
 from draftsmith.types import TreeShape
 
 RESAMPLES = 10_000
@@ -163,6 +163,7 @@ def figures(
     """One line of a comparison: a shape of drafts at a temperature of decoding."""
     trained = row["objective"] != UNDISTILLED
     tau = row["tau"][f"{shape_name(shape)}, T = {temperature:g}"]
+    alpha = row["alpha"][f"{temperature:g}"]
     return RunFigures(
         label=row.get("label") or row["name"],
         objective=row["objective"],
@@ -174,8 +175,9 @@ def figures(
         decoding_temperature=temperature,
         target=target,
         seed=row.get("seed"),
-        alpha=row["alpha"][f"{temperature:g}"],
+        alpha=alpha,
         tau=tau,
+        tau_predicted=float(tokens_per_step(alpha, shape.depth)),
         speedup_predicted=float(predicted_speedup(tau, shape.depth, cost_ratio)),
         quality=row["chrf"],
         quality_metric=None if row["chrf"] is None else "chrF",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clock import by_the_clock
 from exam import ready
 from study import Run
 
@@ -14,12 +16,8 @@ from drafters.rows import HEATS
 from drafters.runs import CHAIN, Lab
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import BASELINE
-from draftsmith.bench.runner import Bench, BenchPlan
-from draftsmith.bench.statistics import DrafterFigures, figures
-from draftsmith.drafters.none import NoDrafter
+from draftsmith.bench.statistics import DrafterFigures
 from draftsmith.recipes._busy import warn_if_busy
-from draftsmith.recipes.bench import make_items
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import load_target
 
 
@@ -50,23 +48,11 @@ def _trained(run: Run) -> bool:
 
 
 def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[DrafterFigures, ...]:
-    target, exam = load_target(lab.models.target), lab.final
-    arms = [Arm(name=BASELINE, drafter=NoDrafter())]
+    target = load_target(lab.models.target)
+    arms = []
     for name, run in runs.items():
         for which, shape in (("own", run.tree or CHAIN), ("chain", CHAIN)):
             drafter = ready(run.drafter, target, shape)
             arms.append(Arm(name=f"{name}:{which}", drafter=drafter, shape=shape))
-    prompts = exam.read()[: lab.amounts.timed_prompts]
-    bench = Bench(
-        BenchPlan(
-            target=target,
-            arms=tuple(arms),
-            items=make_items(prompts, target, exam.max_new_tokens),
-            samplers=(Sampler(temperature=temperature),),
-            max_new_tokens=exam.max_new_tokens,
-            repeats=lab.amounts.timed_repeats,
-            with_transformers=False,
-        )
-    )
-    bench.prepare()
-    return figures([record for round_ in bench.records() for record in round_])
+    exam = replace(lab.final, limit=min(lab.final.limit, lab.amounts.timed_prompts))
+    return by_the_clock(target, arms, exam, temperature, repeats=lab.amounts.timed_repeats)

@@ -1,0 +1,76 @@
+"""What the best draft of DistillBeam's study gains by the clock, beside what eq. 12 foretells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clock import by_the_clock
+from exam import ready
+from lab import Lab
+from study import Run
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.records import BASELINE
+from draftsmith.provenance import machine_summary, write_json_atomic
+from draftsmith.recipes._busy import warn_if_busy
+from draftsmith.speedup import predicted_speedup
+from draftsmith.targets.hf import load_target
+from draftsmith.types import TreeShape
+
+LENGTHS = (1, 8)
+"""Of chains: the paper's, and the one that a draft this dear can best afford."""
+PROMPTS = 24
+REPEATS = 3
+
+
+def measure(lab: Lab, drafts: Mapping[str, Run]) -> None:
+    """Time these drafts; what is known already is left alone."""
+    if _path(lab).exists():
+        return
+    warn_if_busy()
+    target, exam = load_target(lab.models.target), lab.final_exam
+    exam = replace(exam, limit=min(PROMPTS, exam.limit))
+    arms = [
+        Arm(name=f"{name}, chain {length}", drafter=ready(run.drafter, target, shape), shape=shape)
+        for name, run in drafts.items()
+        for length in LENGTHS
+        if (shape := TreeShape.chain(length))
+    ]
+    rows = []
+    for temperature in exam.temperatures:
+        for one in by_the_clock(target, arms, exam, temperature, repeats=REPEATS):
+            if one.name == BASELINE:
+                continue
+            name, _, length = one.name.rpartition(", chain ")
+            assert one.speedup_ci95 is not None and one.tokens_per_step is not None
+            rows.append(
+                {
+                    "draft": name,
+                    "gamma": int(length),
+                    "temperature": temperature,
+                    "tokens_per_step": one.tokens_per_step,
+                    "speedup": one.speedup,
+                    "interval": [one.speedup_ci95.low, one.speedup_ci95.high],
+                    "predicted": float(
+                        predicted_speedup(one.tokens_per_step, int(length), lab.cost_ratio())
+                    ),
+                }
+            )
+    content = {"prompts": exam.limit, "repeats": REPEATS, "rows": rows}
+    write_json_atomic(_path(lab), {**content, "machine": machine_summary()})
+
+
+def measured(lab: Lab) -> dict[str, Any]:
+    """What `measure` found on any day; empty: nothing yet."""
+    if not _path(lab).exists():
+        return {}
+    found: dict[str, Any] = json.loads(_path(lab).read_text(encoding="utf-8"))
+    return found
+
+
+def _path(lab: Lab) -> Path:
+    return lab.kept.path.with_name("speed.json")

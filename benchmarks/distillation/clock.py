@@ -1,0 +1,35 @@
+"""Speed-ups by the clock: all arms interleaved in one process, as `draftsmith bench` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exam import Exam
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.records import BASELINE
+from draftsmith.bench.runner import Bench, BenchPlan
+from draftsmith.bench.statistics import DrafterFigures, figures
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.recipes.bench import make_items
+from draftsmith.sampler import Sampler
+from draftsmith.targets.hf import HFTarget
+
+
+def by_the_clock(
+    target: HFTarget, arms: Sequence[Arm], exam: Exam, temperature: float, *, repeats: int
+) -> tuple[DrafterFigures, ...]:
+    """Of plain decoding and of these arms, on the exam's prompts. The machine must be idle."""
+    bench = Bench(
+        BenchPlan(
+            target=target,
+            arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
+            items=make_items(exam.read(), target, exam.max_new_tokens),
+            samplers=(Sampler(temperature=temperature),),
+            max_new_tokens=exam.max_new_tokens,
+            repeats=repeats,
+            with_transformers=False,
+        )
+    )
+    bench.prepare()
+    return figures([record for round_ in bench.records() for record in round_])
