@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftsmith.distill.codec import error_bound
-from draftsmith.distill.store import StoreHeader, TrajectoryStore
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.store_records import StoreHeader
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 

@@ -35,7 +35,8 @@ from draftsmith.distill.scale_out import (
     collect_ray,
     split,
 )
-from draftsmith.distill.store import Skipped, StoreHeader, TrajectoryStore
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.store_records import Skipped, StoreHeader
 from draftsmith.distill.trajectory import Backend, Trajectory
 from draftsmith.errors import BackendError, InputError
 

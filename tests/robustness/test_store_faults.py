@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from draftsmith.distill import store as stores
-from draftsmith.distill.store import MANIFEST, Skipped, StoreHeader, TrajectoryStore
+from draftsmith.distill.store import MANIFEST, TrajectoryStore
+from draftsmith.distill.store_records import Skipped, StoreHeader
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
 

@@ -21,7 +21,8 @@ from tests.tiny_models import tiny_tokenizer
 from draftsmith.bench.suites import load_prompts
 from draftsmith.distill import room
 from draftsmith.distill.scale_out import ShardDone, split
-from draftsmith.distill.store import StoreHeader, TrajectoryStore
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.store_records import StoreHeader
 from draftsmith.distill.trajectory import CollectRequest
 from draftsmith.option_groups import KeptOptions, ModelOptions, ScaleOptions
 from draftsmith.options import CollectOptions

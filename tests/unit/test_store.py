@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from draftsmith.distill import room
 from draftsmith.distill.codec import error_bound
 from draftsmith.distill.sealed import read_sealed, write_sealed
-from draftsmith.distill.store import MANIFEST, Skipped, StoreHeader, TrajectoryStore
+from draftsmith.distill.store import MANIFEST, TrajectoryStore
+from draftsmith.distill.store_records import Skipped, StoreHeader
 from draftsmith.distill.trajectory import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
 from draftsmith.types import Signals

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from draftsmith.distill.store import Skipped
+from draftsmith.distill.store_records import Skipped
 from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettings, Trajectory
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 

@@ -34,7 +34,8 @@ from draftsmith.distill.scale_out import (
     collect_ray,
     split,
 )
-from draftsmith.distill.store import StoreHeader, StoreSummary, TrajectoryStore
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.store_records import StoreHeader, StoreSummary
 from draftsmith.distill.trajectory import Backend, CollectRequest, CollectSettings, Forcing
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ModelOptions
