@@ -312,12 +312,20 @@ class ScaleOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class FittingOptions(OptionGroup):
-    """How the texts of a store are put into blocks."""
+    """Which texts of a store are learnt from, and how they are put into blocks."""
 
+    on_bad_shard: Literal["stop", "skip"] = "stop"
+    """A damaged shard of a store: stop, or say it and learn from the others."""
     long_texts: Literal["cut", "drop"] = "cut"
     """A text that is longer than --block-length loses its end, or is left out."""
     one_per_block: bool = False
     """A block is one text and padding, in place of as many texts as fit."""
+
+    def refuse(self) -> None:
+        """Raise `InputError` where one is given, and no store."""
+        unused("--on-bad-shard", self.on_bad_shard, "stop", "--store")
+        unused("--long-texts", self.long_texts, "cut", "--store")
+        unused("--one-per-block", self.one_per_block, False, "--store")
 
 
 @dataclass(frozen=True, kw_only=True)

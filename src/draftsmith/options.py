@@ -354,8 +354,7 @@ class DistillOptions(VerbOptions):
         duration = Duration.parse(self.training.duration)
         if self.online:
             require(self.prompts is not None, "--online needs --prompts FILE")
-            unused("--long-texts", self.fitting.long_texts, "cut", "--store")
-            unused("--one-per-block", self.fitting.one_per_block, False, "--store")
+            self.fitting.refuse()
             require(
                 duration.unit != "token",
                 f"--duration {self.training.duration} cannot be kept with --online: how many "

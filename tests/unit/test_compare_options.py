@@ -13,7 +13,7 @@ from draftsmith.bench.compare_pool import compare
 from draftsmith.bench.compare_runs import read_runs
 from draftsmith.config import as_dict
 from draftsmith.errors import InputError
-from draftsmith.option_groups import DivergenceOptions, ScheduleOptions
+from draftsmith.option_groups import DivergenceOptions, FittingOptions, ScheduleOptions
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import write_json_atomic
 
@@ -100,6 +100,7 @@ def test_where_results_go_and_how_the_work_is_divided_makes_no_setting(tmp_path:
             "report_to": "tensorboard",
             "save_every": 7,
             "store": (Path("../stores/draws"),),  # the same files, from another folder
+            "fitting": FittingOptions(on_bad_shard="skip"),  # and the same shards of it
         },
         training={"gradient_checkpointing": True},
     )

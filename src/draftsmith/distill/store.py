@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -278,9 +278,9 @@ class TrajectoryStore:
         for number in self.shards():
             yield from self.read(number)
 
-    def summary(self) -> StoreSummary:
-        """Counts of all complete shards."""
-        facts = [self.shard(number) for number in self.shards()]
+    def summary(self, numbers: Iterable[int] | None = None) -> StoreSummary:
+        """Counts of these shards; None: of all that are complete."""
+        facts = [self.shard(number) for number in (self.shards() if numbers is None else numbers)]
         stored = [file for shard in facts for file in shard.files]
         features = [file.bytes for file in stored if not file.name.endswith(".parquet")]
         own = [self.folder / MANIFEST, *(self._path(shard.number, "json") for shard in facts)]

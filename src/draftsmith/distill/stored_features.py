@@ -36,11 +36,14 @@ class FeatureFile:
     def __reduce__(self) -> tuple[type[FeatureFile], tuple[Path, int, str]]:
         return FeatureFile, (self._path, self._number, self._remedy)  # a map is of one process
 
-    def of(self, row: int, places: int) -> StoredFeatures:
-        """Those of a row, not read yet. Raises BackendError when they are not `places` many."""
+    def of(self, row: int, places: int, width: int | None = None) -> StoredFeatures:
+        """Those of a row, not read yet. Raises BackendError when they are not `places` many, or of
+        another width than this (None: of any)."""
         shape = self._slice(row).get_shape()
         if len(shape) != 2 or shape[0] != places:
             raise self._broken(row, f"have the shape {shape}, its text has {places} tokens")
+        if width is not None and shape[1] != width:
+            raise self._broken(row, f"are {shape[1]} wide, those of this target {width}")
         return StoredFeatures(file=self, row=row, width=shape[1])
 
     def read(self, row: int, places: int) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.distill.packing import Weighted, fits
+from draftsmith.distill.packing import fits
 from draftsmith.distill.sources import TrajectoryBlocks
 from draftsmith.distill.store import TrajectoryStore
 from draftsmith.distill.stored_laws import LawFile
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
-from draftsmith.provenance import digest, portable_text
+from draftsmith.provenance import portable_text
 from draftsmith.recipes import _features, _tokens
 from draftsmith.recipes._lessons import (
     Lesson,
@@ -27,11 +26,11 @@ from draftsmith.recipes._lessons import (
     held_out,
     held_out_batches,
     multi_of,
-    prompt_key,
     source_of,
     text_blocks,
 )
 from draftsmith.recipes._revision import revision_of
+from draftsmith.recipes._stored_texts import read_shards
 from draftsmith.recipes._training import say, text_config
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
@@ -52,7 +51,8 @@ def stored_lesson(
             just this.
 
     Raises:
-        InputError: a store is of another target, or holds other hidden states.
+        InputError: a store is of another target, holds other hidden states, or nothing to learn.
+        BackendError: a shard is damaged, and --on-bad-shard skip is not given.
     """
     if len({folder.resolve() for folder in options.store}) < len(options.store):
         raise InputError("--store names one store twice")
@@ -67,9 +67,12 @@ def stored_lesson(
         _features.check_stores(stores, signals, with_text=bool(options.text))
         laws = LawFile(options.out / "work", vocab_size)
         width = _features.width(signals, text_config(options.target))
-    every = list(_documents(stores, laws, width))
+    found = [read_shards(store, laws, width, options.fitting.on_bad_shard) for store in stores]
+    every = [document for one in found for document in one.documents]
+    bad = sum(len(one.bad) for one in found)
     if not every:
-        raise InputError(f"no trajectory in {', '.join(map(str, options.store))}")
+        left = f" ({bad} damaged shards were left out)" if bad else ""
+        raise InputError(f"no trajectory in {', '.join(map(str, options.store))}{left}")
     length = options.training.block_length
     known = begun = [one for one in every if len(one.trajectory.prompt) < length] or every
     if options.fitting.long_texts == "drop":
@@ -103,7 +106,7 @@ def stored_lesson(
     ):
         if count:
             say(f"{done} {count} {what} --block-length {length}")
-    summaries = [store.summary() for store in stores]
+    summaries = [one.store.summary(one.good) for one in found]
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
     return Lesson(
@@ -115,11 +118,12 @@ def stored_lesson(
         counts_V=_counts(learnt, vocab_size),
         highest=max(max(*one.trajectory.prompt, *one.trajectory.tokens) for one in known),
         facts={
-            "data": [_shards(store) for store in stores],
+            "data": [one.checksum() for one in found],
             "stores": [portable_text(str(folder)) for folder in options.store],
             "forcing": "+".join(sorted({t.forcing for t in learnt})),
             "beams": _most_per_prompt(learnt),
             "top_k": None if teacher is not None else top_k,
+            "bad_shards": bad,
             "trajectories": len(learnt),
             "too_long": len(every) - len(known),
             "cut": cut,
@@ -130,34 +134,6 @@ def stored_lesson(
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
         },
     )
-
-
-def _documents(
-    stores: Iterable[TrajectoryStore], laws: LawFile | None, width: int
-) -> Iterator[Weighted]:
-    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`.
-
-    `width`: of their hidden states, which stay where they are; 0: none are wanted.
-    """
-    for store in stores:
-        for number in store.shards():
-            file = store.features(number)
-            for row, (trajectory, encoded) in enumerate(store.undecoded(number)):
-                if not trajectory.tokens:
-                    continue
-                # ids are names within one prompt file; two stores may use one for two prompts
-                named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
-                kept = None if laws is None or encoded is None else laws.add(encoded)
-                places = len(named.prompt) + len(named.tokens)
-                features = file.of(row, places) if width else None
-                if features is not None and features.width != width:
-                    raise InputError(
-                        f"the store {store.folder} holds hidden states of width {features.width}, "
-                        f"this target's are {width} wide: give the target it was collected from"
-                    )
-                if features is not None:
-                    features.read(places)  # NaN is named now, not in the middle of a training
-                yield Weighted(trajectory=named, laws=kept, features=features)
 
 
 def _longest(trajectories: Iterable[Trajectory], length: int) -> int:
@@ -174,9 +150,3 @@ def _counts(trajectories: Iterable[Trajectory], vocab_size: int) -> Tensor:
 
 def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
     return max(Counter(t.prompt_id for t in trajectories).values())
-
-
-def _shards(store: TrajectoryStore) -> str:
-    """A digest of everything in a store, by the checksums that its shards name."""
-    files = [file for number in store.shards() for file in store.shard(number).files]
-    return digest([[file.name, file.sha256] for file in files])

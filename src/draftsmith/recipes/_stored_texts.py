@@ -1,0 +1,97 @@
+"""Texts of a trajectory store, shard by shard: a damaged one stops, or is said and left out.
+
+shard 0   good       its texts, laws and hidden states
+shard 1   damaged    nothing of it, however far it could be read
+shard 2   good       ..
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from draftsmith.distill.codec import EncodedLaws
+from draftsmith.distill.packing import Weighted
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.stored_features import StoredFeatures
+from draftsmith.distill.stored_laws import LawFile
+from draftsmith.distill.trajectory import Trajectory
+from draftsmith.errors import BackendError
+from draftsmith.provenance import digest
+from draftsmith.recipes._lessons import prompt_key
+from draftsmith.recipes._training import say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A text of a shard, its laws as they are kept, and where its hidden states are."""
+
+    trajectory: Trajectory
+    laws: EncodedLaws | None
+    features: StoredFeatures | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTexts:
+    """What can be learnt of a store."""
+
+    store: TrajectoryStore
+    good: tuple[int, ...]
+    """Numbers of the shards that are learnt from."""
+    bad: tuple[int, ...]
+    """Of those that are damaged."""
+    documents: tuple[Weighted, ...]
+
+    def checksum(self) -> str:
+        """Of everything in the good shards, by the checksums that they name."""
+        files = [file for number in self.good for file in self.store.shard(number).files]
+        return digest([[file.name, file.sha256] for file in files])
+
+
+def read_shards(
+    store: TrajectoryStore, laws: LawFile | None, width: int, on_bad: Literal["stop", "skip"]
+) -> StoredTexts:
+    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`.
+
+    Args:
+        width: of their hidden states, which stay where they are; 0: none are wanted.
+        on_bad: what to do about a damaged shard.
+
+    Raises:
+        BackendError: a shard is damaged, or there is no room for the laws.
+    """
+    good: list[int] = []
+    bad: list[int] = []
+    documents: list[Weighted] = []
+    for number in store.shards():
+        try:
+            rows = _rows(store, number, width)
+        except BackendError as error:
+            if on_bad == "stop":
+                raise BackendError(f"{error} (--on-bad-shard skip leaves it out)") from error
+            say(f"left out a shard: {error}")
+            bad.append(number)
+            continue
+        good.append(number)
+        # a full disk is no damage of the shard: it stops in any case
+        for row in rows:
+            kept = None if laws is None or row.laws is None else laws.add(row.laws)
+            documents.append(Weighted(trajectory=row.trajectory, laws=kept, features=row.features))
+    return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
+
+
+def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:
+    """Those of one shard, all of it checked. Raises BackendError."""
+    file = store.features(number)
+    rows = []
+    for place, (trajectory, laws) in enumerate(store.undecoded(number)):
+        if not trajectory.tokens:
+            continue
+        # ids are names within one prompt file; two stores may use one for two prompts
+        named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
+        places = len(named.prompt) + len(named.tokens)
+        features = file.of(place, places, width) if width else None
+        if features is not None:
+            features.read(places)  # NaN is named now, not in the middle of a training
+        rows.append(Row(trajectory=named, laws=laws, features=features))
+    return rows

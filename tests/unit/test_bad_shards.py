@@ -1,0 +1,175 @@
+"""Damaged shards of a store: they stop `distill`, or are said, counted and left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.command_cases import Command, a_command, distill_words, work_folder
+
+from draftsmith.distill import trainer as module
+from draftsmith.distill.store import TrajectoryStore
+from draftsmith.distill.stored_laws import LawFile
+from draftsmith.errors import BackendError
+from draftsmith.recipes._stored_texts import read_shards
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "flipped bit": lambda content: content[:40] + bytes([content[40] ^ 4]) + content[41:],
+    "truncated": lambda content: content[:-3],
+    "empty": lambda content: b"",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work_folder(tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return a_command(folder, capsys)
+
+
+@pytest.fixture
+def store(folder: Path, tmp_path: Path, command: Command) -> Path:
+    """Three shards of four prompts each."""
+    whole = folder / "store"
+    if not whole.exists():
+        prompts = ["--prompts", str(folder / "many.txt"), "--limit", "12", "--shard-size", "4"]
+        command("collect", *prompts, "--out", str(whole), "--samples", "2", "--max-new-tokens", "6")
+    return Path(shutil.copytree(whole, tmp_path / "store"))
+
+
+def spoil(store: Path, damage: str, ending: str = "parquet", number: int = 1) -> None:
+    path = store / f"shard-{number:05d}.{ending}"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+
+
+def learnt(out: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What run.json says, and the weights."""
+    record = json.loads((out / "run.json").read_text())
+    return record["results"], load_file(out / "model.safetensors")
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """Interrupts a training behind this step."""
+    step = module.Trainer.one_step
+
+    def stopped(self: module.Trainer) -> Any:
+        if self.step == last:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(module.Trainer, "one_step", stopped)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "json"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_shard_stops_or_is_left_out(
+    folder: Path, tmp_path: Path, command: Command, store: Path, damage: str, ending: str
+) -> None:
+    less = Path(shutil.copytree(store, tmp_path / "less"))
+    for path in less.glob("shard-00001.*"):
+        path.unlink()
+    spoil(store, damage, ending)
+    short = ["--duration", "3steps", "--hold-out", "0.4"]
+    words = distill_words(folder, tmp_path / "out", "--store", str(store), *short)
+    for stop in ([], ["--on-bad-shard", "stop"]):
+        said = command("distill", *words, *stop, code=3)
+        assert "shard-00001" in said and "(--on-bad-shard skip leaves it out)" in said
+        assert not (tmp_path / "out").exists()
+    command("distill", *words, "--on-bad-shard", "skip")
+    results, weights = learnt(tmp_path / "out")
+    assert results["bad_shards"] == 1
+    command("distill", *distill_words(folder, tmp_path / "other", "--store", str(less), *short))
+    expected, same = learnt(tmp_path / "other")
+    assert expected["bad_shards"] == 0
+    for name in ("data", "trajectories", "prompts", "store_bytes", "store_bytes_per_token"):
+        assert results[name] == expected[name]
+    assert all(torch.equal(weights[name], same[name]) for name in same)
+
+
+def test_each_is_said_with_its_reason(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(store, "flipped bit", number=0)
+    (store / "shard-00002.parquet").unlink()
+    there = TrajectoryStore.open(store)
+    found = read_shards(there, None, 0, "skip")
+    assert (found.good, found.bad) == ((1,), (0, 2))
+    assert len(found.documents) == len(there.read(1)) > 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"left out a shard: shard 0 of {store} is damaged: shard-00000.parquet")
+    assert "remove shard-00000.* and collect again" in first
+    assert "left out a shard: cannot read" in second and "No such file" in second
+    assert "remove shard-00002.* and collect again" in second
+
+
+def test_a_full_disk_is_no_damaged_shard(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: LawFile, laws: object) -> None:
+        raise BackendError("no space left")
+
+    monkeypatch.setattr(LawFile, "add", full)
+    with pytest.raises(BackendError, match=r"no space left$"):
+        read_shards(TrajectoryStore.open(store), LawFile(tmp_path, 300), 0, "skip")
+
+
+def test_where_no_shard_is_left_nothing_is_learnt(
+    folder: Path, tmp_path: Path, command: Command, store: Path
+) -> None:
+    for number in range(3):
+        spoil(store, "truncated", number=number)
+    out = ["--store", str(store), "--on-bad-shard", "skip"]
+    said = command("distill", *distill_words(folder, tmp_path / "out", *out), code=2)
+    assert "no trajectory in" in said and "(3 damaged shards were left out)" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_continued_with_the_same_shards_and_no_others(
+    folder: Path, tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store / "shard-00001.parquet"
+    good = path.read_bytes()
+    spoil(store, "flipped bit")
+    own = ["--store", str(store), "--on-bad-shard", "skip"]
+    command("distill", *distill_words(folder, tmp_path / "whole", *own))
+    words = distill_words(folder, tmp_path / "cut", *own)
+    with monkeypatch.context() as patched:
+        stop_at(patched, 7)
+        command("distill", *words, code=130)
+    path.write_bytes(good)
+    assert "was made with data" in command("distill", *words, code=2)
+    spoil(store, "flipped bit")
+    spoil(store, "flipped bit", number=2)
+    assert "was made with data" in command("distill", *words, code=2)
+    shutil.copy(folder / "store" / "shard-00002.parquet", store)
+    command("distill", *words)
+    (_, whole), (_, cut) = learnt(tmp_path / "whole"), learnt(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_shard_that_is_damaged_meanwhile_is_no_other_run_once_it_is_back(
+    folder: Path, tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How to treat damage is no part of what a run agrees on: the shards that are used are."""
+    words = distill_words(folder, tmp_path / "cut", "--store", str(store))
+    with monkeypatch.context() as patched:
+        stop_at(patched, 7)
+        command("distill", *words, code=130)
+    spoil(store, "truncated")
+    skip = ["--on-bad-shard", "skip"]
+    assert "was made with data" in command("distill", *words, *skip, code=2)
+    shutil.copy(folder / "store" / "shard-00001.parquet", store)
+    command("distill", *words, *skip)
+
+
+def test_online_there_are_no_shards(tmp_path: Path, command: Command) -> None:
+    own = ["--drafter", "d", "--online", "--prompts", "p", "--on-bad-shard", "skip"]
+    said = command("distill", *own, "--out", str(tmp_path / "out"), code=2)
+    assert "--on-bad-shard does nothing without --store" in said
