@@ -30,7 +30,7 @@ from draftsmith.recipes._lessons import (
     text_blocks,
 )
 from draftsmith.recipes._revision import revision_of
-from draftsmith.recipes._stored_texts import read_shards
+from draftsmith.recipes._stored_texts import read_shards, say_unfinished
 from draftsmith.recipes._training import say, text_config
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
@@ -62,6 +62,7 @@ def stored_lesson(
     name, revision = portable_text(options.target), revision_of(options.target)
     for store in stores:
         store.check_teacher(name, revision, tokenizers, vocab_size)
+        say_unfinished(store)
     laws, width = None, 0
     if teacher is None:
         _features.check_stores(stores, signals, with_text=bool(options.text))

@@ -7,8 +7,9 @@ shard 2   good       ..
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from draftsmith.distill.codec import EncodedLaws
 from draftsmith.distill.packing import Weighted
@@ -78,6 +79,39 @@ def read_shards(
             kept = None if laws is None or row.laws is None else laws.add(row.laws)
             documents.append(Weighted(trajectory=row.trajectory, laws=kept, features=row.features))
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
+
+
+def say_unfinished(store: TrajectoryStore) -> None:
+    """Say on stderr where `collect` has not ended, or shards that it wrote have gone since.
+
+    Nothing is said of a store that was filled from Python: only who fills it knows when it is full.
+    """
+    if "shard_size" not in store.header.settings:  # which `collect` puts there
+        return
+    there, written = len(store.shards()), _written(store)
+    if written is None:
+        what = (
+            "has no run.json of `collect`, which writes it last: the collection has not ended, or "
+            "that file was not copied"
+        )
+    elif there < written:
+        what = f"lacks {written - there} of the {written} shards that its collection ended with"
+    else:
+        return
+    say(
+        f"warning: {store.folder} {what}; the {there} shards that are there are learnt from, and "
+        "the same `collect` command again does what is missing"
+    )
+
+
+def _written(store: TrajectoryStore) -> int | None:
+    """How many shards there were when `collect` ended, which may since be at work again; None: it
+    has not, or nothing tells."""
+    try:
+        record: Any = json.loads((store.folder / "run.json").read_text(encoding="utf-8"))
+        return int(record["results"]["shards"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:
