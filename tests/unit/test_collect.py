@@ -495,6 +495,8 @@ def test_prompts_that_cannot_be_are_refused(
     request = CollectRequest(prompt_id="x", prompt=prompt, references=references)
     with pytest.raises(InputError, match=words):
         check_request(request, settings(way), target)
+    with pytest.raises(InputError, match="Prompt 'x'"):
+        TransformersBackend(target).collect([*requests(), request], settings(way))
 
 
 def test_prompts_that_can_be_pass(target: HFTarget) -> None:
@@ -518,7 +520,7 @@ def test_a_target_without_hidden_states_says_so() -> None:
 
 
 def test_broken_logits_are_not_stored() -> None:
-    broken = TabularTarget(8)
+    broken = TabularTarget(VOCAB)
     broken.table_CV[:] = math.nan
     with pytest.raises(BackendError, match="NaN"):
         TransformersBackend(broken).collect(requests([(1, 2)]), settings("gold"))

@@ -58,6 +58,48 @@ def test_unusable_prompts_stop_the_run_when_that_is_asked(tmp_path: Path, collec
     assert not (tmp_path / "store").exists()
 
 
+@pytest.fixture
+def unread(folder: Path, tmp_path: Path) -> Path:
+    """The same target with a tokenizer of one token more, and prompts that hold it."""
+    other = tmp_path / "unread"
+    shutil.copytree(folder / "target", other / "target")
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.add_tokens(["<new>"]) == 1
+    tokenizer.save_pretrained(other / "target")
+    lines = [
+        {"id": "good", "prompt": "the cat", "reference": "sat"},
+        {"id": "answer", "prompt": "the dog", "reference": ["sat", "saw <new>"]},
+        {"id": "question", "prompt": "the <new> dog sat", "reference": "on the mat"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (other / "prompts.jsonl").write_text(text)
+    return other
+
+
+def test_tokens_that_the_target_does_not_have_are_counted(
+    unread: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a prompt, and in a reference where references are asked for."""
+    collect = a_collect(unread, a_command(unread, capsys))
+    prompt, reference = (
+        f"token {of}outside the vocabulary of 300" for of in ("", "of a reference ")
+    )
+    found = collect(tmp_path / "gold", "--gold")
+    assert (found["trajectories"], found["skipped"]) == (1, {prompt: 1, reference: 1})
+    found = collect(tmp_path / "greedy")
+    assert (found["trajectories"], found["skipped"]) == (2, {prompt: 1})
+
+
+@pytest.mark.parametrize(("words", "name"), [([], "question"), (["--gold"], "answer")])
+def test_tokens_that_the_target_does_not_have_stop_the_run_when_that_is_asked(
+    unread: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], name: str
+) -> None:
+    collect = a_collect(unread, a_command(unread, capsys))
+    said = collect(tmp_path / "store", "--on-bad-prompt", "error", *words, code=2)
+    assert f"prompt {name}: token" in said and "outside the vocabulary of 300" in said
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "forcing", "per_prompt"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import save_pair, tiny_model
+from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 from tests.unit.test_store import header, make_laws
 
 from draftsmith.distill import codec
@@ -24,6 +24,7 @@ from draftsmith.options import DistillOptions
 from draftsmith.recipes import _lessons, _tokens
 from draftsmith.recipes._online_lesson import online_lesson
 from draftsmith.recipes._stored_lesson import stored_lesson
+from draftsmith.targets.capped import CappedTarget
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals, TopLaws, TrajectoryBatch
 
@@ -256,6 +257,27 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     path.write_text(json.dumps({"prompt": ""}))
     with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
         online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
+
+
+def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
+    options: DistillOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer has one token more than the target."""
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.add_tokens(["<new>"]) == 1
+    teacher = HFTarget(tiny_model(), tokenizer)
+    path = tmp_path / "prompts.txt"
+    path.write_text("the cat\nthe <new> dog\nthe dog\n")
+    online = replace(
+        options, store=(), online=True, prompts=path, prompts_per_step=2, max_new_tokens=3
+    )
+    lesson = online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
+    assert lesson.facts["skipped"] == {"token outside the vocabulary of 300": 1}
+    assert "left out 1 prompts: token outside" in capsys.readouterr().err
+    assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
+    fewer = CappedTarget(teacher, max(tokenizer.encode("the dog")))  # as a draft with less padding
+    lesson = online_lesson(online, tokenizer, teacher, Signals(), fewer, None, None)
+    assert lesson.facts["skipped"] == {f"token outside the vocabulary of {fewer.vocab_size}": 2}
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:

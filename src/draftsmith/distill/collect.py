@@ -202,9 +202,11 @@ class TransformersBackend:
         """All trajectories of these prompts, prompt by prompt, in order of `index`.
 
         Raises:
-            InputError: see `check_settings`; prompts are taken as checked (`check_request`).
+            InputError: see `check_settings` and `check_request`.
         """
         check_settings(settings, self.target)
+        for request in requests:  # behind this, batches are sorted: rows would name no prompt
+            check_request(request, settings, self.target)
         make: Callable[[list[_Job], CollectSettings], list[_Made]] = {
             "greedy": self._generated,
             "sample": self._generated,

@@ -15,6 +15,7 @@ from draftsmith.distill.trajectory import CollectRequest, CollectSettings
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import digest
+from draftsmith.recipes._bad_prompts import why_not
 from draftsmith.recipes._lessons import (
     Lesson,
     held_out,
@@ -50,7 +51,7 @@ def online_lesson(
     prompts = load_prompts(options.prompts, keep_empty=True)
     encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
     length, most = options.training.block_length, options.max_new_tokens
-    reasons = [_why_not(ids, teacher.max_length, length) for ids in encoded]
+    reasons = [_why_not(ids, draws, length) for ids in encoded]
     skipped = Counter(reason for reason in reasons if reason is not None)
     for reason, count in skipped.items():
         say(f"left out {count} prompts: {reason}")
@@ -120,10 +121,9 @@ def online_lesson(
     )
 
 
-def _why_not(prompt: Sequence[int], context: int | None, length: int) -> str | None:
+def _why_not(prompt: Sequence[int], draws: Target, length: int) -> str | None:
     """Why nothing is learnt behind a prompt; None: something is."""
-    if not prompt:
-        return "empty prompt"
-    if context is not None and len(prompt) >= context:
-        return f"longer than the context of {context} tokens"
-    return f"the prompt alone fills --block-length {length}" if len(prompt) >= length else None
+    bad = why_not(prompt, context=draws.max_length, vocab_size=draws.vocab_size)
+    if bad is None and len(prompt) >= length:
+        return f"the prompt alone fills --block-length {length}"
+    return bad

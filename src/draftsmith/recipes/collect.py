@@ -42,6 +42,7 @@ from draftsmith.option_groups import ModelOptions
 from draftsmith.options import CollectOptions
 from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _features, _tokens
+from draftsmith.recipes._bad_prompts import known, why_not
 from draftsmith.recipes._drafting import open_target
 from draftsmith.recipes._revision import revision_of
 from draftsmith.recipes._training import text_config
@@ -112,7 +113,7 @@ def run(options: CollectOptions) -> CollectResult:
     plans = split(
         requests,
         scale.shard_size,
-        why_not=partial(_why_not, settings=settings, limit=limit),
+        why_not=partial(_why_not, settings=settings, limit=limit, vocab_size=config.vocab_size),
         why_cut=partial(_why_cut, settings=settings, limit=limit),
     )
     bad = [skipped for plan in plans for skipped in plan.skipped]
@@ -234,14 +235,15 @@ def with_system(prompt: Prompt, system: str) -> Prompt:
 
 
 def _why_not(
-    request: CollectRequest, *, settings: CollectSettings, limit: int | None
+    request: CollectRequest, *, settings: CollectSettings, limit: int | None, vocab_size: int
 ) -> str | None:
-    if not request.prompt:
-        return "empty prompt"
-    if limit is not None and len(request.prompt) >= limit:
-        return f"longer than the context of {limit} tokens"
-    if settings.forcing == "gold" and not request.references:
+    bad = why_not(request.prompt, context=limit, vocab_size=vocab_size)
+    if bad is not None or settings.forcing != "gold":
+        return bad
+    if not request.references:
         return "no reference"
+    if not all(known(tokens, vocab_size) for tokens in request.references):
+        return f"token of a reference outside the vocabulary of {vocab_size}"
     return None
 
 
