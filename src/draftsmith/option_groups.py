@@ -144,6 +144,12 @@ def at_least(least: int, flag: str, value: int | None) -> None:
     require(good, f"{flag} must be at least {least}, got {value}")
 
 
+def each_at_least(least: int, options: OptionGroup, *names: str) -> None:
+    """Of these fields."""
+    for name in names:
+        at_least(least, f"--{name.replace('_', '-')}", getattr(options, name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(OptionGroup):
     """What is learnt from, and what is held out."""
@@ -196,8 +202,7 @@ class ArchitectureOptions(OptionGroup):
 
     def validate(self) -> None:
         names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
-        for name in names:
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        each_at_least(1, self, *names)
         init = self.init
         require(
             init == "random" or (init.startswith("subclone:") and init != "subclone:"),
@@ -252,16 +257,22 @@ class ScheduleOptions(OptionGroup):
     "auto" follow from the options here; one that contradicts them is refused."""
 
     def validate(self) -> None:
-        for name in ("block_length", "long_block_length"):
-            at_least(2, f"--{name.replace('_', '-')}", getattr(self, name))
+        each_at_least(2, self, "block_length", "long_block_length")
         require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
         rates = (self.min_learning_rate, self.learning_rate, self.weight_decay)
         require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
         good = all(0 <= beta < 1 for beta in self.betas)
         require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
-        for name in ("gradient_accumulation", "batch_tokens"):
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        each_at_least(1, self, "gradient_accumulation", "batch_tokens")
         at_least(0, "--warmup", self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadPromptOptions(OptionGroup):
+    """What becomes of prompts of a file that cannot be used."""
+
+    on_bad_prompt: Literal["skip", "error"] = "skip"
+    """Prompts that are empty, over-long or otherwise of no use: count and leave out, or stop."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from draftsmith.drafting_options import DraftingOptions
 from draftsmith.flags import Leading
 from draftsmith.option_groups import (
     ArchitectureOptions,
+    BadPromptOptions,
     DivergenceOptions,
     FittingOptions,
     ImitationOptions,
@@ -30,6 +31,7 @@ from draftsmith.option_groups import (
     VerbOptions,
     at_least,
     check_temperature,
+    each_at_least,
     require,
     unused,
 )
@@ -153,10 +155,7 @@ class BenchOptions(VerbOptions):
         require(not twice, f"--drafter names one twice: {self.drafter}")
         self.drafting.check_assignments(drafters)
         require(bool(self.suite.strip()), "--suite must name a prompt file or a built-in suite")
-        at_least(1, "--limit", self.limit)
-        at_least(1, "--max-new-tokens", self.max_new_tokens)
-        at_least(1, "--batch-size", self.batch_size)
-        at_least(1, "--repeats", self.repeats)
+        each_at_least(1, self, "limit", "max_new_tokens", "batch_size", "repeats")
         at_least(0, "--warmup", self.warmup)
         if not self.perplexity:
             self.drafting.refuse_range()
@@ -236,8 +235,7 @@ class CollectOptions(VerbOptions):
     batch_size: int = 16
     """Texts that are continued together."""
     scale: ScaleOptions = field(default_factory=ScaleOptions)
-    on_bad_prompt: Literal["skip", "error"] = "skip"
-    """Empty or over-long prompts: count and leave out, or stop."""
+    bad_prompts: BadPromptOptions = field(default_factory=BadPromptOptions)
     seed: int = 0
     """Seed of all draws."""
 
@@ -264,8 +262,7 @@ class CollectOptions(VerbOptions):
             kernel = self.model.attn_implementation
             unused("--attn-implementation", kernel, "sdpa", "--backend transformers")
         require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        for name in ("limit", "samples", "max_beams", "max_new_tokens", "batch_size"):
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        each_at_least(1, self, "limit", "samples", "max_beams", "max_new_tokens", "batch_size")
         if isinstance(self.beams, int):
             at_least(1, "--beams", self.beams)
         require(self.mass_gain > 0, f"--mass-gain must be above 0, got {self.mass_gain}")
@@ -295,6 +292,7 @@ class DistillOptions(VerbOptions):
     """Let the target continue --prompts while training, anew for every step."""
     prompts: Path | None = None
     """With --online: JSONL or one per line, also .gz and .xz."""
+    bad_prompts: BadPromptOptions = field(default_factory=BadPromptOptions)
     on_policy: float = 0.0
     """With --online: the share of prompts that the draft model continues itself."""
     prompts_per_step: int = 8
@@ -362,6 +360,7 @@ class DistillOptions(VerbOptions):
             )
         else:
             require(self.prompts is None, "--prompts is for --online; a store has its own")
+            unused("--on-bad-prompt", self.bad_prompts.on_bad_prompt, "skip", "--online")
             unused("--on-policy", self.on_policy, 0.0, "--online")
             unused("--prompts-per-step", self.prompts_per_step, 8, "--online")
             unused("--max-new-tokens", self.max_new_tokens, 128, "--online")
@@ -381,8 +380,7 @@ class DistillOptions(VerbOptions):
             not (mixture and (self.online or self.laws == "teacher")),
             "--aggregate mixture takes the laws of a store: leave out --online and --laws teacher",
         )
-        for name in ("prompts_per_step", "beams", "max_new_tokens", "save_every"):
-            at_least(1, f"--{name.replace('_', '-')}", getattr(self, name))
+        each_at_least(1, self, "prompts_per_step", "beams", "max_new_tokens", "save_every")
         at_least(0, "--eval-every", self.eval_every)
         at_least(0, "--seed", self.seed)
         require(

@@ -60,9 +60,8 @@ EXPECTED = {
         --eval-every
         --feature-weight --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
         --learning-rate --long-block-length --long-share --long-texts --max-new-tokens
-        --min-learning-rate --objective --on-bad-shard --on-policy --one-per-block --online --out
-        --parallel
-        --prompts --prompts-per-step --reading
+        --min-learning-rate --objective --on-bad-prompt --on-bad-shard --on-policy --one-per-block
+        --online --out --parallel --prompts --prompts-per-step --reading
         --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
         --target --teacher-temperature --text --text-share --token-weight --top-weight --warmup
         --weight-decay

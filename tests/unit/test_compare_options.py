@@ -13,7 +13,12 @@ from draftsmith.bench.compare_pool import compare
 from draftsmith.bench.compare_runs import read_runs
 from draftsmith.config import as_dict
 from draftsmith.errors import InputError
-from draftsmith.option_groups import DivergenceOptions, FittingOptions, ScheduleOptions
+from draftsmith.option_groups import (
+    BadPromptOptions,
+    DivergenceOptions,
+    FittingOptions,
+    ScheduleOptions,
+)
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import write_json_atomic
 
@@ -99,6 +104,7 @@ def test_where_results_go_and_how_the_work_is_divided_makes_no_setting(tmp_path:
             "json": True,
             "report_to": "tensorboard",
             "save_every": 7,
+            "bad_prompts": BadPromptOptions(on_bad_prompt="error"),
             "store": (Path("../stores/draws"),),  # the same files, from another folder
             "fitting": FittingOptions(on_bad_shard="skip"),  # and the same shards of it
         },

@@ -174,6 +174,16 @@ def test_online_and_on_policy_with_text_beside_it(
     assert record["results"]["on_policy"] == 0.5
 
 
+def test_unusable_prompts_stop_an_online_run_when_that_is_asked(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    words = ["--online", "--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "5"]
+    fixed = distill_words(folder, tmp_path / "out", *words, "--on-bad-prompt", "error")
+    said = command("distill", *fixed, code=2)
+    assert "prompt none: empty prompt (2 such prompts; --on-bad-prompt skip leaves" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_online_beams_are_learnt_from_side_by_side(
     folder: Path, tmp_path: Path, command: Command, usable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +351,7 @@ def test_a_run_is_not_continued_with_another_text(
         ("collect", "--samples 2 --temperatures 0.5,0.5", "--temperatures names one twice"),
         ("distill", "--score-temperature 2", "without --beam-weights score"),
         ("distill", "--prompts-per-step 4", "--prompts-per-step does nothing without --online"),
+        ("distill", "--on-bad-prompt error", "--on-bad-prompt does nothing without --online"),
         ("distill", "--weight-decay nan", "rates must be 0 or more"),
         ("distill", "--betas 2 3", "--betas must be at least 0 and below 1"),
         ("distill", "--block-length 0", "--block-length must be at least 2"),

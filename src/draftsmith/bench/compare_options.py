@@ -28,14 +28,15 @@ _ELSEWHERE = frozenset(
     )
 )
 _WITHOUT_EFFECT = frozenset(
-    # where results go, what is said on the way, and how the work is divided; the digest of the
-    # stores says which shards were left out
+    # where results go, what is said or refused on the way, and how the work is divided; the digest
+    # of the stores says which shards were left out
     (
         "out",
         "json",
         "debug",
         "report_to",
         "save_every",
+        "bad_prompts.on_bad_prompt",
         "fitting.on_bad_shard",
         "training.parallel",
         "training.gradient_checkpointing",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draftsmith.distill.store import Skipped
+from draftsmith.errors import InputError
+from draftsmith.option_groups import BadPromptOptions
+
 
 def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> str | None:
     """Why a model with this context and vocabulary cannot continue it; None: it can."""
@@ -17,3 +21,12 @@ def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> s
 def known(tokens: Sequence[int], vocab_size: int) -> bool:
     """Whether a vocabulary has them all: a tokenizer may hold more than its model was made for."""
     return all(0 <= token < vocab_size for token in tokens)
+
+
+def refuse(options: BadPromptOptions, bad: Sequence[Skipped]) -> None:
+    """InputError for these prompts, where --on-bad-prompt asks for one."""
+    if bad and options.on_bad_prompt == "error":
+        raise InputError(
+            f"prompt {bad[0].prompt_id}: {bad[0].reason} ({len(bad)} such prompts; "
+            "--on-bad-prompt skip leaves them out)"
+        )

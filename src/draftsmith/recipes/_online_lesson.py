@@ -11,11 +11,12 @@ from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.packing import Weighted
 from draftsmith.distill.sources import Online
+from draftsmith.distill.store import Skipped
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.provenance import digest
-from draftsmith.recipes._bad_prompts import why_not
+from draftsmith.recipes._bad_prompts import refuse, why_not
 from draftsmith.recipes._lessons import (
     Lesson,
     held_out,
@@ -52,7 +53,13 @@ def online_lesson(
     encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
     length, most = options.training.block_length, options.max_new_tokens
     reasons = [_why_not(ids, draws, length) for ids in encoded]
-    skipped = Counter(reason for reason in reasons if reason is not None)
+    bad = [
+        Skipped(prompt_id=prompt.id, reason=why)
+        for prompt, why in zip(prompts, reasons, strict=True)
+        if why is not None
+    ]
+    refuse(options.bad_prompts, bad)
+    skipped = Counter(one.reason for one in bad)
     for reason, count in skipped.items():
         say(f"left out {count} prompts: {reason}")
     # named by what they are, so that a prompt that comes twice is not learnt and held out

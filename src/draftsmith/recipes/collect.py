@@ -42,7 +42,7 @@ from draftsmith.option_groups import ModelOptions
 from draftsmith.options import CollectOptions
 from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _features, _tokens
-from draftsmith.recipes._bad_prompts import known, why_not
+from draftsmith.recipes._bad_prompts import known, refuse, why_not
 from draftsmith.recipes._drafting import open_target
 from draftsmith.recipes._revision import revision_of
 from draftsmith.recipes._training import text_config
@@ -117,11 +117,7 @@ def run(options: CollectOptions) -> CollectResult:
         why_cut=partial(_why_cut, settings=settings, limit=limit),
     )
     bad = [skipped for plan in plans for skipped in plan.skipped]
-    if bad and options.on_bad_prompt == "error":
-        raise InputError(
-            f"prompt {bad[0].prompt_id}: {bad[0].reason} ({len(bad)} such prompts; "
-            "--on-bad-prompt skip leaves them out)"
-        )
+    refuse(options.bad_prompts, bad)
     if len(bad) == len(requests):
         raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
     if settings.signals != Signals():
