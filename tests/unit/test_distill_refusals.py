@@ -107,6 +107,42 @@ def test_what_means_nothing_to_an_objective_is_refused_before_anything_is_loaded
     assert said in distil(command, tmp_path / "no store", tmp_path / "made", *own)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "into 3 parts, but it has only 2 blocks (--batch-tokens 64 / --block-length 32):"),
+        (
+            ["--text", "t", "--text-share", "0.5", "--batch-tokens", "128"],
+            "only 2 blocks (--batch-tokens 128 / --block-length 32, less --text-share 0.5):",
+        ),
+        (["--batch-tokens", "80"], "--batch-tokens 80 must be a multiple of --block-length 32"),
+        (["--online"], "into 3 parts, but it has only 2 prompts (--prompts-per-step):"),
+    ],
+)
+def test_parts_of_a_step_without_anything_are_refused_before_anything_is_loaded(
+    tmp_path: Path,
+    command: Command,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("draftsmith.recipes._tokens.load_tokenizer", None)
+    of = (
+        ["--prompts", "p", "--prompts-per-step", "2"] if words == ["--online"] else ["--store", "s"]
+    )
+    own = ["--drafter", "eagle", "--gradient-accumulation", "3", *network_words(1), *of, *words]
+    assert said in command("distill", *own, "--out", str(tmp_path / "made"), code=2)
+
+
+def test_so_many_processes_are_as_many_parts(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftsmith.recipes._training.started", lambda: 2)
+    own = ["--drafter", "eagle", "--gradient-accumulation", "2", "--laws", "teacher"]
+    said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
+    assert "--gradient-accumulation 2 in each of 2 processes divides a step into 4 parts" in said
+
+
 def test_weights_of_terms_are_judged_before_the_stores_are_read(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

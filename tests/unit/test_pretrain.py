@@ -225,6 +225,16 @@ def test_long_blocks_and_document_masks_run(corpus: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 64
 
 
+def test_parts_of_a_step_without_a_block_are_refused_before_anything_is_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 256 tokens there are two of the long blocks at the end."""
+    monkeypatch.setattr(pretrain, "read_data", None)
+    divided = options(corpus, tmp_path, long_block_length=128, gradient_accumulation=3)
+    with pytest.raises(InputError, match=r"only 2 blocks of 128 tokens \(--batch-tokens 256\)"):
+        pretrain.run(divided)
+
+
 def test_tensorboard_gets_the_figures(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     base = replace(options(corpus, tmp_path, duration="2steps"), report_to="tensorboard")

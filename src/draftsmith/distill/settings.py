@@ -249,7 +249,7 @@ LAUNCH = (
 )
 
 
-def _started() -> int:
+def started() -> int:
     """How many processes a launcher started, found as accelerate does."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
     return int(get_int_from_env(names, 1))
@@ -261,7 +261,7 @@ def _join() -> int:
     accelerate joins those only where `ACCELERATE_USE_CPU` says so: processes of torchrun would each
     train everything, into the same folder.
     """
-    processes = _started()
+    processes = started()
     if processes > 1 and not torch.accelerator.is_available():
         missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
         if "WORLD_SIZE" in os.environ and missing:
@@ -301,7 +301,7 @@ def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
             raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
     if not isinstance(found.get("zero_optimization"), dict):
         raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
-    processes = _started()
+    processes = started()
     zero = found["zero_optimization"]
     if zero.get("stage") == 3:
         if processes > 1:

@@ -20,6 +20,7 @@ from draftsmith.distill.sources import HeldOutBlocks, HeldOutInLoop, InLoop, Tex
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions
 from draftsmith.recipes import _text, _tokens
+from draftsmith.recipes._training import check_parts
 from draftsmith.targets.hf import HFTarget
 from draftsmith.types import Signals
 
@@ -146,6 +147,18 @@ def batch_blocks(options: DistillOptions) -> int:
             f"{training.block_length}"
         )
     return blocks
+
+
+def check_batch(options: DistillOptions) -> None:
+    """InputError for a batch that cannot be put together or divided; nothing is loaded for this."""
+    training, text = options.training, text_blocks(options)
+    if options.online:
+        prompts = options.prompts_per_step
+        check_parts(training, prompts, "prompts (--prompts-per-step)")  # any part may have no text
+        return
+    share = f", less --text-share {options.text_share:g}" if text else ""
+    blocks = f"--batch-tokens {training.batch_tokens} / --block-length {training.block_length}"
+    check_parts(training, batch_blocks(options) - text, f"blocks ({blocks}{share})")
 
 
 def text_blocks(options: DistillOptions) -> int:

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig
 
-from draftsmith.distill.settings import TrainerConfig, make_accelerator, read_deepspeed
+from draftsmith.distill.settings import TrainerConfig, make_accelerator, read_deepspeed, started
 from draftsmith.errors import InputError
 from draftsmith.option_groups import ScheduleOptions
 from draftsmith.options import DistillOptions, PretrainOptions
@@ -82,6 +82,18 @@ def text_config(source: str, revision: str | None = None, trust_remote_code: boo
             source, revision=revision or "main", trust_remote_code=trust_remote_code
         )
     return config.get_text_config(decoder=True)
+
+
+def check_parts(training: ScheduleOptions, rows: int, what: str) -> None:
+    """InputError for more parts of a step than it has rows; `what`: these, by their flags."""
+    passes, processes = training.gradient_accumulation, started()
+    parts = passes * processes
+    if rows < parts:
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        raise InputError(
+            f"--gradient-accumulation {passes}{each} divides a step into {parts} parts, but it has "
+            f"only {rows} {what}: every part needs one; give more of these, or fewer parts"
+        )
 
 
 def trainer_config(

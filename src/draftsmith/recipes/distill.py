@@ -76,6 +76,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     """Everything behind the first checks."""
     out = options.out
     token = token_objective(options)
+    _lessons.check_batch(options)
     tokenizer = _tokens.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
     student.objective(token)  # refuses what means nothing to it, before all stores are read

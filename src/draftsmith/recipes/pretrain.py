@@ -39,6 +39,7 @@ from draftsmith.recipes._drafting import quieten
 from draftsmith.recipes._finish import bits_per_byte, readme, write_model
 from draftsmith.recipes._student import build_student, student_config
 from draftsmith.recipes._training import (
+    check_parts,
     precision,
     say,
     start_accelerator,
@@ -78,11 +79,13 @@ def run(options: PretrainOptions) -> PretrainResult:
 
 def make(options: PretrainOptions, record: Run) -> PretrainResult:
     """Everything behind the first checks."""
-    out, work = options.out, options.out / "work"
-    accelerator = start_accelerator(options, options.training)
+    out, work, training = options.out, options.out / "work", options.training
+    longest = max(training.block_length, training.long_block_length or 0)
+    blocks = f"blocks of {longest} tokens (--batch-tokens {training.batch_tokens})"
+    check_parts(training, training.batch_tokens // longest, blocks)
+    accelerator = start_accelerator(options, training)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
-    training = options.training
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
     if data.examples:
         steps_per_epoch = example_blocks(options, data, training.block_length, 0).steps_per_epoch
@@ -90,7 +93,6 @@ def make(options: PretrainOptions, record: Run) -> PretrainResult:
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
     source = make_source(options, data, steps)
-    longest = max(training.block_length, training.long_block_length or 0)
     held = make_held_out(data, longest)
     evaluations = [] if held is None else [held_out_loss(held)]
     model = make_model(options, data, longest)
