@@ -211,7 +211,8 @@ def test_a_store_of_another_target_with_the_same_tokens(
     save_file(weights, path, metadata={"format": "pt"})
     other = a_command(tmp_path, capsys)
     said = distil(other, store, tmp_path / "made", "--drafter", "eagle")
-    assert "another digest of its weights" in said
+    given = str(tmp_path / "target")
+    assert f"from '.../target', and this target '{given}' has another digest of its weights" in said
 
 
 def test_a_folder_beside_does_not_shadow_a_kind(

@@ -285,6 +285,14 @@ def test_a_store_of_other_tokens_is_refused(tmp_path: Path) -> None:
         store.check_teacher("new", None, ["1" * 64], 99)
 
 
+def test_folders_are_compared_by_name_as_a_store_keeps_it(tmp_path: Path) -> None:
+    store = TrajectoryStore.create(tmp_path, header(target=".../toy"))
+    store.check_teacher("/elsewhere/toy", None, ["1" * 64], 100)
+    said = r"from '\.\.\./toy', and this target '/elsewhere/new' has another name"
+    with pytest.raises(InputError, match=said):
+        store.check_teacher("/elsewhere/new", None, ["1" * 64], 100)
+
+
 DIGEST, COMMIT = "d" * 64, "c" * 40
 
 

@@ -39,7 +39,7 @@ from draftsmith.distill.store_records import Shard, Skipped, StoredFile, StoreHe
 from draftsmith.distill.stored_features import FeatureFile
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, digest, jsonable
+from draftsmith.provenance import atomic_path, digest, jsonable, portable_text
 
 MANIFEST = "manifest.json"
 FEATURES = "features.safetensors"
@@ -100,15 +100,15 @@ class TrajectoryStore:
     ) -> None:
         """Raises InputError when another target than this one said the laws.
 
-        All as in a header; `tokenizers`: digests of which one must be the header's. Weights are
-        compared by their digests, or else by commits, or by names.
+        `target` as the user gave it, all else as in a header; one of `tokenizers` must be its
+        digest. Weights are compared by their digests, or else by commits, or by names.
         """
         header = self.header
         known = header.tokenizer_sha256
         for what, ours, theirs in (
             ("tokenizer", known, known if known in tokenizers else tokenizers[0]),
             ("vocabulary size", header.vocab_size, vocab_size),
-            identity.weights_by(header.target, header.revision, target, revision),
+            identity.weights_by(header.target, header.revision, portable_text(target), revision),
         ):
             if ours != theirs:
                 folder = f" (a folder of it: hf download {header.target} --revision {ours})"

@@ -59,9 +59,9 @@ def stored_lesson(
     stores = [TrajectoryStore.open(folder) for folder in options.store]
     # as a store of this folder has it, and as one of the hub model of which it is a copy
     tokenizers = _tokens.sha256(tokenizer, Path(options.target)), _tokens.content_sha256(tokenizer)
-    name, revision = portable_text(options.target), revision_of(options.target)
+    revision = revision_of(options.target)
     for store in stores:
-        store.check_teacher(name, revision, tokenizers, vocab_size)
+        store.check_teacher(options.target, revision, tokenizers, vocab_size)
         say_unfinished(store)
     laws, width = None, 0
     if teacher is None:
