@@ -12,12 +12,12 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.compare_runs import read_runs
-from draftsmith.bench.expected import Expectation, as_section, expectations
 from draftsmith.bench.records import BASELINE, append
 from draftsmith.bench.runner import Bench, BenchPlan, Item
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.recipes._expected import Expectation, as_section, expectations
 from draftsmith.sampler import Sampler
 from draftsmith.speedup import memory_bound_speedup, predicted_speedup, tokens_per_step
 from draftsmith.targets.hf import HFTarget

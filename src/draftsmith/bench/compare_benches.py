@@ -1,5 +1,5 @@
 """What `draftsmith bench` leaves, for a comparison: counts from records.jsonl (or, without it,
-summary.json), and from summary.json what was expected of draft models (`bench.expected`)."""
+summary.json), and from summary.json what was expected of draft models (`recipes._expected`)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Report:
     sections: tuple[Section, ...] = ()
     """What the page tells beside the measurement."""
     expected: Mapping[tuple[str, float], Mapping[str, Any]] = field(default_factory=dict)
-    """By drafter and temperature: what was computed and not counted (`bench.expected`)."""
+    """By drafter and temperature: what was computed and not counted (`recipes._expected`)."""
 
     @cached_property
     def figures(self) -> tuple[DrafterFigures, ...]:

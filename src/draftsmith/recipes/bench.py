@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.expected import as_section, expectations
 from draftsmith.bench.page import write_report
 from draftsmith.bench.prompt import Prompt
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
@@ -48,6 +47,7 @@ from draftsmith.recipes._drafting import (
     open_target,
     prediction,
 )
+from draftsmith.recipes._expected import as_section, expectations
 from draftsmith.targets._base import Target
 
 
