@@ -26,6 +26,7 @@ from pathlib import Path
 import ende
 import numpy as np
 import torch
+from claims import Claim, judged
 from exam import Exam, greedy_texts, quality
 from lab import Amounts, Lab, keep, with_seed
 from study import Examined, Models, Run
@@ -276,6 +277,10 @@ def write(
         "seeds": {language: table(some) for language, some in seeds.items()},
         "target": {language: of_target(exam_of(lab, language)) for language in done},
         "languages": {language: table(some) for language, some in done.items()},
+        "claims": {
+            language: judged(claims(lab), {one.run.name: one.marks for one in some})
+            for language, some in done.items()
+        },
     }
     for language, one in gains.items():
         print(
@@ -284,6 +289,20 @@ def write(
             file=sys.stderr,
         )
     write_study(out, "languages", rows, facts)
+
+
+def claims(lab: Lab) -> list[Claim]:
+    """Which texts are the better lessons, over all divergences."""
+
+    def on(store: str) -> tuple[Run, ...]:
+        return tuple(lab.run(store, objective) for objective in OBJECTIVES)
+
+    greedy, beams, draws = map(on, STORES)
+    return [
+        Claim(says="4 draws over greedy", better=draws, worse=greedy),
+        Claim(says="8 beams over greedy", better=beams, worse=greedy),
+        Claim(says="4 draws over 8 beams", better=draws, worse=beams),
+    ]
 
 
 @cache

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from draftsmith.bench.languages import find
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
@@ -43,6 +45,11 @@ KINDS = {
     "sft": ("draws-4", "sft"),
     "one": ("draws-1", "hellinger"),
     "several": ("draws-4", "lk-whole"),
+}
+BEST_OF_LANGUAGES = {
+    "German": ("TVD, greedy", "greedy-tvd-480"),
+    "Chinese": ("JSD, 4 draws", "draws-4-jsd-480"),
+    "Japanese": ("reverse KL, 4 draws", "draws-4-rkl-480"),
 }
 TREES = ("tree 4,2,2,1, T = 0", "tree 4,2,2,1, T = 1")
 
@@ -147,8 +154,61 @@ def test_the_table_of_starts_is_its_record() -> None:
         after = {one["objective"]: one["mean_tau"] for one in start["after"]}
         tau = [start["before"]["mean_tau"], after["sft"], after["lk"]]
         assert cells == [f"{value:.3f}" for value in tau]
-    said = intervals(PAGE.read_text(encoding="utf-8").split("### By what")[1])
+    said = intervals(PAGE.read_text(encoding="utf-8").split("### By what")[1].split("\n## ")[0])
     assert said == {written(gain) for start in starts for gain in start["gains"]}
+
+
+def test_the_table_of_languages_is_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/languages.json").read_text(encoding="utf-8"))
+    _, rows = table("to")
+    assert list(rows) == list(record["best"]) == list(BEST_OF_LANGUAGES)
+    for name, cells in rows.items():
+        known, best = find(name), record["best"][name]
+        seeds, quality = record["seeds"][name], record["target"][name]
+        (before,) = (row for row in record["languages"][name] if row["name"] == "undistilled")
+        assert known is not None and len(seeds) == 3
+        words, better = BEST_OF_LANGUAGES[name]
+        assert better == best["better"]
+        assert cells == [
+            ", ".join((known.script, known.morphology, known.region, known.family)),
+            f"{before['mean_tau']:.3f}",
+            words,
+            f"{mean(one['mean_tau'] for one in seeds):.3f}",
+            written(best),
+            f"{quality['chrf']:.1f}, {quality['bleu']:.1f}",
+        ]
+    page = PAGE.read_text(encoding="utf-8").split("\n## Languages")[1]
+    claims = [one for some in record["claims"].values() for one in some]
+    assert intervals(page) == {written(one) for one in [*record["best"].values(), *claims]}
+
+
+def test_what_is_said_of_temperatures_and_languages_is_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/languages.json").read_text(encoding="utf-8"))
+    bullet = (
+        PAGE.read_text(encoding="utf-8").split("* **The gains are of greedy")[1].split("\n*")[0]
+    )
+
+    def said(values: Iterable[float]) -> str:
+        german, chinese, japanese = (f"{value:.2f}" for value in values)
+        return f"{german}, {chinese} and {japanese}"
+
+    for temperature in (0, 1):
+        way = f"chain 8, T = {temperature}"
+        gains, best = {}, []
+        for name, runs in record["languages"].items():
+            (before,) = (run["tau"][way] for run in runs if run["objective"] == "none")
+            gains[name] = [run["tau"][way] / before for run in runs if run["objective"] != "none"]
+            best.append(mean(run["tau"][way] for run in record["seeds"][name]) / before)
+        assert said(map(mean, gains.values())) in bullet and said(best) in bullet
+        more = [sum(gain > 1 for gain in some) for some in gains.values()]
+        assert more == ([21, 21, 21] if temperature == 0 else [0, 6, 7])
+    assert "all 21 settings" in bullet and "none, 6 and 7 of the 21" in bullet
+    study = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    runs = {run["name"]: run["tau"] for run in study["runs"]}
+    before = runs["undistilled"]
+    names = {run["name"] for run in record["languages"]["German"]} - {"undistilled"}
+    assert len(names) == 21
+    assert all(runs[name][way] > before[way] for name in names for way in before)
 
 
 def test_what_is_said_of_tails_and_readings_is_their_record() -> None:
