@@ -138,7 +138,8 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
         raise error
 
     monkeypatch.setattr(checkpoints, "save_file", refuse)
-    with pytest.raises(BackendError, match="earlier checkpoints are untouched"):
+    said = r"\([\d,]+ bytes are free on its disk\); earlier checkpoints are untouched"
+    with pytest.raises(BackendError, match=said):
         checkpoints.save(tmp_path, make(1, 1.0), keep=1)
     assert not list(tmp_path.iterdir())
 

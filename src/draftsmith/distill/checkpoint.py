@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from draftsmith.distill.room import free_bytes
 from draftsmith.errors import BackendError
 from draftsmith.provenance import is_write_failure, replace_folder
 
@@ -65,13 +66,15 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         )
         publish(temporary, final)
     except Exception as error:
+        free = free_bytes(folder)  # as long as what was written of it is there
         shutil.rmtree(temporary, ignore_errors=True)
         if not (is_write_failure(error) or isinstance(error, RuntimeError)):  # torch raises these
             raise
         reason = (str(error).splitlines() or ["unknown error"])[0]
         raise BackendError(
-            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched, "
-            "make room and run the same command again to continue"
+            f"could not write the checkpoint {final}: {reason} ({free:,} bytes are free on its "
+            "disk); earlier checkpoints are untouched, make room and run the same command again to "
+            "continue"
         ) from error
     others = [path for path in complete(folder) if path != final]
     for old in others[: max(0, len(others) - (keep - 1))]:

@@ -20,7 +20,7 @@ def check_room(folder: Path, size: int, max_bytes: int | None, what: str) -> Non
             f"{what} would make the store {folder} larger than {max_bytes:,} bytes ({used:,} are "
             "used); everything so far is kept: allow more and run the same command again to go on"
         )
-    free = _free(folder)
+    free = free_bytes(folder)
     if size > free:
         raise BackendError(
             f"{what} would fill the disk of the store {folder} ({free:,} bytes are free); "
@@ -37,7 +37,7 @@ def _used(folder: Path) -> int:
     return used
 
 
-def _free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """On the disk of a folder that need not be there yet."""
     there = folder.absolute()
     while not there.exists():
