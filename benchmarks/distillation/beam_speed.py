@@ -22,15 +22,19 @@ from draftsmith.targets.hf import load_target
 from draftsmith.types import TreeShape
 
 LENGTHS = (1, 8)
-"""Of chains: the paper's, and the one that a draft this dear can best afford."""
+"""Of chains: the one that a draft this dear can best afford, and the paper's."""
 PROMPTS = 24
 REPEATS = 3
 
 
+def is_measured(lab: Lab, drafts: Mapping[str, Run]) -> bool:
+    """Whether what is known is of these drafts and these models."""
+    known = measured(lab)
+    return known.get("of") == lab.kept.of and {row["draft"] for row in known["rows"]} == set(drafts)
+
+
 def measure(lab: Lab, drafts: Mapping[str, Run]) -> None:
-    """Time these drafts; what is known already is left alone."""
-    if _path(lab).exists():
-        return
+    """Time these drafts, which must be here."""
     warn_if_busy()
     target, exam = load_target(lab.models.target), lab.final_exam
     exam = replace(exam, limit=min(PROMPTS, exam.limit))
@@ -60,7 +64,7 @@ def measure(lab: Lab, drafts: Mapping[str, Run]) -> None:
                     ),
                 }
             )
-    content = {"prompts": exam.limit, "repeats": REPEATS, "rows": rows}
+    content = {"of": lab.kept.of, "prompts": exam.limit, "repeats": REPEATS, "rows": rows}
     write_json_atomic(_path(lab), {**content, "machine": machine_summary()})
 
 

@@ -39,11 +39,11 @@ from typing import Any
 
 import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
-from beam_speed import measure, measured
+from beam_speed import is_measured, measure, measured
 from claims import as_table, claims, judged, of_tails
 from exam import Decoded, Marks
 from lab import Amounts, Lab, keep, with_seed
-from study import Examined, Models, Run, is_trained
+from study import Examined, Models, Run
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
 
 from draftsmith.bench.compare_figures import RunFigures
@@ -69,11 +69,14 @@ def final(lab: Lab, workers: int) -> None:
 
 
 def timed(lab: Lab, workers: int) -> None:
-    """The machine must be idle, and the best draft have been trained on it."""
+    """The machine must be idle. The best draft is trained first where its marks alone are here."""
     best = compared_at_last(lab).get("several", [])[:1]
-    if not best or not is_trained(best[0]):
-        raise SystemExit("--only speed needs the best draft here: run --only best first")
-    measure(lab, {"undistilled": lab.models.base, best[0].name: best[0]})
+    if not best:
+        raise SystemExit("--only speed needs to know the best draft: run --only best first")
+    drafts = {run.name: run for run in (lab.models.base, *best)}
+    if not is_measured(lab, drafts):
+        lab.train(best, workers)
+        measure(lab, drafts)
 
 
 def finalists(lab: Lab) -> list[Run]:

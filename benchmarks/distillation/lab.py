@@ -15,7 +15,7 @@ from pathlib import Path
 
 from exam import Exam
 from kept import Kept
-from study import Examined, Models, Run, collect, examine, is_trained, training
+from study import Examined, Models, Run, collect, examine, is_trained, train, training
 
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.errors import InputError
@@ -147,8 +147,7 @@ class Lab:
         examined."""
         known = self.known(runs, exam)
         missing = list({run.name: run for run in runs if run.name not in known}.values())
-        stores = stores_of([run for run in missing if not is_trained(run)])
-        collect([self.store(name) for name in stores], workers)
+        self._collect(missing, workers)
         examine(
             missing,
             exam,
@@ -158,6 +157,16 @@ class Lab:
         )
         known |= self.known(missing, exam)
         return [known[run.name] for run in runs]
+
+    def train(self, runs: Sequence[Run], workers: int) -> None:
+        """Have their drafts here, whoever has examined them."""
+        self._collect(runs, workers)
+        train(runs, self.work, workers)
+
+    def _collect(self, runs: Sequence[Run], workers: int) -> None:
+        """What those of the runs learn from that are not trained here."""
+        stores = stores_of([run for run in runs if not is_trained(run)])
+        collect([self.store(name) for name in stores], workers)
 
     def known(self, runs: Sequence[Run], exam: Exam) -> dict[str, Examined]:
         """Those of the runs that have sat the exam, by name, in their order."""

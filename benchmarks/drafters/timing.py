@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from clock import by_the_clock
 from exam import ready
-from study import Run
+from study import Run, is_trained
 
 from drafters.rows import HEATS
 from drafters.runs import CHAIN, Lab
@@ -24,7 +23,7 @@ from draftsmith.targets.hf import load_target
 def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
     """Of each drafter in its own shape and as a chain, by temperature: speed-up over plain decoding
     with its 95 % interval over prompts, and the tokens per step of the same texts."""
-    missing = [name for name, run in runs.items() if run.options and not _trained(run)]
+    missing = [name for name, run in runs.items() if not is_trained(run)]
     if missing:
         raise SystemExit(f"--timed: train these first (--only ...): {', '.join(missing)}")
     warn_if_busy()
@@ -41,10 +40,6 @@ def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
                     "tokens_per_step": one.tokens_per_step,
                 }
     return {"load_before": load, "prompts": lab.amounts.timed_prompts, "drafters": found}
-
-
-def _trained(run: Run) -> bool:
-    return (Path(run.drafter) / "run.json").is_file()
 
 
 def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[DrafterFigures, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -39,11 +41,18 @@ def draft() -> HFTarget:
 
 
 def a_bench(
-    target: HFTarget, model: HFTarget, folder: Path | None = None, **changes: object
+    target: HFTarget,
+    model: HFTarget,
+    folder: Path | None = None,
+    proposal: Literal["sampled", "without_replacement", "greedy"] = "sampled",
+    **changes: object,
 ) -> Bench:
     """Measured: plain decoding, a lookup, and this draft model as a chain and as a tree. `folder`:
     for the records."""
-    lookup, drafter = PromptLookup(), Independent(Independent.Config(), model=model)
+    lookup, drafter = (
+        PromptLookup(),
+        Independent(Independent.Config(proposal=proposal), model=model),
+    )
     for one in (lookup, drafter):
         one.bind(target)
     plan = BenchPlan(
@@ -155,6 +164,51 @@ def test_the_target_as_its_own_draft_is_accepted_always(target: HFTarget) -> Non
     assert found["alpha"] == pytest.approx(1.0)
     assert found["tau_predicted"] == pytest.approx(4.0)
     assert found["memory_bound_speedup"] == pytest.approx(1.0)  # four tokens for four forwards
+
+
+@pytest.mark.parametrize(
+    ("proposal", "rule", "temperatures"),
+    [
+        ("sampled", "rejection", (0.0, 0.8)),
+        ("without_replacement", "auto", (0.0, 0.8)),
+        ("greedy", "auto", (0.0,)),
+        ("sampled", "match", (0.0,)),
+    ],
+)
+def test_it_is_of_what_is_accepted_alone(
+    target: HFTarget,
+    draft: HFTarget,
+    proposal: Literal["sampled", "without_replacement", "greedy"],
+    rule: str,
+    temperatures: tuple[float, ...],
+) -> None:
+    """Of a drawn token by rejection. By `match` it is sum p q, and p of a token that is no draw;
+    without draws every rule accepts an equal choice."""
+    found = of(a_bench(target, draft, proposal=proposal, rule=rule, repeats=1))
+    assert {heat for _, heat in found} == set(temperatures)
+
+
+def test_by_rejection_it_is_what_is_counted(target: HFTarget) -> None:
+    """The first drafted token of every step, of a draft model that knows something."""
+    near = HFTarget(tiny_model().double(), tiny_tokenizer(), end_ids=frozenset({0}))
+    with near.native() as model, torch.no_grad():
+        noise = torch.Generator().manual_seed(0)
+        for weight in model.parameters():
+            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=noise).to(weight)
+    drafter = Independent(Independent.Config(), model=near)
+    drafter.bind(target)
+    arms = (
+        Arm(name=BASELINE, drafter=NoDrafter()),
+        Arm(name="one", drafter=drafter, shape=TreeShape.chain(1)),
+    )
+    samplers = (Sampler(temperature=0.8),)
+    bench = a_bench(target, near, arms=arms, samplers=samplers, repeats=1, max_new_tokens=100)
+    alpha = of(bench)["one", 0.8].acceptance.alpha
+    counted = [r for lines in bench.records() for r in lines if r.drafter == "one"]
+    accepted, offered = (sum(getattr(r, n) for r in counted) for n in ("accepted", "offered"))
+    assert offered > 100 and 0.1 < alpha < 0.9
+    # enough draws would settle it; here it is within four standard errors of these few
+    assert abs(accepted / offered - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / offered)
 
 
 def test_lossy_rules_have_none(target: HFTarget, draft: HFTarget) -> None:

@@ -59,7 +59,7 @@ def benched(folder: Path, *drafters: str, temperature: float = 0.0) -> Path:
         for prompt, language in enumerate(("fr", "ko"))
     ]
     append(folder / "records.jsonl", lines)
-    write_json_atomic(folder / "summary.json", {"target": "models/t"})
+    write_json_atomic(folder / "summary.json", {"target": "models/t", "drafters": []})
     return folder
 
 
@@ -112,6 +112,10 @@ def test_the_acceptance_before_training_is_the_undistilled_draft(tmp_path: Path)
     assert before.tau_predicted is None
     foretold = distilled(tmp_path / "e", alpha=0.7, alpha_before=0.51, gamma=5, tau_predicted=2.9)
     assert read_runs([foretold])[-1].tau_predicted == pytest.approx(float(tokens_per_step(0.51, 5)))
+    assert read_runs([*same, foretold])[-1].tau_predicted == read_runs([foretold])[-1].tau_predicted
+    longer = distilled(tmp_path / "f", alpha=0.7, alpha_before=0.51, gamma=8, tau_predicted=3.0)
+    last = read_runs([foretold, longer])[-1]
+    assert (last.objective, last.alpha, last.tau_predicted) == ("none", 0.51, None)
     named = distilled(tmp_path / "d", objective="none", alpha=0.51, alpha_before=0.51)
     assert len(read_runs([*same, named])) == 3
 
@@ -159,6 +163,32 @@ def test_a_measured_drafter_takes_over_the_setting_of_its_distil_run(
     assert whole["prompt_lookup"].objective is None
     korean = next(run for run in runs if run.label == "a" and run.language == "ko")
     assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 2.5, None)
+
+
+def test_what_a_bench_expected_stands_alone_beside_what_training_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree's bench has no closed formula: the training's is of another draft and other texts."""
+    monkeypatch.chdir(tmp_path)
+    run = distilled(Path("runs/a"), alpha=0.6, tau_predicted=2.4, decoding_temperature=0.0)
+    bench = benched(Path("bench"), "independent:runs/a")
+    found = {"alpha": 0.33, "tau_predicted": None}
+    entry = {"name": "independent:runs/a", "temperature": 0.0, "expected": found}
+    write_json_atomic(bench / "summary.json", {"target": "t", "drafters": [entry]})
+    whole = next(run for run in read_runs([run, bench]) if run.language is None)
+    assert (whole.alpha, whole.tau_predicted) == (0.33, None)
+
+
+@pytest.mark.parametrize("with_records", [True, False])
+def test_a_summary_without_a_list_of_drafters_is_refused(
+    tmp_path: Path, with_records: bool
+) -> None:
+    bench = benched(tmp_path / "bench", "prompt_lookup")
+    if not with_records:
+        (bench / "records.jsonl").unlink()
+    write_json_atomic(bench / "summary.json", {"target": "t", "drafters": 5})
+    with pytest.raises(InputError, match=r"summary\.json has no list of drafters"):
+        read_runs([bench])
 
 
 def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(

@@ -99,7 +99,13 @@ def test_a_store_that_ended_with_more_shards_lacks_some(store: Path, said: Said)
     assert "lacks 1 of the 3 shards that its collection ended with" in warning
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"results": {"shards": null}}'])
+NO_RECORDS = (
+    *(None, "", "[]", "{}", '{"results": {"shards": null}}', '{"results": {"shards": Infinity}}'),
+    *('{"results": {"shards": true}}', '{"results": {"shards": "3"}}'),
+)
+
+
+@pytest.mark.parametrize("content", NO_RECORDS)
 def test_a_run_json_that_is_not_of_collect_does_not_count(
     store: Path, said: Said, content: str | None
 ) -> None:

@@ -46,7 +46,7 @@ def bench_records(folder: Path) -> list[RunFigures]:
     records = read(folder / "records.jsonl")
     _require_lossless(folder, [record.lossy_rule for record in records])
     path = folder / "summary.json"
-    target, entries = _summary(read_json(path), path) if path.is_file() else (None, [])
+    target, entries = _summary(path) if path.is_file() else (None, [])
     out = _of_records(records, target)
     for language in dict.fromkeys(r.language for r in records if r.language is not None):
         own = [record for record in records if record.language == language]
@@ -64,10 +64,7 @@ def bench_records(folder: Path) -> list[RunFigures]:
 def bench_summary(folder: Path) -> list[RunFigures]:
     """The same without records.jsonl: over all prompts alone."""
     path = folder / "summary.json"
-    values = read_json(path)
-    if not isinstance(values.get("drafters"), list):
-        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
-    target, entries = _summary(values, path)
+    target, entries = _summary(path)
     _require_lossless(folder, [entry.lossy_rule for entry in entries])
     return [
         _with_expected(
@@ -88,9 +85,12 @@ def bench_summary(folder: Path) -> list[RunFigures]:
     ]
 
 
-def _summary(values: Mapping[str, Any], path: Path) -> tuple[str | None, list[_Summarised]]:
-    drafters = [known(_Summarised, one, str(path)) for one in values.get("drafters") or ()]
-    return text(values, "target", path), drafters
+def _summary(path: Path) -> tuple[str | None, list[_Summarised]]:
+    values = read_json(path)
+    drafters = values.get("drafters")
+    if not isinstance(drafters, list):
+        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
+    return text(values, "target", path), [known(_Summarised, one, str(path)) for one in drafters]
 
 
 def _with_expected(run: RunFigures, expected: Mapping[str, Any] | None, path: Path) -> RunFigures:

@@ -68,7 +68,7 @@ class RunFigures:
     target: str | None = None
     seed: int | None = None
     alpha: float | None = None
-    """Expected acceptance at temperature 1, token-weighted (`distill.measure`)."""
+    """Expected acceptance at `decoding_temperature`, token-weighted (`distill.measure`)."""
     alpha_decoded: float | None = None
     """Accepted / offered, counted while decoding."""
     tau: float | None = None

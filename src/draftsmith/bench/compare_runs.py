@@ -170,15 +170,16 @@ def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
     wholes = [one.runs[0] for one in trained]
     if any(whole.objective == UNDISTILLED for whole in wholes):
         return []
-    found: dict[tuple[str | None, float | None], set[tuple[float | None, int | None]]] = {}
+    found: dict[tuple[str | None, float | None], list[_Trained]] = {}
     for one, whole in zip(trained, wholes, strict=True):
-        before = None if one.alpha_before is None else round(one.alpha_before, 6)
-        scope = whole.target, whole.decoding_temperature
-        found.setdefault(scope, set()).add((before, one.gamma))
+        found.setdefault((whole.target, whole.decoding_temperature), []).append(one)
     out = []
-    for (target, temperature), ((alpha, gamma), *others) in found.items():
+    for (target, temperature), some in found.items():
+        befores = {None if one.alpha_before is None else round(one.alpha_before, 6) for one in some}
+        gammas = {one.gamma for one in some if one.gamma is not None}  # older runs do not say
+        (alpha, *others) = befores
         if not others and alpha is not None:
-            tau = None if gamma is None else float(tokens_per_step(alpha, gamma))
+            tau = float(tokens_per_step(alpha, gammas.pop())) if len(gammas) == 1 else None
             out.append(
                 RunFigures(
                     label="before distillation",
@@ -234,8 +235,10 @@ def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
     whole = trained[0]
     same = [t for t in trained if (t.language, t.tag) == (run.language, run.tag)]
     part = same[0] if same else None
-    # what was expected at another temperature is not what was measured here
+    # what was expected at another temperature is not what was measured here; and a bench's own
+    # figures, of its own prompts, go before those of held-out texts, both together
     fits = part is not None and part.decoding_temperature in (None, run.decoding_temperature)
+    expected = part if part is not None and fits and run.alpha is None else run
     return dataclasses.replace(
         run,
         drafter=whole.drafter,
@@ -250,16 +253,9 @@ def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
         storage_bytes=whole.storage_bytes,
         quality=None if part is None else part.quality,
         quality_metric=whole.quality_metric,
-        alpha=_first(run.alpha, part.alpha if fits and part is not None else None),
-        tau_predicted=_first(
-            run.tau_predicted, part.tau_predicted if fits and part is not None else None
-        ),
+        alpha=expected.alpha,
+        tau_predicted=expected.tau_predicted,
     )
-
-
-def _first(own: float | None, other: float | None) -> float | None:
-    """What the bench found on its own prompts, or else what training found on held-out ones."""
-    return other if own is None else own
 
 
 def _made(source: str, trained: Mapping[Path, object]) -> Path | None:

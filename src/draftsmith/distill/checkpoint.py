@@ -66,20 +66,27 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         )
         publish(temporary, final)
     except Exception as error:
-        free = free_bytes(folder)  # as long as what was written of it is there
+        room = _room(folder)  # as long as what was written of it is there
         shutil.rmtree(temporary, ignore_errors=True)
         if not (is_write_failure(error) or isinstance(error, RuntimeError)):  # torch raises these
             raise
         reason = (str(error).splitlines() or ["unknown error"])[0]
         raise BackendError(
-            f"could not write the checkpoint {final}: {reason} ({free:,} bytes are free on its "
-            "disk); earlier checkpoints are untouched, make room and run the same command again to "
-            "continue"
+            f"could not write the checkpoint {final}: {reason}{room}; earlier checkpoints are "
+            "untouched, make room and run the same command again to continue"
         ) from error
     others = [path for path in complete(folder) if path != final]
     for old in others[: max(0, len(others) - (keep - 1))]:
         remove(old)
     return final
+
+
+def _room(folder: Path) -> str:
+    """For an error: how much of it there is; nothing where the disk does not say."""
+    try:
+        return f" ({free_bytes(folder):,} bytes are free on its disk)"
+    except OSError:
+        return ""
 
 
 def publish(temporary: Path, final: Path) -> None:

@@ -38,7 +38,7 @@ def _used(folder: Path) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk of a folder that need not be there yet."""
+    """On the disk of a folder that need not be there yet. Raises OSError (the disk is gone)."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent

@@ -132,7 +132,8 @@ class TrajectoryStore:
 
     def shards(self) -> list[int]:
         """Numbers of the shards that are complete, ascending."""
-        found = map(_SHARD.fullmatch, (path.name for path in self.folder.iterdir()))
+        files = (path.name for path in self.folder.iterdir() if path.is_file())
+        found = map(_SHARD.fullmatch, files)
         return sorted(int(match[1]) for match in found if match)
 
     def has(self, number: int) -> bool:

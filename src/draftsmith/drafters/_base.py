@@ -30,8 +30,10 @@ from draftsmith.types import (
 )
 
 if TYPE_CHECKING:
+    from draftsmith.drafters._reader import Vocabularies
     from draftsmith.law import Noise
     from draftsmith.sampler import Sampler
+    from draftsmith.targets._base import Target
 
 
 class TargetView(Protocol):
@@ -138,6 +140,11 @@ class Drafter(nn.Module, abc.ABC):
 
     def bind(self, target: TargetView) -> None:
         """Borrow what is needed of the target (vocabulary, tokenizer, embedding, head)."""
+
+    def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
+        """The language model whose law under `sampler` a first child is a draw of, and how its ids
+        and the target's correspond; None: no language model's."""
+        return None
 
     def max_nodes(self, shape: TreeShape) -> int:
         """The most nodes (probes included) that `propose` returns for this shape."""

@@ -123,6 +123,13 @@ class Independent(Drafter):
         """Bound to a target with another tokenizer: it drafts through text."""
         return self._target is not None and self._vocabularies is None
 
+    def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
+        # without draws every choice is the law: nothing else has any mass
+        drawn = self.config.proposal != "greedy" or sampler.temperature == 0
+        if self._draft is None or self._vocabularies is None or not drawn:
+            return None
+        return self._draft, self._vocabularies
+
     # ------------------------------------------------------------------ binding
 
     def bind(self, target: TargetView) -> None:

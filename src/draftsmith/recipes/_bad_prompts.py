@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftsmith.distill.store import Skipped
+from draftsmith.distill.store_records import Skipped
 from draftsmith.errors import InputError
 from draftsmith.option_groups import BadPromptOptions
 

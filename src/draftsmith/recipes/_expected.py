@@ -18,7 +18,6 @@ from draftsmith.bench.report import Section, number, short_name, times
 from draftsmith.bench.runner import Bench, Said
 from draftsmith.distill.measure import AcceptanceReport, MeasureOptions, measure_acceptance
 from draftsmith.distill.trajectory import Trajectory
-from draftsmith.drafters.independent import Independent
 from draftsmith.sampler import Sampler
 from draftsmith.speedup import memory_bound_speedup
 from draftsmith.targets._base import Target
@@ -52,7 +51,8 @@ class Expectation:
 
 
 def expectations(bench: Bench) -> tuple[Expectation, ...]:
-    """Of all arms that draft with a language model of the target's tokens, verified exactly."""
+    """Of all arms that draw from a language model of the target's tokens and accept by rejection:
+    of others the overlap of the laws is not what is accepted."""
     return tuple(
         found
         for arm in bench.plan.arms
@@ -63,11 +63,14 @@ def expectations(bench: Bench) -> tuple[Expectation, ...]:
 
 def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None:
     drafter, target = arm.drafter, bench.plan.target
-    if not isinstance(drafter, Independent) or bench.plan.lossy_rule(arm.name) is not None:
+    found = drafter.drawn_from(sampler)
+    # without draws all lossless rules accept the same
+    by_overlap = bench.plan.rule in ("auto", "rejection") or (
+        sampler.temperature == 0 and not bench.plan.lossy
+    )
+    if found is None or not by_overlap:
         return None
-    draft, ids = drafter.draft_model, drafter.vocabularies
-    if draft is None or ids is None:  # it drafts through text: no law of one is one of the other
-        return None
+    draft, ids = found
     texts = list(_texts(bench.said(sampler), target, draft))
     if not any(text.tokens for text in texts):
         return None
@@ -75,6 +78,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
     gamma = shape.depth if shape.is_chain and shape.depth and arm.policy is None else None
     options = MeasureOptions(
         sampler=sampler,
+        batch_size=bench.plan.batch_size,
         gammas=(gamma or 1,),
         cost_ratio=None if gamma is None else _cost_ratio(bench, arm.name, sampler, gamma),
     )

@@ -11,7 +11,7 @@ from draftsmith.bench.suites import load_prompts
 from draftsmith.distill.collect import TransformersBackend
 from draftsmith.distill.packing import Weighted
 from draftsmith.distill.sources import Online
-from draftsmith.distill.store import Skipped
+from draftsmith.distill.store_records import Skipped
 from draftsmith.distill.trajectory import CollectRequest, CollectSettings
 from draftsmith.errors import InputError
 from draftsmith.options import DistillOptions

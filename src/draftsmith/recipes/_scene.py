@@ -21,6 +21,7 @@ from draftsmith.option_groups import ModelOptions
 from draftsmith.options import QuickstartOptions
 from draftsmith.recipes._before_after import DRAFT_LENGTH
 from draftsmith.recipes._drafting import encode, open_drafters, open_target
+from draftsmith.recipes._out import refuse_file
 from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
@@ -133,8 +134,7 @@ def find_models(given: Path | None) -> Path:
 
 def check_out(out: Path) -> None:
     """InputError when `out` is a file or holds what no quickstart made."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder.")
+    refuse_file(out)
     if not (out / "records.jsonl").exists():
         if (out / DISTILLED).exists():
             raise InputError(

@@ -109,9 +109,10 @@ def _written(store: TrajectoryStore) -> int | None:
     has not, or nothing tells."""
     try:
         record: Any = json.loads((store.folder / "run.json").read_text(encoding="utf-8"))
-        return int(record["results"]["shards"])
+        found = record["results"]["shards"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return found if type(found) is int else None
 
 
 def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:

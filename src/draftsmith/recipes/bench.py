@@ -2,7 +2,9 @@
 
 OUT/records.jsonl    a line per prompt, drafter, temperature and repeat, as they are measured
 OUT/summary.json     the figures;   OUT/report.html, OUT/figures/   the same to look at
-OUT/run.json         how it was made; written last
+OUT/run.json         how it was made; once all is measured
+
+Expected acceptance joins summary and page after that.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from draftsmith.recipes._drafting import (
     prediction,
 )
 from draftsmith.recipes._expected import as_section, expectations
+from draftsmith.recipes._out import refuse_file
 from draftsmith.targets._base import Target
 
 
@@ -95,17 +98,13 @@ def run(options: BenchOptions) -> dict[str, Any]:
     bench = Bench(plan)
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record)
-    found = expectations(bench)
-    report = replace(
-        report,
-        expected={(one.drafter, one.temperature): one.figures() for one in found},
-        sections=(as_section(found),) if found else (),
-    )
     write_report(report, options.out)
     results = {"records": len(made), "step_seconds": costs_in(arms)}
     record.write(options.out, results=results)
     console = Console(highlight=False)
     console.print(terminal_table(report))
+    report = with_expectations(report, bench)  # last: what was measured is safe by now
+    write_report(report, options.out)
     say_results(report, console, options.out)
     return summary(report)
 
@@ -120,8 +119,7 @@ def refuse_used_folder(out: Path) -> None:
         raise InputError(
             f"--out {out} already holds a measurement; choose another folder or delete it."
         )
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder.")
+    refuse_file(out)
 
 
 def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
@@ -204,6 +202,18 @@ def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: 
         machine=facts["machine"],
         max_new_tokens=bench.plan.max_new_tokens,
         costs=bench.costs,
+    )
+
+
+def with_expectations(report: Report, bench: Bench) -> Report:
+    """The report with the expected acceptance of draft models, which all texts are read for."""
+    notes = Console(stderr=True, highlight=False, markup=False)
+    with notes.status("reading what plain decoding said, for expected acceptance"):
+        found = expectations(bench)
+    return replace(
+        report,
+        expected={(one.drafter, one.temperature): one.figures() for one in found},
+        sections=(as_section(found),) if found else (),
     )
 
 

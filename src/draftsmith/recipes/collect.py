@@ -44,6 +44,7 @@ from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _features, _tokens
 from draftsmith.recipes._bad_prompts import known, refuse, why_not
 from draftsmith.recipes._drafting import open_target
+from draftsmith.recipes._out import refuse_file
 from draftsmith.recipes._revision import revision_of
 from draftsmith.recipes._training import text_config
 from draftsmith.types import Signals
@@ -78,6 +79,7 @@ class CollectResult:
 def run(options: CollectOptions) -> CollectResult:
     """Collect what is missing in `options.out`."""
     record = start_run("collect", options, seed=options.seed)
+    refuse_file(options.out)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
     model, scale = options.model, options.scale
     tokenizer = _tokens.load_tokenizer(model.target)

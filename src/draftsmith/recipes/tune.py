@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from draftsmith.bench.report import short_name
-from draftsmith.errors import InputError
 from draftsmith.flags import to_argv
 from draftsmith.options import GenerateOptions
 from draftsmith.plan.tune import Candidate, Trial, Tuning, advice, batch_advice, evidence, rates
@@ -29,6 +28,7 @@ from draftsmith.provenance import (
     versions,
     write_json_atomic,
 )
+from draftsmith.recipes._out import refuse_file
 from draftsmith.recipes._tune_pictures import save_pictures
 from draftsmith.recipes._tuner import Tuner
 from draftsmith.targets.hf import HFTarget
@@ -38,8 +38,7 @@ from draftsmith.tune_options import TuneOptions
 def run(options: TuneOptions) -> dict[str, Any]:
     """Measure, decode, rank; everything goes to `options.out`."""
     record = start_run("tune", options, seed=options.sampling.seed)
-    if options.out.exists() and not options.out.is_dir():
-        raise InputError(f"--out {options.out} is a file; give a folder.")
+    refuse_file(options.out)
     tuner = Tuner(options)
     tuning = tuner.tune()
     console = Console(highlight=False)
