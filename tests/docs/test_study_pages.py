@@ -43,7 +43,7 @@ OBJECTIVES = {
 KINDS = {
     "undistilled": ("undistilled",),
     "sft": ("draws-4", "sft"),
-    "one": ("draws-1", "hellinger"),
+    "one": ("draws-1", "lk-whole"),
     "several": ("draws-4", "lk-whole"),
 }
 BEST_OF_LANGUAGES = {
@@ -142,6 +142,21 @@ def test_the_table_of_the_best_is_its_record() -> None:
     found = record["differences"] + record["tree_differences"]
     assert intervals(page) == {written(one) for one in found}
     assert all(one["better"] == "several" and one["low"] > 1 for one in found)
+
+
+def test_speeds_are_those_of_the_clock() -> None:
+    record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8").split("By the clock")[1].split("This pair")[0]
+    cold = [row for row in record["speed"]["rows"] if row["temperature"] == 0]
+    names = [row["draft"] for row in cold]
+    assert names == 2 * ["undistilled"] + 2 * [record["best"]["several"][0]["name"]]
+    assert [row["gamma"] for row in cold] == [1, 8, 1, 8]
+    said = re.findall(r"(\d\.\d\d) \((\d\.\d\d) to (\d\.\d\d)\)", page)
+    measured = ((row["speedup"], *row["interval"]) for row in cold)
+    assert said == [tuple(f"{value:.2f}" for value in three) for three in measured]
+    one, eight, first, second = (f"{row['predicted']:.2f}" for row in cold)
+    assert f"foretells {one} and {eight}, {first} and {second}" in page
+    assert f"{record['speed']['prompts']} prompts" in page
 
 
 def test_the_table_of_starts_is_its_record() -> None:

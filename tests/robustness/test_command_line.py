@@ -203,6 +203,21 @@ def test_bench_writes_everything_and_prints_one_object(
     assert run["results"] == {"records": 32, "step_seconds": {}}
 
 
+def test_what_was_measured_stays_where_the_expectation_behind_it_fails(
+    models: Path, suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("no room for more texts")
+
+    monkeypatch.setattr("draftsmith.recipes.bench.expectations", fails)
+    out = tmp_path / "out"
+    code, printed, err = command(*bench_words(models, suite, out))
+    assert code == 3 and "no room for more texts" in err
+    assert "prompt_lookup" in printed  # the table
+    assert {"summary.json", "report.html", "run.json"} < {path.name for path in out.iterdir()}
+    assert json.loads((out / "run.json").read_text())["results"]["records"] == 32
+
+
 def test_bench_leaves_an_earlier_measurement_alone(
     models: Path, suite: Path, tmp_path: Path, command: Command
 ) -> None:

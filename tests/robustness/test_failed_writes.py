@@ -144,6 +144,20 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_that_is_gone_does_not_hide_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(checkpoints, "save_file", gone)
+    monkeypatch.setattr(checkpoints, "free_bytes", gone)
+    said = "the disk is gone; earlier checkpoints are untouched"
+    with pytest.raises(BackendError, match=said):
+        checkpoints.save(tmp_path, make(1, 1.0), keep=1)
+    assert not list(tmp_path.iterdir())
+
+
 # --------------------------------------------------------------------------- folders
 
 

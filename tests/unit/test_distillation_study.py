@@ -275,6 +275,22 @@ def test_marks_count_for_the_same_run_alone(tmp_path: Path, capsys: Any) -> None
     assert "1 of 1 exams in marks.jsonl are of other models" in capsys.readouterr().err
 
 
+def test_speeds_are_of_the_drafts_and_models_that_they_were_measured_with(tmp_path: Path) -> None:
+    import beam_speed
+
+    lab = a_lab(tmp_path)
+    drafts = {"undistilled": lab.models.base, "best": lab.run("draws-4", "lk")}
+    assert beam_speed.measured(lab) == {} and not beam_speed.is_measured(lab, drafts)
+    rows = [{"draft": name} for name in drafts]
+    path = lab.kept.path.with_name("speed.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for of, there in ((lab.kept.of, True), ("other weights", False)):
+        path.write_text(json.dumps({"of": of, "rows": rows}))
+        assert beam_speed.is_measured(lab, drafts) is there
+    path.write_text(json.dumps({"of": lab.kept.of, "rows": rows}))
+    assert not beam_speed.is_measured(lab, {**drafts, "better": lab.run("draws-4", "kl")})
+
+
 def test_finalists_of_each_kind_come_from_what_is_known(tmp_path: Path) -> None:
     import distillbeam
 

@@ -141,6 +141,8 @@ def test_an_empty_store(tmp_path: Path) -> None:
     assert store.shards() == [] and list(store.trajectories()) == []
     summary = store.summary()
     assert summary.trajectories == 0 and summary.bytes_per_token is None
+    (tmp_path / "shard-00001.json").mkdir()
+    assert not store.has(1) and store.shards() == []
 
 
 def test_the_summary_counts_everything(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.compare_figures import RunFigures
-from draftsmith.bench.compare_files import known, read_json, text
+from draftsmith.bench.compare_files import fields_of, optional_text, read_json
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
 from draftsmith.bench.statistics import figures
 from draftsmith.errors import InputError
@@ -90,18 +90,20 @@ def _summary(path: Path) -> tuple[str | None, list[_Summarised]]:
     drafters = values.get("drafters")
     if not isinstance(drafters, list):
         raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
-    return text(values, "target", path), [known(_Summarised, one, str(path)) for one in drafters]
+    return optional_text(values, "target", path), [
+        fields_of(_Summarised, one, str(path)) for one in drafters
+    ]
 
 
 def _with_expected(run: RunFigures, expected: Mapping[str, Any] | None, path: Path) -> RunFigures:
     if expected is None:
         return run
-    whole = known(_Expected, expected, str(path))
+    whole = fields_of(_Expected, expected, str(path))
     parts = whole.by_language if run.language is not None else whole.by_tag
     part = parts.get(run.language or run.tag or "") if run.is_part else expected
     if part is None:
         return run
-    own = known(_Expected, part, str(path))
+    own = fields_of(_Expected, part, str(path))
     return dataclasses.replace(run, alpha=own.alpha, tau_predicted=own.tau_predicted)
 
 

@@ -27,14 +27,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def text(values: Mapping[str, Any], key: str, path: Path) -> str | None:
+def optional_text(values: Mapping[str, Any], key: str, path: Path) -> str | None:
     value = values.get(key)
     if value is not None and not isinstance(value, str):
         raise InputError(f"option {key} in {path}: expected str or none, got {value!r}")
     return value
 
 
-def known(cls: type[T], values: object, where: str) -> T:
+def fields_of(cls: type[T], values: object, where: str) -> T:
     """A dataclass from those keys that it has; the rest is for other readers."""
     if not isinstance(values, Mapping):
         raise InputError(f"expected an object in {where}, got {values!r}")

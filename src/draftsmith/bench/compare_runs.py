@@ -23,7 +23,7 @@ from typing import Any
 
 from draftsmith.bench.compare_benches import bench_records, bench_summary
 from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
-from draftsmith.bench.compare_files import known, read_json
+from draftsmith.bench.compare_files import fields_of, read_json
 from draftsmith.bench.compare_options import options_of
 from draftsmith.errors import InputError
 from draftsmith.speedup import tokens_per_step
@@ -118,7 +118,7 @@ def _distilled(folder: Path) -> _Trained:
     given = values.get("results")
     if not isinstance(given, Mapping):
         raise InputError(f"{path} has no results: the run did not end, or wrote none.")
-    results = known(_Results, given, str(path))
+    results = fields_of(_Results, given, str(path))
     if results.objective is None and results.alpha is None and results.tau is None:
         verb = values.get("verb")
         raise InputError(
@@ -127,7 +127,7 @@ def _distilled(folder: Path) -> _Trained:
         )
     truncation = None
     if "top_k" in given:
-        top_k = known(_TopK, given, str(path)).top_k
+        top_k = fields_of(_TopK, given, str(path)).top_k
         truncation = "full" if top_k is None else f"top-{top_k}"
     seed = results.seed
     if seed is None and type(values.get("seed")) is int:
@@ -194,7 +194,7 @@ def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
 
 
 def _part(whole: RunFigures, share: object, where: str) -> RunFigures:
-    own = known(_Share, share, where)
+    own = fields_of(_Share, share, where)
     return dataclasses.replace(
         whole,
         alpha=own.alpha,

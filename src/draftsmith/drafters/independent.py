@@ -114,11 +114,6 @@ class Independent(Drafter):
         return self._draft
 
     @property
-    def vocabularies(self) -> Vocabularies | None:
-        """How its ids and the target's correspond; None: not bound yet, or it reads text."""
-        return self._vocabularies
-
-    @property
     def reads_text(self) -> bool:
         """Bound to a target with another tokenizer: it drafts through text."""
         return self._target is not None and self._vocabularies is None

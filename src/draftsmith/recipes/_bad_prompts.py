@@ -15,10 +15,14 @@ def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> s
         return "empty prompt"
     if context is not None and len(prompt) >= context:
         return f"longer than the context of {context} tokens"
-    return None if known(prompt, vocab_size) else f"token outside the vocabulary of {vocab_size}"
+    return (
+        None
+        if in_vocabulary(prompt, vocab_size)
+        else f"token outside the vocabulary of {vocab_size}"
+    )
 
 
-def known(tokens: Sequence[int], vocab_size: int) -> bool:
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> bool:
     """Whether a vocabulary has them all: a tokenizer may hold more than its model was made for."""
     return all(0 <= token < vocab_size for token in tokens)
 

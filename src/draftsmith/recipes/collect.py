@@ -42,7 +42,7 @@ from draftsmith.option_groups import ModelOptions
 from draftsmith.options import CollectOptions
 from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.recipes import _features, _tokens
-from draftsmith.recipes._bad_prompts import known, refuse, why_not
+from draftsmith.recipes._bad_prompts import in_vocabulary, refuse, why_not
 from draftsmith.recipes._drafting import open_target
 from draftsmith.recipes._out import refuse_file
 from draftsmith.recipes._revision import revision_of
@@ -240,7 +240,7 @@ def _why_not(
         return bad
     if not request.references:
         return "no reference"
-    if not all(known(tokens, vocab_size) for tokens in request.references):
+    if not all(in_vocabulary(tokens, vocab_size) for tokens in request.references):
         return f"token of a reference outside the vocabulary of {vocab_size}"
     return None
 
