@@ -12,7 +12,7 @@ from typing import Any
 from draftsmith.bench.compare_figures import RunFigures
 from draftsmith.bench.compare_files import fields_of, optional_text, read_json
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
-from draftsmith.bench.statistics import figures
+from draftsmith.bench.statistics import DrafterFigures, figures
 from draftsmith.errors import InputError
 from draftsmith.verify import lossy_sentence
 
@@ -68,15 +68,7 @@ def bench_summary(folder: Path) -> list[RunFigures]:
     _require_lossless(folder, [entry.lossy_rule for entry in entries])
     return [
         _with_expected(
-            RunFigures(
-                label=entry.name,
-                target=target,
-                decoding_temperature=entry.temperature,
-                tau=entry.tokens_per_step,
-                alpha_decoded=entry.acceptance_rate,
-                speedup=entry.speedup,
-                speedup_predicted=entry.predicted_speedup,
-            ),
+            _figures(entry, target),
             entry.expected,
             path,
         )
@@ -117,16 +109,17 @@ def _require_lossless(folder: Path, rules: Iterable[str | None]) -> None:
 
 
 def _of_records(records: Sequence[RunRecord], target: str | None) -> list[RunFigures]:
-    return [
-        RunFigures(
-            label=entry.name,
-            target=target,
-            decoding_temperature=entry.temperature,
-            tau=entry.tokens_per_step,
-            alpha_decoded=entry.acceptance_rate,
-            speedup=entry.speedup,
-            speedup_predicted=entry.predicted_speedup,
-        )
-        for entry in figures(records)
-        if entry.name not in (BASELINE, TRANSFORMERS)
-    ]
+    found = (entry for entry in figures(records) if entry.name not in (BASELINE, TRANSFORMERS))
+    return [_figures(entry, target) for entry in found]
+
+
+def _figures(entry: DrafterFigures | _Summarised, target: str | None) -> RunFigures:
+    return RunFigures(
+        label=entry.name,
+        target=target,
+        decoding_temperature=entry.temperature,
+        tau=entry.tokens_per_step,
+        alpha_decoded=entry.acceptance_rate,
+        speedup=entry.speedup,
+        speedup_predicted=entry.predicted_speedup,
+    )

@@ -15,11 +15,9 @@ def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> s
         return "empty prompt"
     if context is not None and len(prompt) >= context:
         return f"longer than the context of {context} tokens"
-    return (
-        None
-        if in_vocabulary(prompt, vocab_size)
-        else f"token outside the vocabulary of {vocab_size}"
-    )
+    if not in_vocabulary(prompt, vocab_size):
+        return f"token outside the vocabulary of {vocab_size}"
+    return None
 
 
 def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> bool:
