@@ -67,11 +67,7 @@ def bench_summary(folder: Path) -> list[RunFigures]:
     target, entries = _summary(path)
     _require_lossless(folder, [entry.lossy_rule for entry in entries])
     return [
-        _with_expected(
-            _figures(entry, target),
-            entry.expected,
-            path,
-        )
+        _with_expected(_figures(entry, target), entry.expected, path)
         for entry in entries
         if entry.name not in (BASELINE, TRANSFORMERS)
     ]
