@@ -39,10 +39,13 @@ def measure(lab: Lab, drafts: Mapping[str, Run]) -> None:
     target, exam = load_target(lab.models.target), lab.final_exam
     exam = replace(exam, limit=min(PROMPTS, exam.limit))
     arms = [
-        Arm(name=f"{name}, chain {length}", drafter=ready(run.drafter, target, shape), shape=shape)
+        Arm(
+            name=f"{name}, chain {shape.depth}",
+            drafter=ready(run.drafter, target, shape),
+            shape=shape,
+        )
         for name, run in drafts.items()
-        for length in LENGTHS
-        if (shape := TreeShape.chain(length))
+        for shape in map(TreeShape.chain, LENGTHS)
     ]
     rows = []
     for temperature in exam.temperatures:

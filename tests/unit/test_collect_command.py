@@ -212,6 +212,13 @@ def test_an_interrupted_collection_goes_on_and_ends_the_same(
         assert (a.prompt_id, a.index, a.tokens) == (b.prompt_id, b.index, b.tokens)
 
 
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, collect: Command) -> None:
+    out = tmp_path / "store"
+    out.write_text("mine")
+    assert f"--out {out} is a file; give a folder" in collect(out, code=2)
+    assert out.read_text() == "mine"
+
+
 HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], "w")
@@ -222,13 +229,6 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs flock")
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, collect: Command) -> None:
-    out = tmp_path / "store"
-    out.write_text("mine")
-    assert f"--out {out} is a file; give a folder" in collect(out, code=2)
-    assert out.read_text() == "mine"
-
-
 def test_a_second_collection_is_refused_until_the_first_has_ended_or_died(
     tmp_path: Path, collect: Command
 ) -> None:

@@ -19,8 +19,10 @@ from draftsmith.bench.runner import Bench, Said
 from draftsmith.distill.measure import AcceptanceReport, MeasureOptions, measure_acceptance
 from draftsmith.distill.trajectory import Trajectory
 from draftsmith.sampler import Sampler
+from draftsmith.settle import make_rule
 from draftsmith.speedup import memory_bound_speedup
 from draftsmith.targets._base import Target
+from draftsmith.types import Proposal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +66,9 @@ def expectations(bench: Bench) -> tuple[Expectation, ...]:
 def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None:
     drafter, target = arm.drafter, bench.plan.target
     found = drafter.drawn_from(sampler)
-    # without draws all lossless rules accept the same
-    by_overlap = bench.plan.rule in ("auto", "rejection") or (
-        sampler.temperature == 0 and not bench.plan.lossy
-    )
+    rule = make_rule(bench.plan.rule, Proposal.SAMPLED)
+    # p against q is the overlap; without draws all lossless rules accept the same
+    by_overlap = rule.needs_q or (sampler.temperature == 0 and not rule.lossy)
     if found is None or not by_overlap:
         return None
     draft, ids = found

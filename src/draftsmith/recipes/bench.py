@@ -104,7 +104,8 @@ def run(options: BenchOptions) -> dict[str, Any]:
     console = Console(highlight=False)
     console.print(terminal_table(report))
     report = with_expectations(report, bench)  # last: what was measured is safe by now
-    write_report(report, options.out)
+    if report.expected:
+        write_report(report, options.out)
     say_results(report, console, options.out)
     return summary(report)
 
