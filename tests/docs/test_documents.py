@@ -28,7 +28,7 @@ from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[str]:
