@@ -46,8 +46,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 FEATURE_LEVEL = ("eagle", "eagle3", "fspad", "griffin", "hass")
-PREFIX = 30
-"""Tokens of the text that the recorded chain continues."""
 GREEDY = Sampler()
 
 
@@ -103,29 +101,48 @@ def norm_in_float64(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
     return norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
 
 
-@pytest.mark.parametrize("kind", FEATURE_LEVEL)
-def test_one_step_behind_every_place_of_a_text(kind: str, target: HFTarget) -> None:
-    recorded, drafter = arrays(f"{kind}/expected.npz"), released(kind, target)
-    batch = TrajectoryBatch(
+def text_of(recorded: dict[str, Tensor]) -> TrajectoryBatch:
+    return TrajectoryBatch(
         tokens_BT=recorded["text"],
         loss_mask_BT=torch.ones_like(recorded["text"], dtype=torch.bool),
         features_BTS=recorded["features"],
     )
-    prediction, carry = drafter(batch, None)
+
+
+def check_one_step(drafter: Drafter, recorded: dict[str, Tensor]) -> None:
+    """What the drafter says behind every place of the text."""
+    prediction, carry = drafter(text_of(recorded), None)
     head = drafter.head() if prediction.narrow is None else prediction.narrow.head
-    known = slice(PREFIX)
+    known = slice(recorded["step1_logits"].shape[1])
     same(prediction.hidden_BTH[:, known], recorded["step1_predict"])
     same(carry.feature_BTH[:, known], recorded["step1_regress"])
     same(head(prediction.hidden_BTH[:, known]), recorded["step1_logits"])
 
 
+@pytest.mark.parametrize("kind", FEATURE_LEVEL)
+def test_one_step_behind_every_place_of_a_text(kind: str, target: HFTarget) -> None:
+    check_one_step(released(kind, target), arrays(f"{kind}/expected.npz"))
+
+
+@pytest.mark.parametrize("kind", FEATURE_LEVEL)
+def test_a_folder_that_is_written_here_says_the_same_to_released_code(
+    kind: str, target: HFTarget, tmp_path: Path
+) -> None:
+    """Released code knows neither `rope_parameters` nor `attention_bias` nor drafter.json."""
+    released(kind, target).save(tmp_path, kind=kind)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["rope_scaling"] is None and config["qkv_bias"] is False
+    del config["rope_parameters"], config["attention_bias"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "drafter.json").unlink()
+    drafter = make_drafter(f"{kind}:{tmp_path}")
+    drafter.bind(target)
+    check_one_step(drafter.eval().requires_grad_(False), arrays(f"{kind}/expected.npz"))
+
+
 def test_every_head_of_medusa(target: HFTarget) -> None:
     recorded, drafter = arrays("medusa/expected.npz"), released("medusa", target)
-    batch = TrajectoryBatch(
-        tokens_BT=recorded["text"],
-        loss_mask_BT=torch.ones_like(recorded["text"], dtype=torch.bool),
-        features_BTS=recorded["features"],
-    )
+    batch = text_of(recorded)
     carry = None
     assert drafter.num_steps == len(recorded["logits"]) == 4
     for logits in recorded["logits"]:

@@ -13,6 +13,7 @@ from tests.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from draftsmith.drafters._base import Drafter
+from draftsmith.drafters._feature_drafter import FeatureDrafter
 from draftsmith.drafters._lookup import make_drafter
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.errors import BackendError
@@ -296,6 +297,88 @@ def test_biases_by_their_released_name(kind: str, target: HFTarget, tmp_path: Pa
     assert torch.equal(
         read["layers.0.self_attn.v_proj.bias"], found["layers.0.self_attn.v_proj.bias"]
     )
+
+
+@pytest.mark.parametrize("key", ["qkv_bias", "attention_bias"])
+def test_released_biases_win(key: str, target: HFTarget, tmp_path: Path) -> None:
+    """Released code reads `qkv_bias` alone, whatever `attention_bias` says beside it."""
+    saved("griffin", target, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    biases = {
+        name.replace("weight", "bias"): torch.ones(len(one))
+        for name, one in found.items()
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    }
+    if key == "qkv_bias":
+        save_file(found | biases, tmp_path / "model.safetensors")
+    said = {"qkv_bias": False, "attention_bias": False} | {key: True}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    read = tensors(made("griffin", target, str(tmp_path)))
+    assert (biases.keys() <= read.keys()) == (key == "qkv_bias")
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "scaling"),
+    [
+        ({"rope_type": "default"}, None),
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        (LLAMA3, LLAMA3 | {"type": "llama3"}),
+    ],
+    ids=lambda one: None if one is None else one.get("rope_type", ""),
+)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "griffin"])
+def test_released_code_finds_its_keys(
+    kind: str, rope: dict[str, object], scaling: dict[str, object] | None, tmp_path: Path
+) -> None:
+    """They stand at the top level; released code takes a missing base for 10,000."""
+    other = tiny_target(64, layers=8)
+    other.config.rope_parameters = rope | {"rope_theta": 5e5}
+    other.config.attention_bias = True
+    saved(kind, other, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    wanted = {"rope_theta": 5e5, "rope_scaling": scaling, "qkv_bias": True}
+    assert {name: config[name] for name in wanted} == wanted
+
+    def read_back() -> dict[str, object]:
+        drafter = made(kind, other, str(tmp_path))
+        assert isinstance(drafter, FeatureDrafter)
+        return dict(drafter.layer.rope_parameters)
+
+    assert read_back() == rope | {"rope_theta": 5e5}
+    # as code that knows nothing of `rope_parameters` reads it
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (rope | {"rope_theta": 5e5}).items() <= read_back().items()
+
+
+def test_a_whole_vocabulary_needs_no_maps(target: HFTarget, tmp_path: Path) -> None:
+    """Released EAGLE-3 has none where its vocabulary is the target's."""
+    written = saved("eagle3", target, tmp_path)
+    assert len(written["d2t"]) == target.vocab_size
+    found = load_file(tmp_path / "model.safetensors")
+    del found["d2t"], found["t2d"]
+    save_file(found, tmp_path / "model.safetensors")
+    read = tensors(made("eagle3", target, str(tmp_path)))
+    assert all(torch.equal(written[name], read[name]) for name in written)
+
+
+def test_a_part_of_the_vocabulary_needs_a_map(target: HFTarget, tmp_path: Path) -> None:
+    kept(target, tmp_path, [3, 9, 60])
+    found = load_file(tmp_path / "model.safetensors")
+    del found["d2t"]
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match="lacks d2t"):
+        made("eagle3", target, str(tmp_path))
 
 
 def test_a_folder_without_weights_or_measures_says_so(target: HFTarget, tmp_path: Path) -> None:

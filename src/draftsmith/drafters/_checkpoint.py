@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters._base import TargetView
+from draftsmith.drafters._measures import written_config
 from draftsmith.errors import BackendError
 from draftsmith.provenance import atomic_path, write_json_atomic
 from draftsmith.targets.hf import loading
@@ -57,7 +58,7 @@ def save_network(
         tensors[T2D][target_ids(tensors[D2T])] = True
     with atomic_path(folder / weights) as part:
         save_file(tensors, part)
-    write_json_atomic(folder / "config.json", config.to_dict())
+    write_json_atomic(folder / "config.json", written_config(config))
     known = {name: value for name, value in asdict(options).items() if name != "source"}
     write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known, "target": target})
 
@@ -76,6 +77,8 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
         _check_embedding(embedding, target, folder)
     subset = found.pop(T2D, None)
     wanted = network.state_dict()
+    if D2T in wanted and len(wanted[D2T]) == target.vocab_size:
+        found.setdefault(D2T, torch.zeros_like(wanted[D2T]))  # equal ids: no map is needed
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]

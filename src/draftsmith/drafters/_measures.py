@@ -1,11 +1,12 @@
-"""The config.json of a network over hidden states: read, and refused by name where it asks for
-something that the network here does not compute."""
+"""The config.json of a network over hidden states: written, read, and refused by name where it asks
+for something that the network here does not compute."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import LlamaConfig
 
@@ -24,6 +25,30 @@ COMPUTED: Mapping[str, tuple[object, ...]] = {
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
+RELEASED_ROPE = ("rope_theta", "rope_scaling")
+"""Keys that hold for released code what `rope_parameters` holds for transformers."""
+TWO_FIELDS = ("linear", "dynamic")
+"""Rotary scalings that released code computes. It accepts exactly two fields for them."""
+
+
+def written_config(config: LlamaConfig) -> dict[str, Any]:
+    """Add the keys that released code reads to those that transformers writes. Released code takes
+    a missing `rope_theta` for 10,000 and a missing `qkv_bias` for False, without a word."""
+    rope = dict(config.rope_parameters or {})
+    theta, kind = rope.pop("rope_theta", config.default_theta), rope.get("rope_type", "default")
+    scaling: dict[str, Any] | None = None
+    if kind in TWO_FIELDS:
+        scaling = {"type": kind, "factor": rope["factor"]}
+    elif kind != "default":
+        scaling = {"type": kind, **rope}
+    return {
+        **config.to_dict(),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "qkv_bias": config.attention_bias,
+    }
+
+
 def read_config(folder: Path) -> LlamaConfig:
     """The measures of the network in a folder.
 
@@ -32,8 +57,10 @@ def read_config(folder: Path) -> LlamaConfig:
     """
     with loading(f"the drafter's config.json in {folder}"):
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if "qkv_bias" in values:  # as GRIFFIN's configurations for Qwen2 have it
-            values.setdefault("attention_bias", values["qkv_bias"])
+        if "qkv_bias" in values:  # released code reads this key alone
+            values["attention_bias"] = values["qkv_bias"]
+        if "rope_theta" in (values.get("rope_parameters") or {}):  # transformers prefers the others
+            values = {name: one for name, one in values.items() if name not in RELEASED_ROPE}
         for key, known in COMPUTED.items():
             if values.get(key, known[0]) not in known:
                 raise BackendError(
