@@ -13,6 +13,7 @@ from draftsmith.bench.languages import find
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
+DRAFTERS = ROOT / "docs/feature-drafters.md"
 SETTINGS = {
     "undistilled": ("undistilled", 0),
     "KLD": ("kl", 400),
@@ -72,6 +73,9 @@ ALIGNMENT = {
     "KLD from random weights over KLD": ("kl-random-400", "kl-400"),
     "KLD without pre-training text over KLD": ("kl-unmixed-400", "kl-400"),
 }
+OURS = "FSPAD + Hellinger on samples"
+MODELS = ("mini-code", "mini-ende")
+OVER = {"own trees, T = 0": "own trees, T = 0", "all shapes": "all shapes, T = 0 and 1"}
 STEPS = {"long": "1,920", "very long": "3,840"}
 EQUAL_COST = {
     "1 sample": "draws-1",
@@ -445,6 +449,132 @@ def test_what_is_said_of_tails_and_readings_is_their_record() -> None:
     assert said == {written(one) for one in record["tails"]}
 
 
+def drafters(model: str) -> dict[str, Any]:
+    path = ROOT / f"benchmarks/results/drafters-{model}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def compared(record: Mapping[str, Any], part: str, claim: str, over: str) -> Mapping[str, Any]:
+    """The entry of a record that a claim `better over worse` of the page is about."""
+    names = claim.replace(OURS, record["combination"]["row"]["label"]).split(" over ")
+    better, worse = (re.sub("(?<!,) in stages", ", in stages", name) for name in names)
+    (found,) = (
+        one
+        for one in record[part]["differences"]
+        if (one["better"], one["worse"], one["over"]) == (better, worse, over)
+    )
+    return dict(found)
+
+
+def test_the_table_of_drafters_is_its_record() -> None:
+    record = drafters("mini-code")
+    rows = {row["label"]: row for row in record["methods"]["rows"]}
+    rows[OURS] = record["combination"]["row"]
+    _, lines = table("drafter", DRAFTERS)
+    assert len(lines) == 6
+    for name, (own, drawn, accuracy, seconds) in lines.items():
+        tau = rows[name]["tau"]
+        for cell, (value, low, high) in ((own, tau["own"]["0"]), (drawn, tau["drawn"]["1"])):
+            assert cell == f"{value:.2f} ({low:.2f} to {high:.2f})"
+        first = rows[name]["held_out"]["accuracy"][0]
+        assert accuracy == ("" if name == OURS else f"{first:.2f}")
+        assert seconds == f"{rows[name]['cpu_seconds']:.0f}"
+
+
+def test_the_claims_about_drafters_are_in_their_records() -> None:
+    across, trained = claims(DRAFTERS.read_text(encoding="utf-8"))
+    assert (len(across), len(trained)) == (9, 6)
+    for row in across:
+        claim, over = row["claim"].split(", ", 1)
+        part = "combination" if OURS in claim else "methods"
+        for model in MODELS:
+            record = drafters(model)
+            one = compared(record, part, claim, OVER[over])
+            assert row[model] == written(one) and row["seeds"] == seeds_of(one)
+            assert row["n"] == str(record["amounts"]["final_prompts"])
+    record = drafters("mini-code")
+    for row in trained:
+        part = "longer" if ": " in row["claim"] else "stages"
+        claim = row["claim"].removeprefix("4 times the steps: ")
+        one = compared(record, part, claim, OVER["all shapes"])
+        assert row["here"] == written(one) and row["seeds"] == seeds_of(one)
+    assert record["longer"]["steps"] == 4 * record["amounts"]["steps"]
+    seconds = {row["label"]: f"{row['cpu_seconds']:.0f}" for row in record["longer"]["rows"]}
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    assert (
+        f"EAGLE-2 needs {seconds['EAGLE-2']} CPU seconds for it, GRIFFIN {seconds['GRIFFIN']}"
+        in page
+    )
+    own = [row["tau"]["own"]["0"][0] for row in record["longer"]["rows"]]
+    assert f"all four have {min(own):.2f} to {max(own):.2f} tokens per step" in page
+    drawn = {row["label"]: f"{row['tau']['drawn']['1'][0]:.2f}" for row in record["longer"]["rows"]}
+    assert (
+        "({} and {}; HASS {}, GRIFFIN {})".format(
+            *(drawn[name] for name in ("FSPAD", "EAGLE-2", "HASS", "GRIFFIN"))
+        )
+        in page
+    )
+
+
+def test_the_table_of_ablations_is_its_record() -> None:
+    record = drafters("mini-code")["ablations"]["rows"]
+    variants = [row for row in record if row["label"] != row["base"]]
+    _, lines = table("variant", DRAFTERS)
+    assert len(lines) == len(variants)
+    for (name, cells), row in zip(lines.items(), variants, strict=True):
+        one = row["against"]
+        assert name.removeprefix("GRIFFIN, ") == row["label"].removeprefix("GRIFFIN, ")
+        clear = one["low"] > 1 or one["high"] < 1
+        assert cells == [written(one), "yes" if clear else "no", "32", str(len(row["by_seed"]))]
+
+
+def test_the_table_of_texts_and_objectives_is_its_record() -> None:
+    grid = drafters("mini-code")["combination"]["grid"]
+    _, lines = table("network, by texts", DRAFTERS)
+    assert list(lines) == ["FSPAD", "GRIFFIN"] and len(grid) == 30
+    for network, (objectives, *cells) in lines.items():
+        found = []
+        for texts in ("greedy", "draws-4", "beams-4"):
+            some = [
+                tau[0]
+                for name, tau in grid.items()
+                if name.startswith(f"{network} ") and name.endswith(f", {texts}")
+            ]
+            assert len(some) == int(objectives)
+            found.append(f"{min(some):.2f} to {max(some):.2f}")
+        assert cells == found
+
+
+def test_speeds_of_drafters_are_those_of_the_clock() -> None:
+    record = drafters("mini-code")["timed"]["drafters"]
+
+    def speeds(shape: str, names: Iterable[str]) -> str:
+        some = [record[name][shape]["0"]["speedup"] for name in names]
+        return f"{min(some):.1f} to {max(some):.1f}x"
+
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    four = ("EAGLE-2", "FSPAD", "HASS", "GRIFFIN")
+    assert f"({speeds('chain', four)} for EAGLE, FSPAD, HASS and GRIFFIN;" in page
+    assert f"their trees {speeds('own', four)})" in page
+    assert (
+        f"EAGLE-1's tree of 25 nodes reaches {record['EAGLE-1']['own']['0']['speedup']:.1f}x"
+        in page
+    )
+    assert f"beats all ({record['PLD']['own']['0']['speedup']:.1f}x)" in page
+    (ours,) = (name for name in record if name.startswith("ours"))
+    learnt = [
+        name for name in record if name not in ("PLD", "Lookahead", ours) and "SpS" not in name
+    ]
+    lost = [100 * (1 - record[name]["chain"]["1"]["speedup"]) for name in learnt]
+    gained = record[ours]["chain"]["1"]["speedup"]
+    assert f"({gained:.2f}x; all others over hidden states lose " in page
+    assert f"lose {round(min(lost), -1):.0f} to {round(max(lost), -1):.0f} %)" in page
+    ende = drafters("mini-ende")["timed"]["drafters"]
+    some = [two[shape]["0"]["speedup"] for two in ende.values() for shape in ("own", "chain")]
+    assert "On mini-ende no drafter gains" in page and max(some) <= 1
+
+
 def intervals(page: str) -> set[str]:
     """Every `ratio (low to high)`; also in a list, where commas part them."""
     found = re.findall(r"(\d\.\d{3})[^()\d]*\(?(\d\.\d{3} to \d\.\d{3})\)", page)
@@ -473,9 +603,9 @@ def written(claim: Mapping[str, Any]) -> str:
     return f"{claim['ratio']:.3f} ({claim['low']:.3f} to {claim['high']:.3f})"
 
 
-def table(corner: str) -> tuple[list[str], dict[str, list[str]]]:
+def table(corner: str, page: Path = PAGE) -> tuple[list[str], dict[str, list[str]]]:
     """The names of the columns, and the cells of each line by its name."""
-    page = PAGE.read_text(encoding="utf-8")
-    lines = page.split(f"| {corner} |")[1].split("\n\n")[0].splitlines()
+    text = page.read_text(encoding="utf-8")
+    lines = text.split(f"| {corner} |")[1].split("\n\n")[0].splitlines()
     names, _, *rest = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return names, {row[0]: row[1:] for row in rest}
