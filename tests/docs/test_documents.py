@@ -16,7 +16,7 @@ import pytest
 from tests.command_cases import a_command, a_store, family_folder, network_words
 
 from draftsmith import drafter_names
-from draftsmith.cli import parse
+from draftsmith.cli import parse, split_verb
 from draftsmith.config import as_dict
 from draftsmith.decode import DecodeOptions
 from draftsmith.drafter_names import ENTRY_POINTS, drafter_parts, kinds
@@ -29,6 +29,7 @@ from draftsmith.targets.toy import TabularTarget, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = ("concepts", "distillation-studies", "feature-drafters", "losslessness", "measures")
 
 
 def blocks(page: Path) -> list[str]:
@@ -120,12 +121,19 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+def commands(page: Path) -> list[str]:
+    """The lines of a page's code that call draftsmith, without what a shell does with them."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^    (?:\.venv/bin/)?draftsmith (.*)$", text, re.MULTILINE)
+    return [re.split(r" [|>] |  #", line)[0] for line in found]
 
 
-@pytest.mark.parametrize("line", re.findall(r"^    draftsmith (.*)$", RECIPES, re.MULTILINE))
-def test_recipes_are_commands(line: str) -> None:
-    verb, *words = shlex.split(line)
+COMMANDS = [(page.name, line) for page in PAGES for line in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[": ".join(one)[:60] for one in COMMANDS])
+def test_the_commands_of_documents_are_valid(page: str, line: str) -> None:
+    verb, words = split_verb(shlex.split(line))
     options: Any = parse(verb, words)
     options.validate()
     kind, _ = drafter_parts(getattr(options, "drafter", "none"))
@@ -133,6 +141,12 @@ def test_recipes_are_commands(line: str) -> None:
     if kind in kinds():
         config = as_dict(make_drafter(kind, given).config)
         assert all(one.partition("=")[0] in config for one in given)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_guides_open_with_a_command(name: str) -> None:
+    opening = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert re.search(r"^    (?:draftsmith|python) ", opening, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
