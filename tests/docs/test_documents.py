@@ -29,7 +29,14 @@ from draftsmith.targets.toy import TabularTarget, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GUIDES = ("concepts", "distillation-studies", "feature-drafters", "losslessness", "measures")
+GUIDES = (
+    "concepts",
+    "distillation-studies",
+    "feature-drafters",
+    "losslessness",
+    "measures",
+    "plan",
+)
 
 
 def blocks(page: Path) -> list[str]:

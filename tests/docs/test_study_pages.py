@@ -575,6 +575,50 @@ def test_speeds_of_drafters_are_those_of_the_clock() -> None:
     assert "On mini-ende no drafter gains" in page and max(some) <= 1
 
 
+def test_the_table_of_the_planner_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/planner_validation.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    page = ROOT / "docs/plan.md"
+    _, lines = table("draft", page)
+    assert len(lines) == len(record["drafts"])
+
+    def milliseconds(latency: Mapping[str, Any]) -> str:
+        return "{:.2f} ± {:.2f}".format(*(1000 * one for one in latency["tpot"]))
+
+    for (name, cells), draft in zip(lines.items(), record["drafts"], strict=True):
+        assert name == f"{draft['params'] / 1e6:.2f} M"
+        perplexity, alpha, *predicted, tpot = cells
+        assert perplexity == f"{draft['ppl']:.0f}"
+        assert alpha == f"{draft['alpha']:.2f} ({draft['alpha_by_the_others']:.2f})"
+        for model, best, there in (
+            ("by_parameters", *predicted[:2]),
+            ("by_costs", *predicted[2:]),
+        ):
+            length, speedup = draft[model]["length"], draft[model]["speedup"]
+            assert best == f"{length}: {speedup:.2f}"
+            measured = draft["measured"][str(length)]
+            low, high = measured["speedup_ci95"]
+            assert there == f"{measured['speedup']:.2f} ({low:.2f} to {high:.2f})"
+        assert tpot == milliseconds(draft["measured"][str(draft["by_costs"]["length"])]["latency"])
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"which takes {milliseconds(record['target']['latency'])} ms per token" in text
+    costs = [draft["cost_measured"] for draft in record["drafts"]]
+    sizes = [draft["cost_by_parameters"] for draft in record["drafts"]]
+    assert (
+        f"({min(sizes):.2f} to {max(sizes):.2f}) | assumed | {min(costs):.2f} to {max(costs):.2f} for"
+        in text
+    )
+    more = [
+        100 * (one["predicted_by_the_steps_taken"] / one["speedup"] - 1)
+        for draft in record["drafts"]
+        for one in draft["measured"].values()
+    ]
+    assert f"costs promise {min(more):.0f} to {max(more):.0f} % more" in text
+    best = (record["optimum"][by]["params"] / 1e6 for by in ("parameters", "costs"))
+    assert "N\\* is {:.2f} M by N / M and {:.2f} M by measured costs".format(*best) in text
+    assert record["best_of_the_five"]["by_costs"] == record["best_of_the_five"]["by_the_clock"]
+
+
 def intervals(page: str) -> set[str]:
     """Every `ratio (low to high)`; also in a list, where commas part them."""
     found = re.findall(r"(\d\.\d{3})[^()\d]*\(?(\d\.\d{3} to \d\.\d{3})\)", page)
