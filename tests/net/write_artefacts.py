@@ -253,18 +253,25 @@ def plans() -> None:
 
 
 def live() -> None:
-    os.mkdir("live")
+    """A target whose texts end: every seventh token ends one."""
+    Path("live").mkdir()
+    shutil.copytree("target", "speaker")
+    config = json.loads(Path("speaker/generation_config.json").read_text())
+    config["eos_token_id"] = list(range(0, 300, 7))
+    Path("speaker/generation_config.json").write_text(json.dumps(config))
     draftsmith(
         "live make-stream source.txt --references reference.txt --lag 2 --out live/stream.jsonl"
     )
     draftsmith("live make-examples pairs.tsv --out live/examples.jsonl")
     settings = "--compare ar,ssbd --bias 0,0.5 --mask-k 0,2 --dtype float64 --language German"
-    fixed = f"--target target {settings}"
+    fixed = f"--target speaker {settings}"
     draftsmith(f"live replay live/stream.jsonl {fixed} --out live/replay/de")
     heard = "the cat\nthe cat sat\n\nthe dog\nthe dog saw the log\n"
     draftsmith(
-        "live translate --target target --dtype float64 --bias 0 --out live/kept.jsonl", stdin=heard
+        "live translate --target speaker --dtype float64 --bias 0 --out live/kept.jsonl",
+        stdin=heard,
     )
+    Path("speaker/model.safetensors").unlink()  # it is the target's
 
 
 def tune() -> None:
