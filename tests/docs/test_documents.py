@@ -33,6 +33,7 @@ GUIDES = (
     "concepts",
     "distillation-studies",
     "feature-drafters",
+    "live",
     "losslessness",
     "measures",
     "plan",

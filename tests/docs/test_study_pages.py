@@ -604,10 +604,8 @@ def test_the_table_of_the_planner_is_its_record() -> None:
     assert f"which takes {milliseconds(record['target']['latency'])} ms per token" in text
     costs = [draft["cost_measured"] for draft in record["drafts"]]
     sizes = [draft["cost_by_parameters"] for draft in record["drafts"]]
-    assert (
-        f"({min(sizes):.2f} to {max(sizes):.2f}) | assumed | {min(costs):.2f} to {max(costs):.2f} for"
-        in text
-    )
+    by_size, by_clock = (f"{min(some):.2f} to {max(some):.2f}" for some in (sizes, costs))
+    assert f"({by_size}) | assumed | {by_clock} for" in text
     more = [
         100 * (one["predicted_by_the_steps_taken"] / one["speedup"] - 1)
         for draft in record["drafts"]
@@ -617,6 +615,58 @@ def test_the_table_of_the_planner_is_its_record() -> None:
     best = (record["optimum"][by]["params"] / 1e6 for by in ("parameters", "costs"))
     assert "N\\* is {:.2f} M by N / M and {:.2f} M by measured costs".format(*best) in text
     assert record["best_of_the_five"]["by_costs"] == record["best_of_the_five"]["by_the_clock"]
+
+
+def live(name: str) -> dict[str, Any]:
+    path = ROOT / f"benchmarks/results/live_{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_claims_about_live_translation_are_in_their_records() -> None:
+    (rows,) = claims((ROOT / "docs/live.md").read_text(encoding="utf-8"))
+    assert len(rows) == 6
+    for column, name in (("shipped", "flores"), ("trained on prefixes", "beginnings")):
+        record = live(name)
+        known = {(one["method"], one["bias"], one["mask_k"]): one for one in record["rows"]}
+        before, half = known["ar", None, 0], known["ssbd", 0.5, 0]
+        biased, hidden = known["ssbd", 0.2, 0], known["ssbd", 0.2, 5]
+        chrf = before["chrf"]
+        assert [row[column] for row in rows] == [
+            f"{biased['speedup']:.2f}",
+            f"chrF {chrf:.1f} to {biased['chrf']:.1f}",
+            f"{100 * (biased['ne'] / before['ne'] - 1):.0f} %",
+            f"{100 * (hidden['ne'] / before['ne'] - 1):.0f} %",
+            f"NE {half['ne']:.2f}",
+            f"chrF {chrf:.1f} to {half['chrf']:.1f}",
+        ]
+        assert {row["n"] for row in rows} == {str(record["sentences"])}
+
+
+def test_the_tables_of_live_translation_are_their_records() -> None:
+    page = ROOT / "docs/live.md"
+    _, lines = table("after the divergence", page)
+    behind = [live(name)["behind"].values() for name in ("flores", "beginnings")]
+    assert list(lines.values()) == [
+        [f"{one['speedup']:.2f}" for one in two] for two in zip(*behind, strict=True)
+    ]
+    record = live("prefixes")["rows"]
+    _, lines = table("", page)
+    models = {"as shipped": "shipped", "whole pairs": "whole", "with prefixes": "beginnings"}
+    assert len(lines) == 6
+    for name, cells in lines.items():
+        text, model = name.split(", ")
+        known = {
+            (one["method"], one["bias"], one["mask_k"]): one
+            for one in record
+            if (one["text"], one["model"]) == (text, models[model])
+        }
+        before, biased, hidden = known["ar", None, 0], known["ssbd", 0.2, 0], known["ssbd", 0.2, 5]
+        assert cells == [
+            f"{100 * biased['ad']:.0f}%",
+            *(f"{one['ne']:.2f}" for one in (before, biased, hidden)),
+            f"{biased['chrf']:.1f} ({before['chrf']:.1f})",
+        ]
 
 
 def intervals(page: str) -> set[str]:
@@ -650,6 +700,6 @@ def written(claim: Mapping[str, Any]) -> str:
 def table(corner: str, page: Path = PAGE) -> tuple[list[str], dict[str, list[str]]]:
     """The names of the columns, and the cells of each line by its name."""
     text = page.read_text(encoding="utf-8")
-    lines = text.split(f"| {corner} |")[1].split("\n\n")[0].splitlines()
+    lines = text.split(f"\n| {corner} |" if corner else "\n| |")[1].split("\n\n")[0].splitlines()
     names, _, *rest = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return names, {row[0]: row[1:] for row in rest}
