@@ -37,6 +37,7 @@ GUIDES = (
     "losslessness",
     "measures",
     "plan",
+    "tune",
 )
 
 

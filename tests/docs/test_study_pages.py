@@ -669,6 +669,44 @@ def test_the_tables_of_live_translation_are_their_records() -> None:
         ]
 
 
+def test_the_table_of_the_length_policy_is_its_record() -> None:
+    def written_loss(one: Mapping[str, Any]) -> str:
+        loss, low, high = (100 * one[name] for name in ("loss", "loss_low", "loss_high"))
+        return f"{loss:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+    records = [
+        json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+        for name in ("controller", "controller-griffin")
+    ]
+    kinds = {"prompt_lookup": 0, "lookahead": 0, "independent": 0, "useless": 0, "griffin": 1}
+    page = ROOT / "docs/tune.md"
+    _, lines = table("drafter", page)
+    for (name, cells), (kind, at) in zip(lines.items(), kinds.items(), strict=True):
+        assert kind in name
+        some = [one for one in records[at]["verdicts"] if one["drafter"] == kind]
+        (mixed,) = (one for one in some if one["prompts"] == "mixed")
+        sets = [one for one in some if one is not mixed]
+        worst = max(sets, key=lambda one: float(one["loss"]))
+        said = [written_loss(worst), worst["prompts"], written_loss(mixed)]
+        assert cells == [*said, str(records[at]["prompts"]), "1"] and len(sets) == 7
+    cold = [
+        -100 * one["loss"] for one in records[1]["verdicts"] if one["prompts"].endswith("T = 0")
+    ]
+    assert len(cold) == 3
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"gains {min(cold):.0f} to {max(cold):.0f} % over its best length" in text
+
+
+def test_no_constant_of_the_length_policy_matters_much() -> None:
+    path = ROOT / "benchmarks/results/controller_constants.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    as_it_is = mean(record.pop("as it is")["texts"].values())
+    others = [
+        one["texts"]["mean"] for one in record.values() if isinstance(one, dict) and "texts" in one
+    ]
+    assert len(others) > 30 and max(abs(other - as_it_is) for other in others) <= 0.006
+
+
 def intervals(page: str) -> set[str]:
     """Every `ratio (low to high)`; also in a list, where commas part them."""
     found = re.findall(r"(\d\.\d{3})[^()\d]*\(?(\d\.\d{3} to \d\.\d{3})\)", page)
