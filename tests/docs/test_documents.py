@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = (
     "concepts",
+    "distill",
     "distillation-studies",
     "feature-drafters",
     "live",

@@ -443,10 +443,16 @@ def test_what_is_said_of_temperatures_and_languages_is_its_record() -> None:
     assert all(runs[name][way] > before[way] for name in names for way in before)
 
 
-def test_what_is_said_of_tails_and_readings_is_their_record() -> None:
+def test_the_claims_about_truncation_and_estimators_are_in_their_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
-    said = intervals((ROOT / "docs/distill.md").read_text(encoding="utf-8"))
-    assert said == {written(one) for one in record["tails"]}
+    (rows,) = claims((ROOT / "docs/distill.md").read_text(encoding="utf-8"))
+    known = {(one["better"], one["worse"]): one for one in record["tails"]}
+    assert len(rows) == len(known)
+    for row in rows:
+        objective, better, worse = re.findall(r"`(\w+)`", row["claim"])
+        one = known[f"{objective}, {better}", f"{objective}, {worse}"]
+        assert row["here"] == written(one)
+        assert (row["n"], row["seeds"]) == (str(record["exam_prompts"]), seeds_of(one))
 
 
 def drafters(model: str) -> dict[str, Any]:
@@ -705,12 +711,6 @@ def test_no_constant_of_the_length_policy_matters_much() -> None:
         one["texts"]["mean"] for one in record.values() if isinstance(one, dict) and "texts" in one
     ]
     assert len(others) > 30 and max(abs(other - as_it_is) for other in others) <= 0.006
-
-
-def intervals(page: str) -> set[str]:
-    """Every `ratio (low to high)`; also in a list, where commas part them."""
-    found = re.findall(r"(\d\.\d{3})[^()\d]*\(?(\d\.\d{3} to \d\.\d{3})\)", page)
-    return {f"{ratio} ({interval})" for ratio, interval in found}
 
 
 def claims(section: str) -> list[list[dict[str, str]]]:
