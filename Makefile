@@ -12,7 +12,7 @@ ENGINES ?= .venv/engines
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
 
-.PHONY: help install dev quickstart live-demo test test-full engines test-engines lint format types check clean
+.PHONY: help install dev quickstart live-demo test test-full engines test-engines lint format types check docs docs-serve clean
 
 help:
 	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
@@ -20,6 +20,7 @@ help:
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
 	@echo "make engines     an environment with vLLM, Ray, DeepSpeed;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
+	@echo "make docs        the documentation as a site in site/;  make docs-serve: in your browser"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -83,5 +84,12 @@ types: $(VENV)/.stamp-dev
 
 check: lint types
 
+# Without the theme's notice about its successor. Building needs no network.
+docs: $(VENV)/.stamp-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.stamp-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
