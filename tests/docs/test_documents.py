@@ -30,6 +30,8 @@ from draftsmith.targets.toy import TabularTarget, tiny_target
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = (
+    "choose-a-drafter",
+    "collect-at-scale",
     "concepts",
     "distill",
     "distillation-studies",
@@ -38,6 +40,9 @@ GUIDES = (
     "losslessness",
     "measures",
     "plan",
+    "pretrain",
+    "recipes",
+    "troubleshooting",
     "tune",
 )
 
