@@ -22,23 +22,28 @@ from typing import Any
 import torch
 
 from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.baselines import time_generate
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.hf_generate import time_generate
+from draftsmith.bench.metrics import DrafterFigures, figures
 from draftsmith.bench.records import BASELINE
-from draftsmith.bench.runner import Bench, BenchPlan, Item
-from draftsmith.bench.statistics import DrafterFigures, figures
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.generation import generate
-from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
-from draftsmith.sampler import Sampler
+from draftsmith.provenance import (
+    machine_summary,
+    versions,
+    write_json_atomic,
+    write_text_atomic,
+)
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import TreeShape
 from models import llama_110m, llama_draft, mini_code, random_llama, random_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import sacrebleu
 
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.data.text import read_text
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.provenance import versions, write_json_atomic
-from draftsmith.recipes._pairs import prompt
-from draftsmith.recipes._text import read_text
 from draftsmith.targets.hf import HFTarget, load_target
+from mini_ende import prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = ROOT.parent / "shared" / "data" / "parallel" / "tatoeba-test-v2021-08-07"

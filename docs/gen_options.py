@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
 from draftsmith.cli import verbs
-from draftsmith.config import as_dict, bare, field_types
-from draftsmith.drafters._lookup import drafter_class
-from draftsmith.flags import Flag, Form, flags_of
+from draftsmith.config import Flag, Form, as_dict, bare, field_types, flags_of
+from draftsmith.drafters.registry import drafter_class
 
 MARKER = re.compile(r"<!-- (options|config): ([a-z0-9_ -]+?) -->")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from draftsmith import cli
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.trajectory import Trajectory
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import Trajectory
 from tests.tiny_models import save_family, save_pair
 
 Command = Callable[..., Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftsmith.types import PADDING, ROOT, DraftTree
+from draftsmith.core.types import PADDING, ROOT, DraftTree
 
 Path = tuple[int, ...]
 

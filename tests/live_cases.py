@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator

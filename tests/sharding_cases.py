@@ -13,9 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.distill.scale_out import collect_local, split
-from draftsmith.distill.store_records import Skipped
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, TopK, Trajectory
+from draftsmith.distill.trajectories.store import Skipped
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    TopK,
+    Trajectory,
+)
+from draftsmith.distill.trajectories.workers import collect_local, split
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.toy import TabularTarget
 

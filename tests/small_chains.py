@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftsmith.drafters._base import Drafter
-from draftsmith.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.drafters.base import Drafter
 from tests.small_laws import top
 
 B, T, V, H, K, DEPTHS = 3, 40, 3, 6, 2, 3

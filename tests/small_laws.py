@@ -8,10 +8,17 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import DIVERGENCES, Cells, Knobs, Reading, Rewards
-from draftsmith.distill.truncation import Tail, truncated_cells
-from draftsmith.types import TopLaws
+from draftsmith.core.types import TopLaws
+from draftsmith.distill.objectives import divergence as div
+from draftsmith.distill.objectives.divergence import (
+    DIVERGENCES,
+    Cells,
+    Knobs,
+    Reading,
+    Rewards,
+    Tail,
+    truncated_cells,
+)
 
 PLACES, VOCAB = 5, 12
 TAILS: tuple[Tail, ...] = get_args(Tail)

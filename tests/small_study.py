@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from draftsmith.bench.compare_figures import RunFigures, Scope
-from draftsmith.bench.compare_pool import compare
+from draftsmith.bench.compare.model import RunFigures, Scope
+from draftsmith.bench.compare.pool import compare
 
 OBJECTIVES = ("kl", "rkl", "jsd", "tvd")
 GREEDY_LANGUAGES = ("French", "Korean", "Tamil", "Hindi")

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftsmith.distill.blocks import EvaluationBlocks, PackedBlocks
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.objective import CrossEntropy
-from draftsmith.distill.settings import TrainerConfig
+from draftsmith.distill.objectives.base import CrossEntropy
 from draftsmith.distill.trainer import Trainer
-from draftsmith.drafters._base import Drafter
+from draftsmith.distill.trainer_config import TrainerConfig
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 VOCAB = 13
 

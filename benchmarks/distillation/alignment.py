@@ -38,19 +38,19 @@ from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
-from draftsmith.bench.compare_pool import pool
-from draftsmith.bench.prompt import Prompt
-from draftsmith.option_groups import DivergenceOptions, KeptOptions, ModelOptions
-from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.provenance import write_text_atomic
-from draftsmith.recipes._stdlib_prompts import (
+from draftsmith.bench.compare.pool import pool
+from draftsmith.commands._options import DivergenceOptions, KeptOptions, ModelOptions
+from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.core.speedup import memory_bound_speedup
+from draftsmith.core.types import TreeShape
+from draftsmith.data.prompts import Prompt
+from draftsmith.data.stdlib_prompts import (
     held_out_prompts,
     training_prompts,
     training_texts,
 )
-from draftsmith.speedup import memory_bound_speedup
+from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import load_model, load_target
-from draftsmith.types import TreeShape
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,9 +11,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from draftsmith.bench.charts import GREY
-from draftsmith.bench.compare_figures import Pooled
-from draftsmith.bench.pictures import Plot, draw
+from draftsmith.bench.compare.model import Pooled
+from draftsmith.bench.plots import GREY
+from draftsmith.plots import Plot, draw
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 BASE = "undistilled"

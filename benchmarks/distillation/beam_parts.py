@@ -10,12 +10,12 @@ from pathlib import Path
 from lab import Lab
 from study import Run
 
-from draftsmith.bench.suites import load_prompts
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.option_groups import DivergenceOptions
-from draftsmith.options import DistillOptions
+from draftsmith.commands._options import DivergenceOptions
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.commands.collect import make_requests, make_settings
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.provenance import write_json_atomic
-from draftsmith.recipes.collect import make_requests, make_settings
 from draftsmith.targets.hf import load_target
 
 SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")

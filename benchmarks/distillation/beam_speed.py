@@ -14,12 +14,12 @@ from lab import Lab
 from study import Run
 
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE
+from draftsmith.core.speedup import predicted_speedup
+from draftsmith.core.types import TreeShape
 from draftsmith.provenance import machine_summary, write_json_atomic
-from draftsmith.recipes._busy import warn_if_busy
-from draftsmith.speedup import predicted_speedup
 from draftsmith.targets.hf import load_target
-from draftsmith.types import TreeShape
 
 LENGTHS = (1, 8)
 """Of chains: the one that a draft this dear can best afford, and the paper's."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from exam import Exam
 
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.metrics import DrafterFigures, figures
 from draftsmith.bench.records import BASELINE
-from draftsmith.bench.runner import Bench, BenchPlan
-from draftsmith.bench.statistics import DrafterFigures, figures
+from draftsmith.bench.run import Bench, BenchPlan
+from draftsmith.commands.bench import make_items
+from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.recipes.bench import make_items
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 
 

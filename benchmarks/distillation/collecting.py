@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings
+from draftsmith.core.rows import until_end
+from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
-from draftsmith.rows import until_end
 from draftsmith.targets.hf import HFTarget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared

@@ -46,9 +46,9 @@ from lab import Amounts, Lab, keep, with_seed
 from study import Examined, Models, Run
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
 
-from draftsmith.bench.compare_figures import RunFigures
+from draftsmith.bench.compare.model import RunFigures
+from draftsmith.core.types import TreeShape
 from draftsmith.provenance import write_text_atomic
-from draftsmith.types import TreeShape
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEEDS = 3

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.provenance import write_text_atomic
-from draftsmith.recipes._pairs import Pair, prompt, read_pairs
-from draftsmith.recipes.mini_ende import HELD_OUT
+from mini_ende import HELD_OUT, Pair, prompt, read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models" / "mini-ende"

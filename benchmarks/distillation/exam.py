@@ -19,20 +19,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftsmith.bench.prompt import Prompt
-from draftsmith.bench.suites import load_prompts
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.measure import MeasureOptions, measure_acceptance
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.data.prompts import Prompt
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill.acceptance import MeasureOptions, measure_acceptance
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.provenance import digest, write_text_atomic
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import TreeShape
 
 COUNTED = "behind the prompt's own step"
 """Which steps; figures that counted others are of another exam."""

@@ -20,7 +20,7 @@ from typing import Any
 from exam import Exam, Marks
 from study import Run, deciding
 
-from draftsmith.options import DistillOptions
+from draftsmith.commands._verbs import DistillOptions
 from draftsmith.provenance import append_jsonl, digest, jsonable
 
 _USUAL = deciding(DistillOptions(target="", drafter="", out=Path()))

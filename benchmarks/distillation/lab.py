@@ -18,9 +18,9 @@ from kept import Kept
 from study import Examined, Models, Run, collect, examine, is_trained, train, training
 
 from draftsmith.bench.costs import ForwardProbe
+from draftsmith.commands._options import DivergenceOptions, ModelOptions
+from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.errors import InputError
-from draftsmith.option_groups import DivergenceOptions, ModelOptions
-from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import digest, write_json_atomic
 from draftsmith.targets.hf import load_target
 

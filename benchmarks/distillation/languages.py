@@ -41,14 +41,14 @@ from writing import (
     write_study,
 )
 
-from draftsmith.bench.compare_figures import RunFigures
-from draftsmith.option_groups import TextOptions
+import mini_ende
+from draftsmith.bench.compare.model import RunFigures
+from draftsmith.commands._options import TextOptions
+from draftsmith.core.types import TreeShape
 from draftsmith.provenance import write_text_atomic
-from draftsmith.recipes import mini_ende
-from draftsmith.recipes._pairs import Pair, examples, prompt, read_pairs
-from draftsmith.recipes.mini_code import train_missing
 from draftsmith.targets.hf import load_model, load_target
-from draftsmith.types import TreeShape
+from mini_code import train_missing
+from mini_ende import Pair, examples, prompt, read_pairs
 
 SIDES = {
     "German": ("de", "deu_Latn"),

@@ -18,11 +18,16 @@ from pathlib import Path
 
 import torch
 
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.distillation_dense import dense_distillation
-from draftsmith.distill.places import CELLS
+from draftsmith.core.types import (
+    DraftPrediction,
+    FullLaws,
+    TeacherLaws,
+    TopLaws,
+    TrajectoryBatch,
+)
+from draftsmith.distill.objectives.distillation import CELLS, Distillation
+from draftsmith.distill.objectives.distillation_dense import dense_distillation
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.types import DraftPrediction, FullLaws, TeacherLaws, TopLaws, TrajectoryBatch
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "distillation_memory.json"
 KEPT = 50

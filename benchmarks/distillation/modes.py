@@ -23,18 +23,18 @@ from pathlib import Path
 
 import torch
 
-from draftsmith.distill.blocks import BatchSource
+from draftsmith.commands import collect, distill
+from draftsmith.commands._loading import quieten
+from draftsmith.commands._options import ModelOptions, ScheduleOptions
+from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.core.types import TrajectoryBatch
+from draftsmith.data.stdlib_prompts import training_prompts
+from draftsmith.distill.batches import BatchSource
+from draftsmith.distill.students import open_student
+from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
-from draftsmith.option_groups import ModelOptions, ScheduleOptions
-from draftsmith.options import CollectOptions, DistillOptions
+from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.recipes import collect, distill
-from draftsmith.recipes._drafting import quieten
-from draftsmith.recipes._stdlib_prompts import training_prompts
-from draftsmith.recipes._students import open_student
-from draftsmith.recipes._tokens import load_tokenizer
-from draftsmith.recipes._training import start_accelerator, work_folder
-from draftsmith.types import TrajectoryBatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared
 

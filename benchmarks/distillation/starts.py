@@ -28,9 +28,9 @@ from lab import Lab
 from study import Run
 from writing import as_row, difference, places, plain, write_study
 
-from draftsmith.option_groups import TextOptions
-from draftsmith.recipes import mini_ende
-from draftsmith.recipes.mini_code import train_missing
+import mini_ende
+from draftsmith.commands._options import TextOptions
+from mini_code import train_missing
 
 STEPS = (150, 600)
 """Of the shipped draft model's 3,000 of pre-training."""

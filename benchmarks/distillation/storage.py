@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.distill.codec import error_bound
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.store_records import StoreHeader
-from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.distill.trajectories.shards import error_bound
+from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -24,16 +24,16 @@ from typing import Any, TypeVar
 import torch
 from exam import Exam, Marks, sit
 
-from draftsmith.bench.compare_options import flattened
+from draftsmith.bench.compare.model import flattened
+from draftsmith.commands._options import ScheduleOptions
+from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.config import as_dict
-from draftsmith.drafter_names import drafter_parts
-from draftsmith.drafters._lookup import drafter_class
-from draftsmith.drafters._options import free_options
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import free_options
+from draftsmith.drafters.names import drafter_parts
+from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ScheduleOptions
-from draftsmith.options import CollectOptions, DistillOptions
 from draftsmith.provenance import digest, jsonable, write_json_atomic
-from draftsmith.types import TreeShape
 
 T = TypeVar("T")
 COST = "cost.json"
@@ -148,7 +148,7 @@ def examine(
 
 
 def _collect(store: CollectOptions) -> None:
-    from draftsmith.recipes import collect as recipe
+    from draftsmith.commands import collect as recipe
 
     with _logged(store.out.with_suffix(".log")):
         recipe.run(store)
@@ -158,7 +158,7 @@ def _train(job: tuple[Run, Path]) -> None:
     run, work = job
     folder = work / "runs" / run.name
     if run.options is not None and not is_trained(run):
-        from draftsmith.recipes import distill as recipe
+        from draftsmith.commands import distill as recipe
 
         with _logged(folder / "log.txt"), _costed(folder / COST):
             recipe.run(run.options)

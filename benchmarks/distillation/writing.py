@@ -14,11 +14,11 @@ from exam import Decoded, Marks, shape_name
 from numpy.typing import NDArray
 from study import Examined, Run
 
-from draftsmith.bench.compare import write_comparison
-from draftsmith.bench.compare_figures import UNDISTILLED, RunFigures
+from draftsmith.bench.compare.model import UNDISTILLED, RunFigures
+from draftsmith.bench.compare.page import write_comparison
+from draftsmith.core.speedup import predicted_speedup, tokens_per_step
+from draftsmith.core.types import TreeShape
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.speedup import predicted_speedup, tokens_per_step
-from draftsmith.types import TreeShape
 
 RESAMPLES = 10_000
 OPTIONS = (

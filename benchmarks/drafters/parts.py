@@ -15,11 +15,11 @@ from writing import Pick, difference, interval, plain
 
 from drafters.rows import HEATS, as_row, worth
 from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting, Stage
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.eagle import STATIC
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.types import TreeShape
 
 GRIFFIN = Setting(kind="griffin")
 HASS = Setting(kind="hass")

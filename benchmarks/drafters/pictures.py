@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from drafters.rows import HEATS
 from drafters.runs import CHAIN, DRAWN
 from drafters.tables import Row, methods
-from draftsmith.bench.charts import GREY, legend_below
-from draftsmith.bench.pictures import Plot, draw
+from draftsmith.bench.plots import GREY, legend_below
+from draftsmith.plots import Plot, draw
 
 PANELS = {
     "survival": "drafts 1 .. d are all right",

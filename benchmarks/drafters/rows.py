@@ -16,9 +16,9 @@ from study import COST, Examined, Run
 from writing import interval
 
 from drafters.runs import CHAIN, COMMON, DRAWN, Lab
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import TreeShape
 
 HEATS = (0.0, 1.0)
 HELD_OUT = ("accuracy", "survival", "acceptance", "misaligned", "survival_t1")

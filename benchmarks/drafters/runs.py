@@ -17,18 +17,18 @@ import ende
 from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine, training
 
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._lookup import drafter_class
-from draftsmith.option_groups import (
+from draftsmith.commands._options import (
     DivergenceOptions,
     ImitationOptions,
     KeptOptions,
     ModelOptions,
     ScaleOptions,
 )
-from draftsmith.options import CollectOptions, DistillOptions
-from draftsmith.recipes._stdlib_prompts import held_out_prompts, training_prompts
-from draftsmith.types import TreeShape
+from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.core.types import TreeShape
+from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.registry import drafter_class
 
 CHAIN = TreeShape.chain(5)
 DRAWN = TreeShape(widths=(4, 2, 2, 1))

@@ -2,7 +2,7 @@
 sets again and writes one T x T matrix of scores for each; its gradient is taken at once.
 
 Its masks are not the released ones but those of decoding, so that it computes what our step does.
-In natural coordinates (see `draftsmith.ops.rollout_official`), step j:
+In natural coordinates (see `draftsmith.drafters.hidden.unroll_attention`), step j:
 
     query t, key s      set 0: s <= t - j        set i > 0: s = t - j + i        else -inf
 """
@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from draftsmith.drafters._aligned import AlignedDrafter
-from draftsmith.drafters._causal import document_positions
-from draftsmith.drafters._layers import DraftLayer
-from draftsmith.drafters._network import FusionNetwork
-from draftsmith.drafters._rollout import Rollout
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.drafters.causal_lm import document_positions
 from draftsmith.drafters.griffin import Griffin
-from draftsmith.types import DraftPrediction, TrajectoryBatch
+from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.network import DraftLayer, FusionNetwork
+from draftsmith.drafters.hidden.unroll import Rollout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.imitation import Imitation
+from draftsmith.core.types import FullLaws, TrajectoryBatch
+from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.griffin import Griffin
-from draftsmith.ops.rollout import attend_rollout
+from draftsmith.drafters.hidden.unroll_attention import attend_rollout
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.targets.ends import Ends
-from draftsmith.types import FullLaws, TrajectoryBatch
+from draftsmith.targets.views import Ends
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))

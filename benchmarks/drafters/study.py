@@ -44,8 +44,13 @@ from drafters.pictures import save_pictures
 from drafters.runs import BATCH_TOKENS, LEARNING_RATE, SUBJECTS, Amounts, Lab
 from drafters.tables import write
 from drafters.timing import timed
-from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
-from draftsmith.recipes._drafting import quieten
+from draftsmith.commands._loading import quieten
+from draftsmith.provenance import (
+    machine_summary,
+    versions,
+    write_json_atomic,
+    write_text_atomic,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Amounts(

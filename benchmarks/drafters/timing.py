@@ -14,9 +14,9 @@ from study import Run, is_trained
 from drafters.rows import HEATS
 from drafters.runs import CHAIN, Lab
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.machine_load import warn_if_busy
+from draftsmith.bench.metrics import DrafterFigures
 from draftsmith.bench.records import BASELINE
-from draftsmith.bench.statistics import DrafterFigures
-from draftsmith.recipes._busy import warn_if_busy
 from draftsmith.targets.hf import load_target
 
 

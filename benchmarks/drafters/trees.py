@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.drafters._dynamic import grow_dynamic
-from draftsmith.law import Noise, Purpose
+from draftsmith.core.law import Noise, Purpose
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import ROOT, DraftTree, Proposal, TreeShape
+from draftsmith.core.verify_step import make_rule, settle
+from draftsmith.drafters.tree_growth import grow_dynamic
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.sampler import Sampler
-from draftsmith.settle import make_rule, settle
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import ROOT, DraftTree, Proposal, TreeShape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

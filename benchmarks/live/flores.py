@@ -19,12 +19,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
+from draftsmith.commands._options import ModelOptions
+from draftsmith.commands.live import replay
+from draftsmith.live import plots
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream
-from draftsmith.live_options import LiveReplayOptions, PromptOptions, RedraftOptions
-from draftsmith.option_groups import ModelOptions
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.recipes import _live_pictures, live_replay
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "parallel" / "flores200"
@@ -66,7 +67,7 @@ def main() -> None:
             redraft=redraft,
             out=work / name,
         )
-        return list(live_replay.run(options).rows)
+        return list(replay.run(options).rows)
 
     rows = replayed("paper", "0,0.1,0.2,0.3,0.4,0.5", "0,3,5", RedraftOptions())
     behind = {
@@ -75,7 +76,7 @@ def main() -> None:
     }
     folder = given.out / given.name
     folder.mkdir(parents=True, exist_ok=True)
-    _live_pictures.save(rows, folder)
+    plots.save(rows, folder)
     (folder / "tables.md").write_text((work / "paper" / "tables.md").read_text("utf-8"))
     as_dict = json.loads(json.dumps({"rows": rows, "behind": behind}, default=vars_of))
     facts = {"model": given.target.name, "sentences": given.limit, "dtype": given.dtype}

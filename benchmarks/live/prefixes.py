@@ -21,17 +21,25 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.live.prefixes import prefix_pairs
+from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
+from draftsmith.commands._options import (
+    ArchitectureOptions,
+    ModelOptions,
+    ScheduleOptions,
+    TextOptions,
+)
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.live import replay
 from draftsmith.live.records import write_lines
-from draftsmith.live.streams import make_stream
-from draftsmith.live_options import LiveReplayOptions, PromptOptions, RedraftOptions
-from draftsmith.option_groups import ArchitectureOptions, ModelOptions, ScheduleOptions, TextOptions
-from draftsmith.options import PretrainOptions
-from draftsmith.provenance import machine_summary, versions, write_json_atomic, write_text_atomic
-from draftsmith.recipes import live_replay
-from draftsmith.recipes._pairs import Pair, examples, read_pairs
-from draftsmith.recipes.mini_code import train_missing
-from draftsmith.recipes.mini_ende import CORPORA, HELD_OUT, MOST_JOINED
+from draftsmith.live.streams import make_stream, prefix_pairs
+from draftsmith.provenance import (
+    machine_summary,
+    versions,
+    write_json_atomic,
+    write_text_atomic,
+)
+from mini_code import train_missing
+from mini_ende import CORPORA, HELD_OUT, MOST_JOINED, Pair, examples, read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "parallel"
@@ -125,7 +133,7 @@ def main() -> None:
                 redraft=RedraftOptions(),
                 out=given.work / f"replay-{text}-{name}",
             )
-            found = live_replay.run(options).rows
+            found = replay.run(options).rows
             rows += [{"model": name, "text": text, **asdict(row)} for row in found]
     for row in rows:
         ad = "" if row["ad"] is None else f"{row['ad']:.1%}"

@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith import rows
-from draftsmith.decode import DecodeOptions
+from draftsmith.core import rows
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.rows import one_more
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import RowStats, StepCount
+from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import NgramIndex, PromptLookup
-from draftsmith.generation import generate
-from draftsmith.plan import control
-from draftsmith.plan.control import CostAware, Learning, StepCosts
+from draftsmith.plan import length_policy
+from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import versions, write_json_atomic
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
-from draftsmith.rows import one_more
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import RowStats, StepCount
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MODELS = Path(__file__).resolve().parents[2] / "models" / "mini-code"
@@ -295,7 +295,7 @@ def cases(count: int, with_texts: bool) -> dict[str, list[Case]]:
 @contextlib.contextmanager
 def changed(name: str, value: float) -> Iterator[None]:
     """A constant of the controller, or of a row's memory, with another value."""
-    module: Any = control if name in vars(control) else rows
+    module: Any = length_policy if name in vars(length_policy) else rows
     before = getattr(module, name)
     setattr(module, name, value)
     try:

@@ -37,8 +37,9 @@ import torch
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling
 from draftsmith.config import from_dict
+from draftsmith.core.sampling import Sampler
 from draftsmith.errors import InputError
-from draftsmith.plan.control import CostAware, Learning
+from draftsmith.plan.length_policy import CostAware, Learning
 from draftsmith.provenance import (
     digest,
     machine_summary,
@@ -46,7 +47,6 @@ from draftsmith.provenance import (
     write_json_atomic,
     write_text_atomic,
 )
-from draftsmith.sampler import Sampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

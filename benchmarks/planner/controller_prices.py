@@ -13,19 +13,19 @@ from draftsmith.bench.arms import Arm, time_decode
 from draftsmith.bench.costs import CostTable
 from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling, open_meter
 from draftsmith.bench.step_costs import step_costs as costs_by_length
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafter_names import drafter_manifest
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
+from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.names import drafter_manifest
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.plan.control import AdaptiveLength, Learning, StepCosts
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
-from draftsmith.sampler import Sampler
+from draftsmith.plan.length_policy import AdaptiveLength, Learning, StepCosts
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import LengthPolicy, RowStats, StepCount, TreeShape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

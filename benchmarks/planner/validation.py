@@ -38,13 +38,13 @@ from validation_measure import (
 from validation_pictures import save_pictures
 from validation_predict import FORM, Draft, best_sizes, entry, laws, verdict, without
 
+import mini_code
+from draftsmith.bench.metrics import figures
 from draftsmith.bench.records import BASELINE, RunRecord
-from draftsmith.bench.runner import Item
-from draftsmith.bench.statistics import figures
+from draftsmith.bench.run import Item
+from draftsmith.commands._loading import quieten
+from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.provenance import jsonable, machine_summary, versions, write_json_atomic
-from draftsmith.recipes import mini_code
-from draftsmith.recipes._drafting import quieten
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
 from draftsmith.targets.hf import load_target
 
 FULL = Amounts(

@@ -10,27 +10,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import mini_code
 from draftsmith.bench import records as bench_records
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE, RunRecord
-from draftsmith.bench.runner import Bench, BenchPlan, Item
-from draftsmith.bench.step_costs import Workload, chain_arms, doubling, open_meter, step_costs
+from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.bench.step_costs import (
+    Workload,
+    chain_arms,
+    doubling,
+    open_meter,
+    step_costs,
+)
+from draftsmith.commands import bench as bench_recipe
+from draftsmith.commands._options import (
+    ArchitectureOptions,
+    DraftingOptions,
+    ModelOptions,
+    ScheduleOptions,
+)
+from draftsmith.commands._verbs import BenchOptions, PretrainOptions
 from draftsmith.config import from_dict
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.data import text as _text
+from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafting_options import DraftingOptions
-from draftsmith.option_groups import ArchitectureOptions, ModelOptions, ScheduleOptions
-from draftsmith.options import BenchOptions, PretrainOptions
-from draftsmith.plan.control import StepCosts
+from draftsmith.plan.length_policy import StepCosts
 from draftsmith.plan.sizing import Z95
 from draftsmith.provenance import append_jsonl, write_json_atomic, write_text_atomic
-from draftsmith.recipes import _text, mini_code
-from draftsmith.recipes import bench as bench_recipe
-from draftsmith.recipes._busy import warn_if_busy
-from draftsmith.recipes._stdlib_prompts import held_out_prompts
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import TreeShape
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "models" / "mini-code" / "target"

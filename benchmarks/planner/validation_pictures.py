@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from draftsmith.bench.pictures import Plot, draw
-from draftsmith.plan import charts
+from draftsmith.plan import plots as charts
 from draftsmith.plan.paper import LatencyPoint
+from draftsmith.plots import Plot, draw
 
 
 def save_pictures(record: dict[str, Any], folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.plan.control import StepCosts
+from draftsmith.core.speedup import tokens_per_step
 from draftsmith.plan.fit import FORMS, fit_form
-from draftsmith.speedup import tokens_per_step
+from draftsmith.plan.length_policy import StepCosts
 
 FORM = "logarithmic"
 """Of the laws that predict; the others are given too."""

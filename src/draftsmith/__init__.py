@@ -7,8 +7,7 @@
     drafter.bind(target)
 
 Importing this package loads nothing heavy: each name below is imported when it is first used. The
-parts have names of their own: `draftsmith.decode.decode`, `draftsmith.verify.verify`. (A function
-called like its module cannot be offered here: importing the module would shadow it.)
+parts have names of their own: `draftsmith.core.decode.decode`, `draftsmith.core.verify.verify`.
 """
 
 from __future__ import annotations
@@ -17,47 +16,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftsmith.bench.prompt import Prompt as Prompt
-    from draftsmith.bench.suites import load_suite as load_suite
-    from draftsmith.cache import KVCache as KVCache
-    from draftsmith.decode import DecodeOptions as DecodeOptions
-    from draftsmith.decode import Session as Session
-    from draftsmith.distill.trainer import Trainer as Trainer
-    from draftsmith.drafters._base import Drafter as Drafter
-    from draftsmith.drafters._lookup import load_drafter as load_drafter
-    from draftsmith.errors import DraftsmithError as DraftsmithError
-    from draftsmith.generation import generate as generate
-    from draftsmith.law import Law as Law
-    from draftsmith.sampler import Sampler as Sampler
-    from draftsmith.targets.hf import load_target as load_target
-    from draftsmith.targets.toy import TabularTarget as TabularTarget
-    from draftsmith.targets.toy import tiny_target as tiny_target
-    from draftsmith.types import DecodeStep as DecodeStep
-    from draftsmith.types import DraftTree as DraftTree
-    from draftsmith.types import Proposal as Proposal
-    from draftsmith.types import TreeShape as TreeShape
-    from draftsmith.types import Verdict as Verdict
+    from draftsmith.core.cache import KVCache
+    from draftsmith.core.decode import DecodeOptions, Session
+    from draftsmith.core.generation import generate
+    from draftsmith.core.law import Law
+    from draftsmith.core.sampling import Sampler
+    from draftsmith.core.types import DecodeStep, DraftTree, Proposal, TreeShape, Verdict
+    from draftsmith.data.prompts import Prompt
+    from draftsmith.data.suites import load_suite
+    from draftsmith.distill.trainer import Trainer
+    from draftsmith.drafters.base import Drafter
+    from draftsmith.drafters.registry import load_drafter
+    from draftsmith.errors import DraftsmithError
+    from draftsmith.targets.hf import load_target
+    from draftsmith.targets.toy import TabularTarget, tiny_target
 
 # Where each public name lives. A test keeps this, `__all__` and the block above in step.
 _HOMES = {
-    "DecodeOptions": "draftsmith.decode",
-    "DecodeStep": "draftsmith.types",
-    "DraftTree": "draftsmith.types",
-    "Drafter": "draftsmith.drafters._base",
+    "DecodeOptions": "draftsmith.core.decode",
+    "DecodeStep": "draftsmith.core.types",
+    "DraftTree": "draftsmith.core.types",
+    "Drafter": "draftsmith.drafters.base",
     "DraftsmithError": "draftsmith.errors",
-    "KVCache": "draftsmith.cache",
-    "Law": "draftsmith.law",
-    "Prompt": "draftsmith.bench.prompt",
-    "Proposal": "draftsmith.types",
-    "Sampler": "draftsmith.sampler",
-    "Session": "draftsmith.decode",
+    "KVCache": "draftsmith.core.cache",
+    "Law": "draftsmith.core.law",
+    "Prompt": "draftsmith.data.prompts",
+    "Proposal": "draftsmith.core.types",
+    "Sampler": "draftsmith.core.sampling",
+    "Session": "draftsmith.core.decode",
     "TabularTarget": "draftsmith.targets.toy",
     "Trainer": "draftsmith.distill.trainer",
-    "TreeShape": "draftsmith.types",
-    "Verdict": "draftsmith.types",
-    "generate": "draftsmith.generation",
-    "load_drafter": "draftsmith.drafters._lookup",
-    "load_suite": "draftsmith.bench.suites",
+    "TreeShape": "draftsmith.core.types",
+    "Verdict": "draftsmith.core.types",
+    "generate": "draftsmith.core.generation",
+    "load_drafter": "draftsmith.drafters.registry",
+    "load_suite": "draftsmith.data.suites",
     "load_target": "draftsmith.targets.hf",
     "tiny_target": "draftsmith.targets.toy",
 }

@@ -1,10 +1,10 @@
 """The command line: verbs only, no logic.
 
-A verb is found, not registered: class `GenerateOptions` of `options` is the verb `generate`, and
-`recipes/generate.py` has `run(options)`; `LiveMakeStreamOptions` of `live_options` is `live
-make-stream`, in `recipes/live_make_stream.py`. `run` prints for people as it likes; what it returns
-(a dict, or an object with `json_payload()`) is printed under `--json`, and then stdout carries
-nothing else: whatever the run prints goes to stderr. Exit codes: see `errors`.
+A verb is found, not registered: class `GenerateOptions` is the verb `generate`, and
+`commands/generate.py` has `run(options)`; `LiveMakeStreamOptions` is `live make-stream`, in
+`commands/live/make_stream.py`. `run` prints for people as it likes. Under `--json` the value that
+it returns (a dict, or an object with `json_payload()`) is the only output on stdout; all else
+goes to stderr. Exit codes: see `errors`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,27 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from draftsmith import live_options, options, plan_options, tune_options
+from draftsmith.commands import (
+    _live_verbs as live_options,
+)
+from draftsmith.commands import (
+    _plan_verbs as plan_options,
+)
+from draftsmith.commands import (
+    _tune_verb as tune_options,
+)
+from draftsmith.commands import (
+    _verbs as options,
+)
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import (
+    check_known,
+    check_values,
+    flags_of,
+    join_minus_values,
+    name_leading,
+)
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
-from draftsmith.flags import check_known, check_values, flags_of, join_minus_values, name_leading
-from draftsmith.option_groups import VerbOptions
 from draftsmith.provenance import is_first_process
 
 INTERRUPTED = 130
@@ -101,8 +118,8 @@ def _dispatch(words: list[str]) -> int:
     verb, rest = split_verb(words)
     given = parse(verb, rest)
     given.validate()
-    module = verb.replace(" ", "_").replace("-", "_")
-    run = importlib.import_module(f"draftsmith.recipes.{module}").run
+    module = verb.replace(" ", ".").replace("-", "_")
+    run = importlib.import_module(f"draftsmith.commands.{module}").run
     if not given.json:
         run(given)
         return 0

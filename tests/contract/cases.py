@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draftsmith.drafters._after import After
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.chain import After
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.targets._base import Target
+from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import TreeShape
 
 from .reference_drafters import Greedy, Sampled, Whimsical, WithoutReplacement
 

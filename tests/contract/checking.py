@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
 from draftsmith.targets.toy import TabularTarget
 
 from .cases import Case

@@ -27,10 +27,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.law import Noise, Purpose, Rows
-from draftsmith.targets._base import Target
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise, Purpose, Rows
+from draftsmith.drafters.base import Drafter
+from draftsmith.targets.base import Target
 
 Key = tuple[int, int, int]
 """(position, purpose, lane): with the row, what noise is keyed by."""
@@ -188,7 +188,7 @@ def explore(
             return noise(paths, roots, strict=strict)  # noqa: B023  (used inside this round only)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("draftsmith.decode.Noise", boxed)
+            patch.setattr("draftsmith.core.decode.Noise", boxed)
             follow(paths, found)
         for path in paths:
             law, tokens = found.laws[path.group], tuple(path.tokens)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.types import DraftTree, RequestBatch, TreeShape
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
 
 
 class Following(Drafter):

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.law import Law, Noise, Purpose
-from draftsmith.sampler import Sampler
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 from .enumeration import EnumeratingNoise, Key
 from .reference_drafters import Known, Sampled, WithoutReplacement

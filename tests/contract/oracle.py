@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from draftsmith.sampler import Sampler
+from draftsmith.core.sampling import Sampler
 from draftsmith.targets.toy import TabularTarget
 
 JointLaw = Mapping[tuple[int, ...], float]

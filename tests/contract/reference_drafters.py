@@ -13,12 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.law import Law, Noise, Purpose
-from draftsmith.sampler import History, Sampler
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.trees import shape_parents
+from draftsmith.core.types import (
+    PADDING,
+    ROOT,
+    DraftTree,
+    Proposal,
+    RequestBatch,
+    TreeShape,
+)
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.trees import shape_parents
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, RequestBatch, TreeShape
 
 
 @dataclass(frozen=True, slots=True)

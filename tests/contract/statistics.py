@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.law import Noise, Purpose
-from draftsmith.sampler import Sampler
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise, Purpose
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.trees import depths, shape_parents
+from draftsmith.core.types import DraftTree, Proposal, TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.trees import depths, shape_parents
-from draftsmith.types import DraftTree, Proposal, TreeShape
 
 from .reference_drafters import Known, Sampled
 

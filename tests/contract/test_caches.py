@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.cache import KVCache, lay_out
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import DraftTree, RequestBatch, Signals, TreeShape
 
 from .cases import CASES, TREE, Case
 from .following import Following

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.plan.control import CostAware, Experience, Learning, StepCosts
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
-from draftsmith.types import LengthPolicy, RowStats, StepCount, TreeShape
+from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
+from draftsmith.targets.base import Target
 
 from .cases import CASES, LOSSLESS_RULES, Case
 from .checking import check, models, support

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import make_drafter
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import DraftTree, TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import DraftTree, TreeShape
 from tests.draft_paths import Path, paths_of
 
 from .following import Following

@@ -15,13 +15,13 @@ from functools import lru_cache
 import pytest
 import torch
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.errors import InputError
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import TreeShape
 
 from .cases import CASES, Case
 from .oracle import exact_law

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from draftsmith.bench.equality import divergence
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.generation import generate
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 

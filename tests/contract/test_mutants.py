@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from draftsmith import cache, decode, rows, trees, verify
-from draftsmith.drafters._base import Drafter
-from draftsmith.law import Law
-from draftsmith.sampler import Sampler
-from draftsmith.types import TreeShape
+from draftsmith.core import cache, decode, rows, trees, verify
+from draftsmith.core.law import Law
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
 
 from . import mutants
 from .cases import CHAIN, TREE, Case

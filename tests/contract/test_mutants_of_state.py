@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from draftsmith import decode
-from draftsmith.cache import KVCache
+from draftsmith.core import decode
+from draftsmith.core.cache import KVCache
+from draftsmith.core.law import Noise
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import _Row as LookaheadRow
-from draftsmith.law import Noise
 
 from . import test_caches, test_rows, test_sessions
 from .cases import CASES, Case

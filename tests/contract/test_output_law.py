@@ -10,11 +10,11 @@ import dataclasses
 
 import pytest
 
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafter_names import kinds
-from draftsmith.plan.control import AdaptiveLength
-from draftsmith.sampler import Sampler
-from draftsmith.types import TreeShape
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.names import kinds
+from draftsmith.plan.length_policy import AdaptiveLength
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case
 from .checking import check, models, support

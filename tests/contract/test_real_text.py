@@ -12,12 +12,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import TreeShape
 from tests.llama2c import weights_folder
 from tests.tiny_models import tiny_model, tiny_tokenizer
 

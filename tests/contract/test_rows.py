@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import TreeShape
 
 from .cases import CASES, LOSSLESS_RULES, TREE, Case
 from .test_greedy import models as transformers

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.sampler import Sampler
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.drafters.base import Drafter
 from draftsmith.targets.toy import TabularTarget
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, Case

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftsmith.decode import DecodeOptions
-from draftsmith.law import Noise, Purpose, Rows
-from draftsmith.sampler import Sampler
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.law import Noise, Purpose, Rows
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import TreeShape
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case
 from .oracle import exact_law, joint_law

@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from draftsmith.sampler import Sampler
+from draftsmith.core.sampling import Sampler
 from draftsmith.targets.toy import TabularTarget
 
 V = 8

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from tests.command_cases import a_command, a_store, family_folder, network_words
 
-from draftsmith import drafter_names
 from draftsmith.cli import parse, split_verb
 from draftsmith.config import as_dict
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafter_names import ENTRY_POINTS, drafter_parts, kinds
-from draftsmith.drafters import _lookup
-from draftsmith.drafters._lookup import make_drafter
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.drafters import names as drafter_names
+from draftsmith.drafters import registry
+from draftsmith.drafters.names import ENTRY_POINTS, drafter_parts, kinds
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.generation import generate
-from draftsmith.sampler import Sampler
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, types.ModuleType], 
 
     def name(kind: str, module: types.ModuleType) -> None:
         point = EntryPoint(name=kind, value=f"{module.__name__}:DRAFTER", group=ENTRY_POINTS)
-        for place in (drafter_names, _lookup):
+        for place in (drafter_names, registry):
             monkeypatch.setattr(place, "entry_points", lambda group: (point,))
 
     return name
@@ -167,7 +167,7 @@ def test_guides_open_with_a_command(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_documents_name_exist(page: Path) -> None:
     from draftsmith.cli import verbs
-    from draftsmith.flags import flags_of
+    from draftsmith.config import flags_of
 
     known = {flag for options in verbs().values() for flag in flags_of(options)}
     known |= {"--help", "--version", "--no-hf-baseline", "--nproc-per-node"}  # the last: torchrun

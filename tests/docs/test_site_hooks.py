@@ -10,9 +10,9 @@ import gen_site
 import pytest
 
 from draftsmith.cli import verbs
-from draftsmith.drafter_names import kinds
-from draftsmith.drafters._lookup import drafter_class
-from draftsmith.flags import flags_of
+from draftsmith.config import flags_of
+from draftsmith.drafters.names import kinds
+from draftsmith.drafters.registry import drafter_class
 
 
 def meanings(rows: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from draftsmith.bench.languages import find
+from draftsmith.data.languages import find
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"

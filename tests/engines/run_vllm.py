@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftsmith.distill.vllm_backend import VllmBackend
+from draftsmith.distill.trajectories.vllm import VllmBackend
 from draftsmith.errors import InputError
 
 

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig
 
-from draftsmith.distill import vllm_engine
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
-from draftsmith.distill.vllm_backend import VllmBackend
+from draftsmith.core.types import Signals
+from draftsmith.distill.trajectories import vllm_engine
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
+from draftsmith.distill.trajectories.vllm import VllmBackend
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import Signals
 from tests.engines.fake_vllm import Fake, Rows, with_nan
 
 TARGET = TabularTarget(12, end_ids=frozenset({3, 7}), max_length=24)

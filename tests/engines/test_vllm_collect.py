@@ -19,9 +19,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftsmith
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
-from draftsmith.rows import until_end
-from draftsmith.types import Signals
+from draftsmith.core.rows import until_end
+from draftsmith.core.types import Signals
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
 from tests.tiny_models import tiny_tokenizer
 
 PYTHON = os.environ.get("DRAFTSMITH_VLLM_PYTHON")

@@ -19,12 +19,12 @@ import pytest
 import torch
 import transformers
 
-from draftsmith.cache import KVCache, lay_out
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import Signals
 
 PARENTS = (-1, -1, -1, 0, 0, 1, 3, 5, 6, 6)
 LEAVES = ((0, 3, 6, 8), (0, 3, 6, 9), (0, 4), (1, 5, 7), (2,))

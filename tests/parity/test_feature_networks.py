@@ -17,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import PairReader, new_state
-from draftsmith.drafters._lookup import make_drafter
+from draftsmith.core.types import TrajectoryBatch
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.state import PairReader, new_state
 from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import TrajectoryBatch
 
 VOCAB, H, INNER, HEADS, SHARED, WIDTH = 64, 32, 40, 4, 2, 6
 """Tokens, hidden, intermediate, query heads, key heads, their width (not H / HEADS)."""

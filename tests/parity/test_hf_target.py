@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from draftsmith.cache import lay_out
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.cache import lay_out
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import Signals, TargetOutput
 
 Build = Callable[..., tuple[Any, Any]]
 

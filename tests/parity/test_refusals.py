@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import nn
 
+from draftsmith.core import attention
 from draftsmith.errors import UnsupportedModel
-from draftsmith.ops import attention
-from draftsmith.targets._admit import refuse_by_class, refuse_by_config, window_of
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.support import refuse_by_class, refuse_by_config, window_of
 
 Build = Callable[..., tuple[Any, Any]]
 

@@ -17,16 +17,10 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.imitation import Imitation
-from draftsmith.distill.objective import CrossEntropy
-from draftsmith.drafters._base import Accepted, Drafter, DraftState
-from draftsmith.drafters._lookup import make_drafter
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.targets.hf import HFTarget, load_model
-from draftsmith.types import (
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
     FullLaws,
@@ -37,6 +31,12 @@ from draftsmith.types import (
     TreeShape,
     Verdict,
 )
+from draftsmith.distill.objectives.base import CrossEntropy
+from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.drafters.registry import make_drafter
+from draftsmith.targets.hf import HFTarget, load_model
 
 FOLDER = (
     Path(os.environ.get("DRAFTSMITH_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.commands import quickstart
+from draftsmith.commands import quickstart as _scene
 from draftsmith.errors import InputError
-from draftsmith.recipes import _scene, quickstart
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +210,7 @@ def test_what_was_measured_stays_where_the_expectation_behind_it_fails(
     def fails(*_: object) -> None:
         raise MemoryError("no room for more texts")
 
-    monkeypatch.setattr("draftsmith.recipes.bench.expectations", fails)
+    monkeypatch.setattr("draftsmith.commands.bench.expectations", fails)
     out = tmp_path / "out"
     code, printed, err = command(*bench_words(models, suite, out))
     assert code == 3 and "no room for more texts" in err

@@ -12,15 +12,15 @@ from tests.tiny_models import tiny_tokenizer
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.equality import first_difference
-from draftsmith.drafters._lookup import drafter_class, load_drafter
-from draftsmith.drafters._options import structure_options
+from draftsmith.commands._loading import open_drafters
+from draftsmith.commands._options import DraftingOptions
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import structure_options
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafting_options import DraftingOptions
+from draftsmith.drafters.registry import drafter_class, load_drafter
 from draftsmith.errors import InputError
-from draftsmith.plan.control import AdaptiveLength
-from draftsmith.recipes._drafting import open_drafters
+from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
 
 __all__ = ["command", "models"]
 

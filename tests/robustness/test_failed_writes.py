@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.distill import checkpoint as checkpoints
+from draftsmith.distill import save
 from draftsmith.distill.checkpoint import Checkpoint
+from draftsmith.distill.tokenizer_training import train_bpe
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, is_write_failure, start_run
-from draftsmith.recipes import _finish
-from draftsmith.recipes._tokens import train_bpe
 
 WRAPPED = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
@@ -81,7 +81,7 @@ def write_model(out: Path) -> None:
     tokenizer = train_bpe(["a b c"], 300, 64)
     record = start_run("pretrain", {})
     model = LlamaForCausalLM(config)
-    _finish.write_model(out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model")
+    save.write_model(out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model")
 
 
 @pytest.mark.parametrize("error", WRAPPED, ids=str)

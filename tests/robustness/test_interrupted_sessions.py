@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Drafter
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.generation import generate
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
-from draftsmith.generation import generate
-from draftsmith.targets import _base
+from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -46,7 +46,7 @@ def answer(target: HFTarget, drafter: Drafter, prompt: list[int], session: Sessi
 def test_an_interrupted_call_leaves_no_wrong_text_behind(
     make: type[Drafter], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_base, "CHUNK", 8)  # long prompts take several forwards
+    monkeypatch.setattr(base, "CHUNK", 8)  # long prompts take several forwards
     target = tiny_target(64)
     drafter = make()
     drafter.bind(target)
@@ -83,7 +83,7 @@ def test_a_prompt_far_beyond_the_draft_models_positions_is_decoded_without_draft
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learned positions end: beyond them there is nothing to look up."""
-    monkeypatch.setattr(_base, "CHUNK", 16)
+    monkeypatch.setattr(base, "CHUNK", 16)
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=64,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, DraftsmithError, InputError, UnsupportedModel
 from draftsmith.targets.hf import HFTarget, load_model, load_target

@@ -14,9 +14,9 @@ from tests.small_laws import CASES
 from tests.small_trainer import VOCAB, build, check_close, make_source, named, whole
 from torch import Tensor
 
-from draftsmith.distill.blocks import PackedBlocks
-from draftsmith.distill.distillation import Distillation
-from draftsmith.types import TopLaws, TrajectoryBatch
+from draftsmith.core.types import TopLaws, TrajectoryBatch
+from draftsmith.distill.batches import PackedBlocks
+from draftsmith.distill.objectives.distillation import Distillation
 
 DIVIDED = [
     pytest.param({"accumulation": 4}, 1, id="passes"),

@@ -27,7 +27,9 @@ from tests.sharding_cases import (
     requests,
 )
 
-from draftsmith.distill.scale_out import (
+from draftsmith.distill.trajectories.store import Skipped, StoreHeader, TrajectoryStore
+from draftsmith.distill.trajectories.types import Backend, Trajectory
+from draftsmith.distill.trajectories.workers import (
     RayPool,
     ShardDone,
     Worker,
@@ -35,9 +37,6 @@ from draftsmith.distill.scale_out import (
     collect_ray,
     split,
 )
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.store_records import Skipped, StoreHeader
-from draftsmith.distill.trajectory import Backend, Trajectory
 from draftsmith.errors import BackendError, InputError
 
 

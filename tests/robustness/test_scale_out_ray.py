@@ -30,7 +30,8 @@ from tests.sharding_cases import (
     requests,
 )
 
-from draftsmith.distill.scale_out import (
+from draftsmith.distill.trajectories.types import Backend
+from draftsmith.distill.trajectories.workers import (
     RayPool,
     ShardDone,
     ShardPlan,
@@ -38,7 +39,6 @@ from draftsmith.distill.scale_out import (
     collect_ray,
     split,
 )
-from draftsmith.distill.trajectory import Backend
 from draftsmith.errors import BackendError, InputError
 
 pytestmark = pytest.mark.full

@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftsmith.distill import store as stores
-from draftsmith.distill.store import MANIFEST, TrajectoryStore
-from draftsmith.distill.store_records import Skipped, StoreHeader
-from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.distill.trajectories import store as stores
+from draftsmith.distill.trajectories.store import (
+    MANIFEST,
+    Skipped,
+    StoreHeader,
+    TrajectoryStore,
+)
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
 
 HEADER = StoreHeader(

@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from draftsmith.serve.assets import HEADERS, PAGE, TYPES
+from draftsmith.serve.app import HEADERS, PAGE, TYPES
 
 MODULES = Path(__file__).parent / "modules"
 SETTINGS = {

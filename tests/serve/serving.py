@@ -24,10 +24,9 @@ from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
 from draftsmith.errors import BackendError  # noqa: E402
 from draftsmith.live.templates import Template  # noqa: E402
 from draftsmith.serve.app import Door, create_app  # noqa: E402
-from draftsmith.serve.gauges import Gauges  # noqa: E402
-from draftsmith.serve.hall import Hall, HallOptions  # noqa: E402
-from draftsmith.serve.messages import Settings  # noqa: E402
-from draftsmith.serve.running import Server  # noqa: E402
+from draftsmith.serve.live.protocol import Settings  # noqa: E402
+from draftsmith.serve.live.runtime import Gauges, Server  # noqa: E402
+from draftsmith.serve.live.sessions import Hall, HallOptions  # noqa: E402
 
 SETTINGS = Settings(
     target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0

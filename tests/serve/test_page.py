@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from draftsmith.serve.assets import PAGE
+from draftsmith.serve.app import PAGE
 from tests.serve.driving import Page, until
 from tests.serve.fake_server import FakeServer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.serve.assets import PAGE
+from draftsmith.serve.app import PAGE
 from tests.serve.fake_server import MODULES, FakeServer
 
 FILES = sorted({path.name for path in MODULES.glob("*.js")} - {"check.js", "main.js"})

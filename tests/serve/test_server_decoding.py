@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from draftsmith.live.engine import Job
-from draftsmith.serve.hall import Hall
-from draftsmith.serve.hearing import Heard
+from draftsmith.serve.live.session import Heard
+from draftsmith.serve.live.sessions import Hall
 from tests.serve.serving import Client, ConnectionClosed, Served, failing, held, name_of, until
 
 LONG = "the " * 3000
@@ -72,7 +72,7 @@ def test_sessions_that_wait_go_through_the_target_together(served: Served) -> No
 
 
 def test_who_waits_longest_is_served_first(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr("draftsmith.serve.pump.MOST_ROWS", 1)
+    monkeypatch.setattr("draftsmith.serve.scheduler.MOST_ROWS", 1)
     with watched(served.hall) as batches, several(served, 3) as clients:
         with held(served.hall):
             busy(served, clients[1])
@@ -94,8 +94,8 @@ def _waits(served: Served, number: int) -> bool:
 def test_only_so_much_may_wait(
     monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client, final: bool
 ) -> None:
-    monkeypatch.setattr("draftsmith.serve.room.MOST_WAITING", 3)
-    monkeypatch.setattr("draftsmith.serve.room.MOST_FINALS", 6)
+    monkeypatch.setattr("draftsmith.serve.live.session.MOST_WAITING", 3)
+    monkeypatch.setattr("draftsmith.serve.live.session.MOST_FINALS", 6)
     most = 6 if final else 3
     with held(served.hall):
         busy(served, talk)
@@ -307,7 +307,7 @@ def test_a_server_that_is_told_to_end_answers_what_waits(served: Served, talk: C
 
 
 def test_it_ends_in_time_whatever_waits(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr("draftsmith.serve.running.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("draftsmith.serve.live.runtime.DRAIN_SECONDS", 0.2)
     with Client(served) as talk:
         talk.start()
         with held(served.hall):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.rows import common_prefix
+from draftsmith.core.rows import common_prefix
 from draftsmith.serve.app import MOST_FAULTS
 from tests.serve.serving import Client, ConnectionClosed, Served, failing
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from tests.robustness.test_command_line import Command, command, models, refused
 
-from draftsmith.bench import step_costs
+from draftsmith.bench import machine_load, step_costs
+from draftsmith.bench import step_costs as _auto_length
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.cost_cache import REFRESH
+from draftsmith.bench.step_costs import REFRESH
+from draftsmith.commands._loading import open_drafters
+from draftsmith.commands._options import DraftingOptions
 from draftsmith.config import from_dict
-from draftsmith.drafting_options import DraftingOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.errors import InputError
-from draftsmith.plan.control import CostAware, Learning, StepCosts
-from draftsmith.recipes import _auto_length, _busy
-from draftsmith.recipes._drafting import open_drafters
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
+from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
+from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import TreeShape
 
 __all__ = ["command", "models"]
 
@@ -82,7 +82,7 @@ def test_costs_are_measured_once_and_said_in_one_line(
 def test_before_costs_are_kept_it_warns_of_other_programs(
     models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_busy.os, "getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
+    monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
     line = words(models, "--drafter", "prompt_lookup", "--draft-length", "auto")
     warning = "other programs use this machine (load 900.0 on "
     code, _, err = command(*line)

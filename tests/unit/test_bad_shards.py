@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tests.command_cases import Command, a_command, distill_words, work_folder
 
 from draftsmith.distill import trainer as module
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.stored_laws import LawFile
+from draftsmith.distill.datasets import read_shards
+from draftsmith.distill.trajectories.readers import LawFile
+from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.errors import BackendError
-from draftsmith.recipes._stored_texts import read_shards
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "flipped bit": lambda content: content[:40] + bytes([content[40] ^ 4]) + content[41:],

@@ -11,17 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.cache import Block
-from draftsmith.decode import DecodeOptions
-from draftsmith.distill import beams
-from draftsmith.distill.beams import Hypothesis, auto_search, beam_search, worthwhile
-from draftsmith.distill.teacher import TeacherCost, Text, judge
+from draftsmith.core.cache import Block
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.distill.trajectories import beams
+from draftsmith.distill.trajectories.beams import (
+    Hypothesis,
+    auto_search,
+    beam_search,
+    worthwhile,
+)
+from draftsmith.distill.trajectories.teacher import TeacherCost, Text, judge
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
-from draftsmith.generation import generate
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals, TargetOutput
 
 from ..tiny_models import tiny_model
 

@@ -20,13 +20,13 @@ from draftsmith.bench.costs import (
     interpolate,
     thin_out,
 )
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
 
 PROMPTS = [(1, 2, 3, 4), (5, 6, 7)]
 

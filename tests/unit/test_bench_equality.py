@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from draftsmith.bench import equality
-from draftsmith.cache import Block
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.cache import Block
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.generation import generate
-from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals, TargetOutput
 
 PROMPT = (3, 1, 4)
 GREEDY = Sampler()

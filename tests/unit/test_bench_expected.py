@@ -13,18 +13,18 @@ import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.compare_runs import read_runs
+from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.expected import Expectation, as_section, expectations
 from draftsmith.bench.records import BASELINE, append
-from draftsmith.bench.runner import Bench, BenchPlan, Item
+from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.speedup import memory_bound_speedup, predicted_speedup, tokens_per_step
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.recipes._expected import Expectation, as_section, expectations
-from draftsmith.sampler import Sampler
-from draftsmith.speedup import memory_bound_speedup, predicted_speedup, tokens_per_step
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import TreeShape
 
 NEW = 12
 SAMPLERS = (Sampler(), Sampler(temperature=0.8))

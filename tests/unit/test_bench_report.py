@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from tests.pages import Collector
 
-from draftsmith.bench import page as page_module
-from draftsmith.bench.page import render, samples, tag_table, write_report
+from draftsmith.bench import html as page_module
+from draftsmith.bench.html import render, samples, tag_table, write_report
 from draftsmith.bench.plots import pictures
 from draftsmith.bench.records import (
     BASELINE,
@@ -23,14 +23,14 @@ from draftsmith.bench.records import (
     PhaseSeconds,
     RunRecord,
 )
-from draftsmith.bench.report import (
+from draftsmith.bench.summary import (
     Report,
     losslessness_sentences,
     speed_sentences,
     summary,
     terminal_table,
 )
-from draftsmith.detokenize import Piece
+from draftsmith.core.generation import Piece
 
 PROMISED = {
     "name",

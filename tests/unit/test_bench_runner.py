@@ -15,20 +15,20 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm, time_decode, undisturbed
-from draftsmith.bench.hf_generate import supports, time_generate
+from draftsmith.bench.baselines import supports, time_generate
+from draftsmith.bench.metrics import figures
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
-from draftsmith.bench.runner import Bench, BenchPlan, Item
-from draftsmith.bench.statistics import figures
-from draftsmith.decode import DecodeOptions
+from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
-from draftsmith.generation import generate
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import LengthPolicy, RowStats, StepCount, TreeShape
 
 SAMPLERS = (Sampler(), Sampler(temperature=0.8))
 

@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftsmith.bench.records import (
-    BASELINE,
-    TRANSFORMERS,
-    CostSeconds,
-    Divergence,
-    Floor,
-    PhaseSeconds,
-    RunRecord,
-)
-from draftsmith.bench.statistics import (
+from draftsmith.bench.metrics import (
     Pace,
     bootstrap_interval,
     divergence_rate,
@@ -26,6 +17,15 @@ from draftsmith.bench.statistics import (
     per_prompt_rates,
     total_floor,
     weighted_speedup,
+)
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
+    CostSeconds,
+    Divergence,
+    Floor,
+    PhaseSeconds,
+    RunRecord,
 )
 
 

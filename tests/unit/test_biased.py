@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from draftsmith.biased import BiasedDraw, BiasedGreedy, biased_rule
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.law import Law, Noise
+from draftsmith.core.lossy_rules import BiasedDraw, BiasedGreedy, biased_rule
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import ALIGNED, DraftTree, Proposal
+from draftsmith.core.verify import Match, Rule, verify
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.errors import InputError, LossyRule
-from draftsmith.generation import generate
-from draftsmith.law import Law, Noise
-from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import ALIGNED, DraftTree, Proposal
-from draftsmith.verify import Match, Rule, verify
 
 LEANING = st.floats(0.001, 1.0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.distill.blocks import EvaluationBlocks, PackedBlocks, Phases
+from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks, Phases
 from draftsmith.errors import InputError
 
 END = 0

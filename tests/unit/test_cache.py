@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from draftsmith.cache import BUCKET, Block, KVCache, KVSpec, lay_out
-from draftsmith.trees import depths, sees
-from draftsmith.types import PADDING, ROOT
+from draftsmith.core.cache import BUCKET, Block, KVCache, KVSpec, lay_out
+from draftsmith.core.trees import depths, sees
+from draftsmith.core.types import PADDING, ROOT
 
 SPEC = KVSpec(
     layers=((2, 3, 3), (1, 2, 4), (2, 3, 3)), dtype=torch.float64, device=torch.device("cpu")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Forcing
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings, Forcing
 from draftsmith.errors import InputError
-from draftsmith.targets.capped import CappedTarget
 from draftsmith.targets.toy import TabularTarget
+from draftsmith.targets.views import CappedTarget
 
 KNOWN = 5
 

@@ -16,12 +16,18 @@ from tests.small_laws import top
 from tests.small_trainer import CONFIG, VOCAB, Bigram, held_out, make_trainer
 from torch import Tensor
 
+from draftsmith.core.types import FullLaws, TrajectoryBatch
 from draftsmith.distill.callbacks import Callback
-from draftsmith.distill.chains import FIGURES, ChainEvaluation, Chains
-from draftsmith.distill.distillation import Acceptance
-from draftsmith.distill.evaluation import Evaluation, sums_of
-from draftsmith.distill.sharding import Learner
-from draftsmith.drafters._base import Drafter
+from draftsmith.distill.distributed import Learner
+from draftsmith.distill.evaluation import (
+    FIGURES,
+    ChainEvaluation,
+    Chains,
+    Evaluation,
+    sums_of,
+)
+from draftsmith.distill.objectives.distillation import Acceptance
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
@@ -31,7 +37,6 @@ from draftsmith.drafters.medusa import Medusa
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import FullLaws, TrajectoryBatch
 
 LAWS = ["full", "top", "none"]
 

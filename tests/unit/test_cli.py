@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from draftsmith import cli
+from draftsmith.commands._verbs import DoctorOptions
 from draftsmith.errors import BackendError, CheckFailed, InputError
-from draftsmith.options import DoctorOptions
 
 
 def draftsmith(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,9 +32,9 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DoctorOptions
     """Put a recipe in the place of `doctor`."""
 
     def install(run: Callable[[DoctorOptions], Any]) -> None:
-        module = types.ModuleType("draftsmith.recipes.doctor")
+        module = types.ModuleType("draftsmith.commands.doctor")
         module.run = run
-        monkeypatch.setitem(sys.modules, "draftsmith.recipes.doctor", module)
+        monkeypatch.setitem(sys.modules, "draftsmith.commands.doctor", module)
 
     return install
 
@@ -180,9 +180,9 @@ from draftsmith import cli
 def run(options):
     {body}
 
-module = types.ModuleType("draftsmith.recipes.doctor")
+module = types.ModuleType("draftsmith.commands.doctor")
 module.run = run
-sys.modules["draftsmith.recipes.doctor"] = module
+sys.modules["draftsmith.commands.doctor"] = module
 cli.main(["doctor"])
 """
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from draftsmith import cli
-from draftsmith.flags import flags_of
+from draftsmith.config import flags_of
 
 EXPECTED = {
     "quickstart": """

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftsmith.distill import codec
-from draftsmith.distill.codec import EncodedLaws, decode, encode, error_bound
-from draftsmith.distill.trajectory import TopK
+from draftsmith.distill.trajectories import shards
+from draftsmith.distill.trajectories.shards import EncodedLaws, decode, encode, error_bound
+from draftsmith.distill.trajectories.types import TopK
 from draftsmith.errors import BackendError, InputError
 
 LLAMA = 128_256
@@ -116,7 +116,7 @@ def test_places_come_back_in_order_and_rows_ascending() -> None:
 def test_rows_that_are_encoded_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, part = make_laws(11, 40, 40), make_laws(11, 5, 40)
     expected = [encode(top, 40) for top in (whole, part)]
-    monkeypatch.setattr(codec, "_CELLS", 80)
+    monkeypatch.setattr(shards, "_CELLS", 80)
     assert [encode(top, 40) for top in (whole, part)] == expected
 
 
@@ -192,11 +192,11 @@ def test_sums_stay_at_most_one_for_whole_laws_in_float32() -> None:
 
 
 def test_rounding_downwards_is_never_above_even_between_two_float32_numbers() -> None:
-    grid_N1 = -np.square(np.arange(codec.NOTHING) * codec.STEP)[:, None]
-    above_N1 = codec._LOG_P[:-1, None] > grid_N1
+    grid_N1 = -np.square(np.arange(shards.NOTHING) * shards.STEP)[:, None]
+    above_N1 = shards._LOG_P[:-1, None] > grid_N1
     assert above_N1.any()  # the float32 of the table lies above the float64 of the formula
-    codes_N1 = codec._codes_below(grid_N1, np.ones(len(grid_N1)))
-    assert (codec._LOG_P[codes_N1] <= grid_N1)[:-1].all()  # but the last, where values are cut
+    codes_N1 = shards._codes_below(grid_N1, np.ones(len(grid_N1)))
+    assert (shards._LOG_P[codes_N1] <= grid_N1)[:-1].all()  # but the last, where values are cut
 
 
 def test_values_below_the_range_are_cut_and_stay_finite() -> None:

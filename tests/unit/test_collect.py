@@ -11,29 +11,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.cache import Block
-from draftsmith.decode import DecodeOptions
-from draftsmith.distill import teacher
-from draftsmith.distill.collect import (
+from draftsmith.core.cache import Block
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals, TargetOutput, TreeShape
+from draftsmith.distill.trajectories import teacher
+from draftsmith.distill.trajectories.collect import (
     Draw,
     TransformersBackend,
     check_request,
     check_settings,
     draws,
 )
-from draftsmith.distill.teacher import TeacherCost, Text, judge, stable_top
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
-from draftsmith.drafters._base import Drafter
+from draftsmith.distill.trajectories.teacher import TeacherCost, Text, judge, stable_top
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
-from draftsmith.generation import generate
-from draftsmith.sampler import Sampler
-from draftsmith.targets import _base
+from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals, TargetOutput, TreeShape
 
 VOCAB = 20
 ENDS = frozenset({2, 5})
@@ -154,7 +158,7 @@ def test_long_texts_in_pieces_give_the_same(
     backend = TransformersBackend(target, batch_size=4)
     wanted = settings(way, signals=signals)
     whole = backend.collect(requests(), wanted)
-    monkeypatch.setattr(_base, "CHUNK", 3)
+    monkeypatch.setattr(base, "CHUNK", 3)
     monkeypatch.setattr(teacher, "LOGITS_AT_ONCE", 2 * 4 * VOCAB)  # two places of four rows
     same(backend.collect(requests(), wanted), whole)
 

@@ -18,15 +18,14 @@ from tests.command_cases import (
 )
 from tests.tiny_models import tiny_tokenizer
 
-from draftsmith.bench.suites import load_prompts
-from draftsmith.distill import room
-from draftsmith.distill.scale_out import ShardDone, split
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.store_records import StoreHeader
-from draftsmith.distill.trajectory import CollectRequest
-from draftsmith.option_groups import KeptOptions, ModelOptions, ScaleOptions
-from draftsmith.options import CollectOptions
-from draftsmith.recipes import collect as recipe
+from draftsmith import provenance
+from draftsmith.commands import collect as recipe
+from draftsmith.commands._options import KeptOptions, ModelOptions, ScaleOptions
+from draftsmith.commands._verbs import CollectOptions
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
+from draftsmith.distill.trajectories.types import CollectRequest
+from draftsmith.distill.trajectories.workers import ShardDone, split
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +350,7 @@ def test_hidden_states_that_cannot_fit_are_refused_before_anything_is_computed(
     said = collect(out, "--features", "last", "--max-bytes", "200B", code=2)
     assert "hidden states of at least" in said and "larger than 200 bytes" in said
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: usage._replace(free=200))
+    monkeypatch.setattr(provenance.shutil, "disk_usage", lambda path: usage._replace(free=200))
     said = collect(out, "--features", "last", code=3)
     assert "would fill the disk" in said and "(200 bytes are free)" in said
     assert not out.exists()

@@ -16,19 +16,18 @@ from rich.console import Console
 from tests.pages import Collector
 from tests.small_study import a_run, a_study, only_scope
 
-from draftsmith.bench import compare_charts as charts
-from draftsmith.bench.compare import (
+from draftsmith.bench.compare.model import RunFigures, Scope, Setting
+from draftsmith.bench.compare.page import (
     csv_table,
     render,
     summary,
     terminal_table,
     write_comparison,
 )
-from draftsmith.bench.compare_axes import controlled
-from draftsmith.bench.compare_figures import RunFigures, Scope, Setting
-from draftsmith.bench.compare_plots import pictures
-from draftsmith.bench.compare_pool import compare
-from draftsmith.bench.pictures import Picture
+from draftsmith.bench.compare.page import plots as charts
+from draftsmith.bench.compare.plots import controlled, pictures
+from draftsmith.bench.compare.pool import compare
+from draftsmith.plots import Picture
 
 # --------------------------------------------------------------------------- figures
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from tests.small_study import a_run, only_scope
 
-from draftsmith.bench.compare_figures import Scope, say_option
-from draftsmith.bench.compare_pool import compare
-from draftsmith.bench.compare_runs import read_runs
-from draftsmith.config import as_dict
-from draftsmith.errors import InputError
-from draftsmith.option_groups import (
+from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.compare.model import Scope, say_option
+from draftsmith.bench.compare.pool import compare
+from draftsmith.commands._options import (
     BadPromptOptions,
     DivergenceOptions,
     FittingOptions,
     ScheduleOptions,
 )
-from draftsmith.options import DistillOptions
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.config import as_dict
+from draftsmith.errors import InputError
 from draftsmith.provenance import write_json_atomic
 
 

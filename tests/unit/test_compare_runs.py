@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.compare import compare_folders
-from draftsmith.bench.compare_figures import RunFigures
-from draftsmith.bench.compare_pool import compare
-from draftsmith.bench.compare_runs import read_runs
+from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.compare.model import RunFigures
+from draftsmith.bench.compare.page import compare_folders
+from draftsmith.bench.compare.pool import compare
 from draftsmith.bench.records import BASELINE, RunRecord, append
+from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_json_atomic
-from draftsmith.speedup import tokens_per_step
 
 
 def distilled(folder: Path, **results: Any) -> Path:

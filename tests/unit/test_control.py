@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.plan.control import CostAware, Experience, Learning, StepCosts
-from draftsmith.rows import one_more
-from draftsmith.types import LengthPolicy, RowStats, StepCount
+from draftsmith.core.rows import one_more
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount
+from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 
 DEPTH = 16
 

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.bench import cost_cache
+from draftsmith.bench import step_costs
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.cost_cache import REFRESH, CostFile, Kept, cost_file
-from draftsmith.bench.step_costs import Workload
+from draftsmith.bench.step_costs import REFRESH, CostFile, Kept, Workload, cost_file
 from draftsmith.config import as_dict
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.prompt_lookup import PromptLookup
-from draftsmith.plan.control import StepCosts
-from draftsmith.sampler import Sampler
+from draftsmith.plan.length_policy import StepCosts
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
 
 COSTS = StepCosts(target_D=(1.0, 1.1, 1.25), draft_D=(0.0, 0.1, 0.2), in_vain=1.1)
 KEYED = '{"key": KEY, "measured": "x", "costs": %s}'
@@ -71,8 +70,8 @@ def test_what_costs_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
         drafter = Independent(Independent.Config(), model=tiny_target(64, layers=seed_layers))
         own = Arm(name="d", drafter=drafter, shape=TreeShape.chain(4))
         paths[f"draft of {seed_layers} layers"] = the_file(arm=own)
-    summary = cost_cache.machine_summary()
-    monkeypatch.setattr(cost_cache, "machine_summary", lambda: {**summary, "cpus": 999})
+    summary = step_costs.machine_summary()
+    monkeypatch.setattr(step_costs, "machine_summary", lambda: {**summary, "cpus": 999})
     paths["machine"] = the_file()
     found = [file.path for file in paths.values()]
     assert len(set(found)) == len(found)

@@ -10,7 +10,7 @@ import pytest
 from tests.command_cases import Command, a_collect, a_command, distill_words, work_folder
 from tests.small_trainer import FakeDeepSpeed
 
-from draftsmith.distill import settings
+from draftsmith.distill import trainer_config
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_best_draft_is_written_not_the_last(tmp_path: Path, command: Command
 def test_with_deepspeed_the_best_draft_is_written(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = settings.Accelerator
+    real = trainer_config.Accelerator
     fakes: list[FakeDeepSpeed] = []
 
     def accelerator(**options: Any) -> Any:
@@ -57,8 +57,8 @@ def test_with_deepspeed_the_best_draft_is_written(
         return fakes[-1]
 
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(settings, "Accelerator", accelerator)
+    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(trainer_config, "Accelerator", accelerator)
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     check_the_best_is_written(tmp_path, command, "--deepspeed", str(path))

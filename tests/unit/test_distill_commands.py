@@ -21,11 +21,11 @@ from tests.command_cases import (
 )
 from transformers import AutoModelForCausalLM
 
-from draftsmith.distill.packing import Block, Weighted
-from draftsmith.distill.trajectory import Trajectory
-from draftsmith.recipes import distill
-from draftsmith.recipes._pairs import Pair, examples, read_pairs
-from draftsmith.speedup import tokens_per_step
+from draftsmith.commands import distill
+from draftsmith.core.speedup import tokens_per_step
+from draftsmith.distill.batches import Block, Weighted
+from draftsmith.distill.trajectories.types import Trajectory
+from mini_ende import Pair, examples, read_pairs
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tests.command_cases import Command, a_command, a_store, family_folder, netw
 from tests.tiny_models import FAMILIES
 from transformers import AutoTokenizer
 
-from draftsmith.options import DistillOptions
-from draftsmith.recipes._students import NetworkStudent
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.distill.students import NetworkStudent
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
 LONG = ["--duration", "36steps", "--learning-rate", "0.01"]

@@ -21,8 +21,8 @@ from tests.command_cases import (
 from tests.tiny_models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from draftsmith.bench.compare_pool import compare
-from draftsmith.bench.compare_runs import read_runs
+from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.compare.pool import compare
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_weights_of_terms_that_are_not_there(
 def test_what_means_nothing_to_an_objective_is_refused_before_anything_is_loaded(
     tmp_path: Path, command: Command, words: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.recipes._tokens.load_tokenizer", None)
+    monkeypatch.setattr("draftsmith.distill.tokenizer_training.load_tokenizer", None)
     own = ["--drafter", "eagle", "--objective", *words.split()]
     assert said in distil(command, tmp_path / "no store", tmp_path / "made", *own)
 
@@ -126,7 +126,7 @@ def test_parts_of_a_step_without_anything_are_refused_before_anything_is_loaded(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("draftsmith.recipes._tokens.load_tokenizer", None)
+    monkeypatch.setattr("draftsmith.distill.tokenizer_training.load_tokenizer", None)
     of = (
         ["--prompts", "p", "--prompts-per-step", "2"] if words == ["--online"] else ["--store", "s"]
     )
@@ -137,7 +137,7 @@ def test_parts_of_a_step_without_anything_are_refused_before_anything_is_loaded(
 def test_so_many_processes_are_as_many_parts(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.recipes._training.started", lambda: 2)
+    monkeypatch.setattr("draftsmith.distill.training.started", lambda: 2)
     own = ["--drafter", "eagle", "--gradient-accumulation", "2", "--laws", "teacher"]
     said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
     assert "--gradient-accumulation 2 in each of 2 processes divides a step into 4 parts" in said
@@ -146,7 +146,7 @@ def test_so_many_processes_are_as_many_parts(
 def test_weights_of_terms_are_judged_before_the_stores_are_read(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.recipes.distill.make_lesson", None)
+    monkeypatch.setattr("draftsmith.commands.distill.make_lesson", None)
     own = ["--drafter", "hass", "--objective", "sft", "--top-weight", "1"]
     said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
     assert "learns from tokens, not from laws" in said

@@ -15,13 +15,12 @@ from tests.small_laws import CASES, TAILS, top
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftsmith.distill.distillation import Acceptance, Distillation
-from draftsmith.distill.distillation_dense import dense_distillation
-from draftsmith.distill.divergence import DIVERGENCES, Reading
-from draftsmith.distill.objective import CrossEntropy, LossTerms, Objective
-from draftsmith.distill.truncation import Tail
+from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.distill.objectives.base import CrossEntropy, LossTerms, Objective
+from draftsmith.distill.objectives.distillation import Acceptance, Distillation
+from draftsmith.distill.objectives.distillation_dense import dense_distillation
+from draftsmith.distill.objectives.divergence import DIVERGENCES, Reading, Tail
 from draftsmith.errors import InputError
-from draftsmith.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
 
 B, T, H, V, K = 3, 9, 6, 23, 5
 Compute = Callable[[DraftPrediction, TrajectoryBatch, Callable[[Tensor], Tensor]], LossTerms]

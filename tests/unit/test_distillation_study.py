@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.compare_axes import controlled
-from draftsmith.bench.compare_figures import Scope
-from draftsmith.bench.compare_pool import compare
+from draftsmith.bench.compare.model import Scope
+from draftsmith.bench.compare.plots import controlled
+from draftsmith.bench.compare.pool import compare
 from draftsmith.config import as_dict
+from draftsmith.core.types import TreeShape
 from draftsmith.errors import InputError
 from draftsmith.provenance import jsonable
-from draftsmith.types import TreeShape
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}

@@ -25,9 +25,15 @@ from tests.small_laws import (
 )
 from torch import Tensor
 
-from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import DIVERGENCES, Cells, Knobs, Reading, Rewards
-from draftsmith.distill.truncation import Tail
+from draftsmith.distill.objectives import divergence as div
+from draftsmith.distill.objectives.divergence import (
+    DIVERGENCES,
+    Cells,
+    Knobs,
+    Reading,
+    Rewards,
+    Tail,
+)
 from draftsmith.errors import InputError
 
 # --------------------------------------------------------------------------- definitions

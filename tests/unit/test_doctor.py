@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.options import DoctorOptions
-from draftsmith.recipes import doctor
-from draftsmith.recipes.doctor import DeviceReport, Diagnosis, TokenCost, _advice
+from draftsmith.commands import doctor
+from draftsmith.commands._verbs import DoctorOptions
+from draftsmith.commands.doctor import DeviceReport, Diagnosis, TokenCost, _advice
 
 
 @pytest.fixture(scope="module")

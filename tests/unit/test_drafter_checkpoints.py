@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import tiny_tokenizer
 from torch import Tensor
 
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._lookup import make_drafter
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import BackendError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target

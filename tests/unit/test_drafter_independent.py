@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import save_file
 from tests.llama2c import babyllama, weights_folder
 
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.generation import Generation, generate
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import BackendError, InputError
-from draftsmith.generation import Generation, generate
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape(widths=(3, 2, 1))}

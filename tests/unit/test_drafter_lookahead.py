@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Accepted, Drafter
-from draftsmith.drafters._lookup import load_drafter
-from draftsmith.drafters.lookahead import Lookahead, Pool, trie, window_parents
-from draftsmith.drafters.none import NoDrafter
-from draftsmith.errors import InputError
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
-from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.trees import geometry, limit_depth
-from draftsmith.types import (
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.trees import geometry, limit_depth
+from draftsmith.core.types import (
     PADDING,
     DraftTree,
     RequestBatch,
@@ -27,6 +20,13 @@ from draftsmith.types import (
     TreeShape,
     Verdict,
 )
+from draftsmith.drafters.base import Accepted, Drafter
+from draftsmith.drafters.lookahead import Lookahead, Pool, trie, window_parents
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import InputError
+from draftsmith.targets.base import Target
+from draftsmith.targets.toy import TabularTarget, tiny_target
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import load_drafter, make_drafter
+from draftsmith.core.types import Signals
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.registry import load_drafter, make_drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import Signals
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

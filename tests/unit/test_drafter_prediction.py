@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._lookup import load_drafter
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import PADDING, RequestBatch, TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
+from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import PADDING, RequestBatch, TreeShape
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 

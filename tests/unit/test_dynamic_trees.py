@@ -11,8 +11,8 @@ import torch
 from tests.draft_paths import Path, paths_of
 from torch import Tensor
 
-from draftsmith.drafters._dynamic import grow_dynamic
-from draftsmith.types import PADDING, TreeShape
+from draftsmith.core.types import PADDING, TreeShape
+from draftsmith.drafters.tree_growth import grow_dynamic
 
 
 class Table:
@@ -127,7 +127,7 @@ def test_tokens_that_the_draft_model_lacks_are_not_proposed() -> None:
 
 
 def test_a_shape_of_paths_has_the_nodes_that_it_names() -> None:
-    from draftsmith.trees import levels, shape_parents
+    from draftsmith.core.trees import levels, shape_parents
 
     shape = TreeShape(paths=((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0)))
     assert (shape.depth, shape.num_nodes, shape.is_chain) == (3, 7, False)
@@ -141,7 +141,7 @@ def test_a_shape_of_paths_has_the_nodes_that_it_names() -> None:
 
 
 def test_levels_of_a_regular_tree_are_its_depths() -> None:
-    from draftsmith.trees import levels, shape_parents
+    from draftsmith.core.trees import levels, shape_parents
 
     shape = TreeShape(widths=(2, 3, 1))
     parents = np.array(shape_parents(shape))

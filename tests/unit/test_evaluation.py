@@ -22,14 +22,20 @@ from tests.small_trainer import (
 )
 from torch import Tensor
 
+from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import EvaluationBlocks
+from draftsmith.distill.batches import EvaluationBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
-from draftsmith.distill.evaluation import Evaluation, find_best, is_better, keep_best, sums_of
-from draftsmith.distill.objective import CrossEntropy, LossTerms
+from draftsmith.distill.evaluation import (
+    Evaluation,
+    find_best,
+    is_better,
+    keep_best,
+    sums_of,
+)
+from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import TrajectoryBatch
 
 EVERY = replace(CONFIG, evaluate_every=1, save_every=4, keep=1, learning_rate=0.5)
 

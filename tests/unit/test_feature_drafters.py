@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._features import PairReader, new_state
-from draftsmith.drafters._rollout import Rollout, advance, begin
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals, TrajectoryBatch, TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import STATIC, Eagle
 from draftsmith.drafters.eagle3 import Eagle3, fused_layers
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.state import PairReader, new_state
+from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import Signals, TrajectoryBatch, TreeShape
 
 X = TypeVar("X", bound=Drafter)
 VOCAB = 64

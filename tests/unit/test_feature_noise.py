@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftsmith.distill.packing import Weighted, assemble, pack
-from draftsmith.distill.trajectory import Trajectory
-from draftsmith.drafters._rollout import begin, text_lengths
+from draftsmith.core.types import TrajectoryBatch
+from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.hidden.unroll import begin, text_lengths
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import TrajectoryBatch
 
 HIDDEN = 32
 

@@ -14,25 +14,28 @@ from tests.unit.test_store import header
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, PretrainedConfig
 
-from draftsmith.cache import lay_out
-from draftsmith.distill.blocks import PackedBlocks
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.multi import Multi
-from draftsmith.distill.packing import Weighted, assemble, pack
+from draftsmith.core.cache import lay_out
+from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
+from draftsmith.distill.batches import PackedBlocks, Weighted, assemble, pack
 from draftsmith.distill.sources import (
     HeldOutBlocks,
     HeldOutInLoop,
     InLoop,
+    Multi,
     Online,
     TextRows,
     TrajectoryBlocks,
     taught,
 )
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import FullLaws, Signals, TrajectoryBatch
 
 END, LENGTH = 0, 40
 ASKED = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftsmith.cli import parse, verbs
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.config import flags_of, to_argv
 from draftsmith.errors import InputError
-from draftsmith.flags import flags_of, to_argv
-from draftsmith.options import PretrainOptions
 
 BASE = {
     "generate": ["--target", "T", "--prompt", "x"],

@@ -13,14 +13,13 @@ from rich.console import Console
 from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 
 from draftsmith import cli
-from draftsmith.decode import DecodeOptions
-from draftsmith.detokenize import Detokenizer, Piece, pieces
+from draftsmith.commands.generate import Stream
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Detokenizer, Piece, generate, pieces
+from draftsmith.core.types import RowStats
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.generation import generate
-from draftsmith.plan.control import AdaptiveLength
-from draftsmith.recipes._streaming import Stream
+from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import RowStats
 
 FIELDS = ["prompt", "text", "token_ids", "finish_reason", "tokens_per_step", "acceptance_rate"]
 PROMPTS = ("def add(left, right):\n", "the cat sat", "return left")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftsmith.drafters._lookup import make_drafter
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 VOCAB = 64
 BARE = {"guided_fusion": False, "enhanced_head": False}

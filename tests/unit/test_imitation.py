@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.distillation_dense import dense_distillation
-from draftsmith.distill.imitation import Imitation
+from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
+from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.distillation_dense import dense_distillation
+from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.errors import InputError
-from draftsmith.types import DraftPrediction, FullLaws, TrajectoryBatch
 
 B, T, H, V = 2, 7, 5, 13
 

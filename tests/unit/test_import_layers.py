@@ -20,33 +20,17 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module or for a folder with all that is in it.
 LAYERS = [
     ["errors"],
-    ["units", "timing", "transfer", "tree_text", "drafter_names", "bias", "prompt_text"],
-    [
-        "law",
-        "sampler",
-        "speedup",
-        "detokenize",
-        "config",
-        "flags",
-        "option_groups",
-        "drafting_options",
-        "options",
-        "live_options",
-        "plan_options",
-        "tune_options",
-        "provenance",
-    ],
-    ["types"],
-    ["cache", "trees", "ops", "rows", "lengths"],
+    ["config"],
+    ["provenance"],
+    ["plots"],
+    ["data"],
+    ["core"],
     ["targets"],
-    ["verify", "drafters"],
-    ["typical", "biased"],
-    ["settle"],
-    ["plan", "decode"],
-    ["generation"],
+    ["drafters"],
+    ["plan"],
     ["live", "bench", "distill"],
     ["serve", "export"],
-    ["recipes"],
+    ["commands"],
     ["cli"],
     ["__init__", "__main__"],
 ]
@@ -130,7 +114,7 @@ def imports(path: Path, name: str) -> Iterator[tuple[int, str]]:
             found = [absolute(node, name, path)]
             if found[0].count(".") == 0 or found[0].removeprefix("draftsmith.") in MODULES:
                 # `from draftsmith import law` and `from draftsmith.bench import suites` name
-                # modules; `from draftsmith.law import Law` does not.
+                # modules; `from draftsmith.core.law import Law` does not.
                 found = [f"{found[0]}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -197,16 +181,20 @@ def test_light_modules_import_nothing_heavy(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "wrong"),
     [
-        ("drafters.x", "from draftsmith.decode import decode", "drafters may not import decode"),
+        (
+            "drafters.x",
+            "from draftsmith.core.decode import decode",
+            "drafters may not import decode",
+        ),
         ("drafters.x", "def f():\n    import draftsmith.distill.trainer", "import distill"),
         ("law", "from draftsmith import types", "law may not import types"),
-        ("verify", "from draftsmith.drafters._base import Drafter", "import drafters"),
+        ("verify", "from draftsmith.drafters.base import Drafter", "import drafters"),
         ("targets.hf", "from ..verify import verify", "targets may not import verify"),
         ("bench.x", "from . import suites", ""),
         ("bench.x", "from .. import cli", "bench may not import cli"),
         ("types", "from draftsmith.nowhere import x", "'nowhere' is in no layer"),
         ("errors", "import draftsmith", "errors may not import __init__"),
-        ("distill.x", "from draftsmith.decode import decode", ""),
+        ("distill.x", "from draftsmith.core.decode import decode", ""),
         ("options", "from draftsmith.config import parse_list", ""),
     ],
 )

@@ -8,10 +8,10 @@ import pytest
 
 from draftsmith.bench import records
 from draftsmith.bench.records import RunRecord
-from draftsmith.detokenize import Piece
+from draftsmith.core.generation import Piece
+from draftsmith.data import text as _text
 from draftsmith.errors import InputError
 from draftsmith.provenance import append_jsonl
-from draftsmith.recipes import _text
 
 ODD = "a\u2028b\u0085c\u2029d\x1ce\x0bf\rg\nh"
 

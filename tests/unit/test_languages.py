@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from draftsmith.bench.languages import GROUPS, LANGUAGES, find
+from draftsmith.data.languages import GROUPS, LANGUAGES, find
 
 
 def test_the_languages_of_the_study_are_there_once_with_all_groups() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from draftsmith.law import Law, Noise, Purpose
-from draftsmith.sampler import Sampler
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.sampling import Sampler
 
 V = 12
 ROWS = np.arange(3)

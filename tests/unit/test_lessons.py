@@ -12,21 +12,19 @@ import torch
 from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 from tests.unit.test_store import header, make_laws
 
-from draftsmith.distill import codec
-from draftsmith.distill.multi import Aggregate, Multi
-from draftsmith.distill.packing import Weighted
-from draftsmith.distill.sources import TrajectoryBlocks
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.commands._options import FittingOptions, ScheduleOptions
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
+from draftsmith.distill import datasets, tokenizer_training
+from draftsmith.distill.batches import Weighted
+from draftsmith.distill.datasets import online_lesson, stored_lesson
+from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
+from draftsmith.distill.trajectories import shards
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
-from draftsmith.option_groups import FittingOptions, ScheduleOptions
-from draftsmith.options import DistillOptions
-from draftsmith.recipes import _lessons, _tokens
-from draftsmith.recipes._online_lesson import online_lesson
-from draftsmith.recipes._stored_lesson import stored_lesson
-from draftsmith.targets.capped import CappedTarget
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import Signals, TopLaws, TrajectoryBatch
+from draftsmith.targets.views import CappedTarget
 
 VOCAB = 300
 
@@ -35,7 +33,9 @@ VOCAB = 300
 def options(tmp_path: Path) -> DistillOptions:
     """Two stores of two shards each, two texts per prompt."""
     save_pair(tmp_path, context=128)
-    sha256 = _tokens.sha256(_tokens.load_tokenizer(str(tmp_path / "target")), tmp_path / "target")
+    sha256 = tokenizer_training.sha256(
+        tokenizer_training.load_tokenizer(str(tmp_path / "target")), tmp_path / "target"
+    )
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         store = TrajectoryStore.create(
@@ -71,8 +71,8 @@ def a_text(rng: np.random.Generator, name: str, index: int) -> Trajectory:
 def from_memory(options: DistillOptions) -> TrajectoryBlocks:
     """What is learnt from when all laws are in memory."""
     every = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
-    named = [replace(one, prompt_id=_lessons.prompt_key(one.prompt)) for one in every]
-    held = _lessons.held_out([one.prompt_id for one in named], options.hold_out)
+    named = [replace(one, prompt_id=datasets.prompt_key(one.prompt)) for one in every]
+    held = datasets.held_out([one.prompt_id for one in named], options.hold_out)
     kept = [Weighted(trajectory=one) for one in named if one.prompt_id not in held]
     documents = Multi(aggregate=options.aggregate).apply(kept)
     assert all(document.trajectory.top is not None for document in documents)
@@ -89,7 +89,7 @@ def dense(batch: TrajectoryBatch) -> torch.Tensor:
 @pytest.mark.parametrize("aggregate", ["per_beam", "mixture"])
 def test_batches_are_those_of_laws_in_memory(options: DistillOptions, aggregate: Aggregate) -> None:
     options = replace(options, aggregate=aggregate)
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     wanted = from_memory(options)
     assert lesson.steps_per_epoch == wanted.steps_per_epoch
@@ -107,15 +107,15 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
     options: DistillOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    decode = codec.decode
+    decode = shards.decode
 
-    def counted(laws: codec.EncodedLaws) -> TopK:
+    def counted(laws: shards.EncodedLaws) -> TopK:
         top = decode(laws)
         decoded.append(len(top))
         return top
 
-    monkeypatch.setattr(codec, "decode", counted)
-    tokenizer = _tokens.load_tokenizer(options.target)
+    monkeypatch.setattr(shards, "decode", counted)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     assert decoded == []
     batch = lesson.source.batch(0, 0, 1)
@@ -138,7 +138,7 @@ def test_text_takes_its_share_of_the_batch(
     text.write_text("the cat sat on the mat. " * 100)
     training = replace(options.training, batch_tokens=10 * 32)
     options = replace(options, training=training, text=(str(text),), text_share=share)
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     for step in range(3):
         batch = lesson.source.batch(step, 0, 1)
@@ -156,7 +156,7 @@ def test_a_batch_without_text_or_without_answers_is_refused(
     options: DistillOptions, share: float, lacks: str
 ) -> None:
     options = replace(options, text=("text.txt",), text_share=share)
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
         stored_lesson(options, tokenizer, VOCAB, None, Signals())
 
@@ -172,7 +172,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     rng = np.random.default_rng(1)
     prompts = [(*name.encode(), *[5] * 40) for name in ("one", "two", "three")]
     store.write(0, [replace(a_text(rng, "long", 0), prompt=prompt) for prompt in prompts])
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     both = replace(options, store=(*options.store, tmp_path / "long"))
     lesson, plain = (
         stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
@@ -189,7 +189,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
 def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     options: DistillOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     length = 8
     short = replace(options, training=replace(options.training, block_length=length))
     dropping = replace(short, fitting=FittingOptions(long_texts="drop"))
@@ -226,7 +226,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     length: int,
     reason: str,
 ) -> None:
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     teacher = HFTarget(tiny_model(context=40), tokenizer)
     texts = ["the cat", "", "", "the dog", "return " * min(length, 40), "the cat"]
     sizes = [len(tokenizer.encode(text)) for text in texts]
@@ -281,7 +281,7 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     alone = replace(options, fitting=FittingOptions(one_per_block=True))
     packed, single = (
         stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)

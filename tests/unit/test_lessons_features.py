@@ -15,19 +15,18 @@ from tests.unit.test_features_agree import check_as_decoded
 from tests.unit.test_store import header
 from tests.unit.test_stored_features import rewrite
 
-from draftsmith.distill.collect import TransformersBackend
-from draftsmith.distill.multi import Aggregate
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.stored_features import FeatureFile
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings
+from draftsmith.commands._options import FittingOptions, ScheduleOptions
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
+from draftsmith.distill import datasets, tokenizer_training
+from draftsmith.distill.datasets import online_lesson, stored_lesson
+from draftsmith.distill.sources import Aggregate
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.readers import FeatureFile
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings
 from draftsmith.errors import BackendError, InputError
-from draftsmith.option_groups import FittingOptions, ScheduleOptions
-from draftsmith.options import DistillOptions
-from draftsmith.recipes import _lessons, _tokens
-from draftsmith.recipes._online_lesson import online_lesson
-from draftsmith.recipes._stored_lesson import stored_lesson
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 
 VOCAB, WIDTH = 300, 32
 LAST = Signals(last_hidden=True)
@@ -44,7 +43,7 @@ def target(tmp_path: Path) -> HFTarget:
 def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
     """A store of two shards with the states after the norm, two texts per prompt."""
     folder = tmp_path / "target"
-    sha256 = _tokens.sha256(_tokens.load_tokenizer(str(folder)), folder)
+    sha256 = tokenizer_training.sha256(tokenizer_training.load_tokenizer(str(folder)), folder)
     rng = np.random.default_rng(0)
     requests = [
         CollectRequest(prompt_id=str(n), prompt=tuple(rng.integers(1, VOCAB, 3 + n).tolist()))
@@ -70,8 +69,8 @@ def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
 
 def from_store(
     options: DistillOptions, signals: Signals, teacher: HFTarget | None = None
-) -> _lessons.Lesson:
-    tokenizer = _tokens.load_tokenizer(options.target)
+) -> datasets.Lesson:
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     return stored_lesson(options, tokenizer, VOCAB, teacher, signals)
 
 
@@ -236,7 +235,7 @@ def test_online_the_target_says_them(
         max_new_tokens=6,
         training=replace(options.training, duration="3steps"),
     )
-    tokenizer = _tokens.load_tokenizer(options.target)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
     lesson = online_lesson(drawn, tokenizer, target, FUSED, target, None, None)
     check_as_decoded(target, lesson.source.batch(0, 0, 1), FUSED)
     assert lesson.held_out is not None

@@ -13,9 +13,9 @@ from tests.command_cases import ran
 from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
+from draftsmith.commands.live._shared import subtitles
 from draftsmith.live.engine import Engine
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
-from draftsmith.recipes._live import subtitles
 
 SETTINGS = ["--compare", "ar,ssbd", "--bias", "0,0.5", "--mask-k", "0,2", "--dtype", "float64"]
 

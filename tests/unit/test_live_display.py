@@ -15,8 +15,14 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions, Shown, make_display
-from draftsmith.live.graphemes import borders, word_borders, word_ends
+from draftsmith.live.display import (
+    DisplayOptions,
+    Shown,
+    borders,
+    make_display,
+    word_borders,
+    word_ends,
+)
 
 CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
 FAMILY = "👨‍👩‍👧‍👦"

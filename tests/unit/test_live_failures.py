@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.live_cases import a_target, a_translator, from_scratch
 
-from draftsmith.decode import Session
+from draftsmith.core.decode import Session
 from draftsmith.errors import BackendError
 from draftsmith.live.engine import Job, Outcome
 from draftsmith.live.metrics import CHARACTERS, report

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftsmith.errors import InputError
-from draftsmith.live.prefixes import prefix_pairs
+from draftsmith.live.streams import prefix_pairs
 
 SIDES = st.text(alphabet="ab ü\u3042", min_size=1, max_size=30).filter(str.strip)
 SHARES = st.sampled_from([0.0, 0.2, 0.5, 0.75])

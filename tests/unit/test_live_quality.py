@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from draftsmith.errors import InputError
-from draftsmith.live.quality import (
+from draftsmith.live.metrics import (
     COMET_MODEL,
     Translation,
     bleu,

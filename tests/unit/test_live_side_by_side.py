@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tests.live_cases import a_stream, a_target, a_translator
 
+from draftsmith.core.types import ALIGNED, DecodeStep
 from draftsmith.live import engine
 from draftsmith.live.engine import Job, Outcome
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import ALIGNED, DecodeStep
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
+from draftsmith.commands.live._shared import units_of
+from draftsmith.commands.live.replay import clock, spoken
 from draftsmith.live.metrics import CHARACTERS, WORDS, verification_cost
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
-from draftsmith.recipes._live import units_of
-from draftsmith.recipes.live_replay import clock, spoken
 
 STREAM = [
     Hypothesis(seg=0, rev=0, text="the cat", time=1.0),

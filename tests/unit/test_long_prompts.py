@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftsmith.decode import DecodeOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.generation import generate
-from draftsmith.targets import _base
+from draftsmith.targets import base
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 
@@ -23,7 +23,7 @@ def test_prompts_fed_in_pieces_give_the_same_text(
         drafter = Independent(Independent.Config(), model=make())
         drafter.bind(target)
         whole = generate(target, NoDrafter(), prompts, options)
-        monkeypatch.setattr(_base, "CHUNK", chunk)
+        monkeypatch.setattr(base, "CHUNK", chunk)
         for batch_size in (1, 4):
             plain = generate(target, NoDrafter(), prompts, options, batch_size=batch_size)
             drafted = generate(target, drafter, prompts, options, batch_size=batch_size)

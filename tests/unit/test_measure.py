@@ -12,10 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftsmith.cache import Block, KVCache
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.distill import measure
-from draftsmith.distill.measure import (
+from draftsmith.core.cache import Block, KVCache
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Law
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.speedup import tokens_per_step
+from draftsmith.core.types import Signals, TargetOutput, TreeShape
+from draftsmith.distill import acceptance
+from draftsmith.distill.acceptance import (
     AcceptanceReport,
     MeasureOptions,
     expected_acceptance,
@@ -23,15 +27,11 @@ from draftsmith.distill.measure import (
     overlap,
     shared_vocabulary,
 )
-from draftsmith.distill.trajectory import Trajectory
+from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
-from draftsmith.law import Law
-from draftsmith.sampler import Sampler
-from draftsmith.speedup import tokens_per_step
-from draftsmith.targets._base import Target
+from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import Signals, TargetOutput, TreeShape
 
 V = 6
 
@@ -146,7 +146,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
 def test_pieces_and_batches_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = tiny_target(64), tiny_target(64, seed=1)
     whole = expected_acceptance(target, draft, ragged(64))
-    monkeypatch.setattr(measure, "CHUNK", 3)  # prompts in pieces too
+    monkeypatch.setattr(acceptance, "CHUNK", 3)  # prompts in pieces too
     for batch_size, columns in ((1, 1), (2, 4), (6, 7)):
         options = MeasureOptions(batch_size=batch_size, max_logits=batch_size * columns * 64)
         pieces = expected_acceptance(target, draft, ragged(64), options)
@@ -175,7 +175,7 @@ class Spy:
 
 
 def test_long_prompts_are_fed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "CHUNK", 4)
+    monkeypatch.setattr(acceptance, "CHUNK", 4)
     target, draft = Spy(tiny_target(64)), Spy(tiny_target(64, seed=1))
     expected_acceptance(target, draft, ragged(64))
     assert max(target.widths) == max(draft.widths) == 4
@@ -198,7 +198,7 @@ def test_penalties_see_the_tokens_before_each_place() -> None:
     (found,) = expected_acceptance(target, draft, [one], MeasureOptions(sampler=sampler))
     for i, beta in enumerate(found):
         known = [*one.prompt, *one.tokens[:i]]
-        history = [measure.History(tokens=known, num_prompt=2)]
+        history = [acceptance.History(tokens=known, num_prompt=2)]
         p, q = (sampler.law(m.logits_after(known)[None], history) for m in (target, draft))
         assert beta == pytest.approx(float(torch.minimum(p.probs(), q.probs()).sum()), abs=1e-12)
     plain = Sampler(temperature=0.8)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import mini_code
+from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.config import as_dict, from_dict
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes import mini_code
 
 FOLDER = Path(__file__).parents[2] / "models" / "mini-code"
 NAMES = ("target", "draft")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+import mini_ende
+from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.config import as_dict, from_dict
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes import mini_ende
 
 FOLDER = Path(__file__).parents[2] / "models" / "mini-ende"
 

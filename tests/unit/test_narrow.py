@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.imitation import Imitation
-from draftsmith.types import (
+from draftsmith.core.types import (
     DraftPrediction,
     FullLaws,
     NarrowHead,
@@ -18,6 +16,8 @@ from draftsmith.types import (
     TopLaws,
     TrajectoryBatch,
 )
+from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.hidden import Imitation
 
 T, H, V = 9, 5, 12
 IDS = torch.tensor([1, 3, 4, 7, 11])

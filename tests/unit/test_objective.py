@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.distill.objective import (
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.distill.objectives.base import (
     CACHED,
     FEWEST,
     CrossEntropy,
@@ -14,7 +15,6 @@ from draftsmith.distill.objective import (
     cached_places,
     dense_cross_entropy,
 )
-from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 
 def case(dtype: torch.dtype, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor, TrajectoryBatch]:

@@ -18,17 +18,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from draftsmith import cli
-from draftsmith.bench.pairs import LengthTrial, acceptance, agreement, count_accepted, parameters_of
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.bench.pairs import (
+    LengthTrial,
+    acceptance,
+    agreement,
+    count_accepted,
+    parameters_of,
+)
+from draftsmith.config import flags_of
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import Generation
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
-from draftsmith.flags import flags_of
-from draftsmith.generation import Generation
 from draftsmith.plan.acceptance import estimate
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import TreeShape
 
 PROMPTS = "the cat sat on\ndef add(left,\nreturn left\nthe dog saw the\n"
 
@@ -213,7 +219,7 @@ def test_a_token_that_straddles_the_end_of_the_prompt_is_not_asked_about() -> No
 
 
 def a_text(prompt: Sequence[int], made: Sequence[int]) -> Generation:
-    from draftsmith.generation import DraftCounts
+    from draftsmith.core.generation import DraftCounts
 
     return Generation(
         prompt_tokens=tuple(prompt),

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.ops.rollout import attend_rollout_reference
-from draftsmith.ops.rollout_official import attend_rollout_official
+from draftsmith.drafters.hidden.unroll_attention import (
+    attend_rollout_official,
+    attend_rollout_reference,
+)
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import DraftPrediction, TrajectoryBatch
 
 VOCAB, T = 64, 9
 CASES = [(Hass, 3), (Griffin, 2), (Griffin, 3)]

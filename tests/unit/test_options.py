@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.cli import parse
-from draftsmith.drafting_options import DraftingOptions
+from draftsmith.commands._options import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.commands._verbs import BenchOptions, GenerateOptions
+from draftsmith.config import flags_of, to_argv
+from draftsmith.core.config import TreeText
 from draftsmith.errors import InputError
-from draftsmith.flags import flags_of, to_argv
-from draftsmith.option_groups import ModelOptions, SamplingOptions
-from draftsmith.options import BenchOptions, GenerateOptions
-from draftsmith.tree_text import TreeText
 
 BASE = ["--target", "T", "--prompt", "hello"]
 

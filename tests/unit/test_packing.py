@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.distill.multi import Multi, mixed
-from draftsmith.distill.packing import Weighted, assemble, pack
-from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.sources import Multi, mixed
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
 
 END = 9

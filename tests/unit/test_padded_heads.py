@@ -16,15 +16,15 @@ from tests.unit.test_distillation import B, H, Setup, T, V, accept, assert_same,
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftsmith.distill.chains import FIGURES, Chains
-from draftsmith.distill.divergence import Reading
-from draftsmith.distill.objective import Objective
-from draftsmith.distill.packing import Weighted
+from draftsmith.core.types import FullLaws, TopLaws
+from draftsmith.distill.batches import Weighted
+from draftsmith.distill.evaluation import FIGURES, Chains
+from draftsmith.distill.objectives.base import Objective
+from draftsmith.distill.objectives.divergence import Reading
 from draftsmith.distill.sources import Online
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.trajectory import Backend
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import Backend
 from draftsmith.errors import InputError
-from draftsmith.types import FullLaws, TopLaws
 
 TARGET = 320
 """Entries of the target's head below; the tokenizer has 300 tokens."""
@@ -264,7 +264,7 @@ def test_a_stored_text_that_the_student_cannot_read_is_refused(
 def test_a_student_that_lacks_tokens_is_refused_first(
     folder: Path, tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.recipes._students.load_model", None)  # it is not even loaded
+    monkeypatch.setattr("draftsmith.distill.students.load_model", None)  # it is not even loaded
     words = words_for(folder, "lacking", tmp_path / "out", "--store", str(store))
     said = command("distill", *words, code=2)
     assert "a head of 290 entries, and the tokenizer 300 tokens" in said

@@ -11,8 +11,8 @@ from tests.tiny_models import TEXT, tiny_model, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from draftsmith.bench.metrics import ratio
 from draftsmith.bench.perplexity import perplexity, read_along
-from draftsmith.bench.ratio import ratio
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 

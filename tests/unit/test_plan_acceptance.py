@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftsmith.core.speedup import tokens_per_step
 from draftsmith.plan.acceptance import Rate, estimate, wilson
 from draftsmith.plan.observations import LengthCount
-from draftsmith.speedup import tokens_per_step
 
 LENGTHS = range(1, 10)
 

@@ -11,14 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from draftsmith.plan import charts, paper
+from draftsmith.plan import paper, plots
+from draftsmith.plan import plots as pictures
 from draftsmith.plan.acceptance import estimate
-from draftsmith.plan.charts import Curve, Panel
 from draftsmith.plan.fit import FORMS, per_target
 from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import LengthCount, TrainedModel
+from draftsmith.plan.plots import Curve, Panel
 from draftsmith.plan.sizing import best_draft
-from draftsmith.recipes import _plan_pictures as pictures
 
 PAIRS = paper.pairs()
 TARGETS = list(dict.fromkeys(one.target for one in PAIRS))
@@ -46,7 +46,7 @@ def colours(figure: Figure) -> dict[str, set[str]]:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 13])
 def test_the_legend_of_the_curves_lies_within_the_figure(count: int) -> None:
     own = [one for one in PAIRS if one.target in TARGETS[:count]]
-    figure = charts.acceptance_curves(own, per_target(own)[0])
+    figure = plots.acceptance_curves(own, per_target(own)[0])
     assert figure is not None and len(labels(figure)) == 4
     FigureCanvasAgg(figure).draw()
     (legend,) = figure.legends
@@ -59,7 +59,7 @@ def test_the_legend_of_the_curves_lies_within_the_figure(count: int) -> None:
 def test_a_form_that_is_missing_in_a_panel_keeps_its_colour_and_its_name(gone: str) -> None:
     fits = {target: dict(forms) for target, forms in per_target(PAIRS)[0].items()}
     fits[TARGETS[0]][gone] = None
-    figure = charts.acceptance_curves(PAIRS, fits)
+    figure = plots.acceptance_curves(PAIRS, fits)
     assert figure is not None and set(labels(figure)) == {"measured", *FORMS}
     found = colours(figure)
     assert all(len(colour) == 1 for colour in found.values())
@@ -76,7 +76,7 @@ def test_a_target_has_one_colour_in_all_panels() -> None:
         Panel(title="one", curves=(curves[1],)),
         Panel(title="both", curves=(curves[0], curves[1])),
     ]
-    figure = charts.draft_sizes(panels)
+    figure = plots.draft_sizes(panels)
     assert sorted(labels(figure)) == ["a", "b"]
     assert all(len(colour) == 1 for colour in colours(figure).values())
 
@@ -87,7 +87,7 @@ def test_measured_losses_are_set_against_predicted_ones() -> None:
         TrainedModel(params=N, tokens=1e10, loss=1.1 * float(law.loss(N, 1e10)))
         for N in (1e7, 1e8, 1e9)
     ]
-    diagonal, points = charts.losses(runs, law).axes[0].lines
+    diagonal, points = plots.losses(runs, law).axes[0].lines
     assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
     predicted, measured = (np.asarray(values) for values in points.get_data())
     assert measured == pytest.approx([one.loss for one in runs])
@@ -101,7 +101,7 @@ def test_acceptance_is_drawn_by_length_and_by_depth() -> None:
         for n in range(gamma + 1)
     ]
     found = estimate(counts)
-    by_length, by_depth = charts.acceptance(found).axes
+    by_length, by_depth = plots.acceptance(found).axes
     measured, *fits = by_length.lines
     assert list(np.asarray(measured.get_ydata())) == list(found.tokens_per_step.values())
     for fit in fits:

@@ -12,10 +12,9 @@ import pytest
 from tests.command_cases import ran
 
 from draftsmith.bench.records import RunRecord, append
-from draftsmith.bench.report import Report, summary
+from draftsmith.bench.summary import Report, summary
 from draftsmith.errors import InputError
-from draftsmith.plan.check import Measured, compare, read_predictions
-from draftsmith.plan.ladder import Estimate
+from draftsmith.plan.ladder import Estimate, Measured, compare, read_predictions
 from draftsmith.provenance import write_json_atomic
 
 GAMMA = {"tiny": 2, "1m": 4}

@@ -14,9 +14,9 @@ from tests.command_cases import ran
 
 import draftsmith
 from draftsmith import cli
+from draftsmith.core.speedup import tokens_per_step
 from draftsmith.plan import paper
 from draftsmith.plan.observations import DATA
-from draftsmith.speedup import tokens_per_step
 
 SIZES = ["--target-params", "12853473280", "--target-tokens", "180B", "--draft-tokens", "1.8e11"]
 OBSERVED = str(DATA / "acceptance.csv")
@@ -276,14 +276,13 @@ def test_too_few_pairs_name_the_file(plan: Any, tmp_path: Path) -> None:
 
 
 def test_planning_loads_no_torch() -> None:
-    """Neither its modules nor a verb; `control` and what belongs to decoding may."""
+    """Neither its modules nor a verb; `length_policy` and what belongs to decoding may."""
     folder = Path(draftsmith.__file__).parent / "plan"
-    ours = """acceptance budget charts check clusters fit ladder law_file loss loss_fit observations
-        optimum paper pooled setting sizing tables""".split()
+    ours = """acceptance fit ladder law_file loss observations optimum paper plots sizing sweep
+        tables""".split()
     assert all((folder / f"{name}.py").exists() for name in ours)
     modules = [f"draftsmith.plan.{name}" for name in ours]
     verbs = "law optimum sweep alpha fit table".split()
-    modules += [f"draftsmith.recipes.plan_{verb}" for verb in verbs]
-    modules += ["draftsmith.recipes._plan_pictures"]
+    modules += [f"draftsmith.commands.plan.{verb}" for verb in verbs]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

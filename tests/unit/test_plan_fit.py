@@ -11,7 +11,7 @@ import pytest
 from draftsmith.plan import paper, tables
 from draftsmith.plan.fit import FORMS, affine_law, fit_form, per_target
 from draftsmith.plan.observations import Observation
-from draftsmith.plan.setting import AcceptanceLaw
+from draftsmith.plan.optimum import AcceptanceLaw
 from draftsmith.plan.sizing import best_draft
 
 pytest.importorskip("statsmodels")

@@ -29,11 +29,17 @@ from transformers import (
 )
 
 from draftsmith import cli
+from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.distill.model_sizes import (
+    PRESETS,
+    count_parameters,
+    read_config,
+    resized,
+    shape_for,
+    student_config,
+)
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes._sizes import PRESETS, count_parameters, read_config, resized, shape_for
-from draftsmith.recipes._student import student_config
 
 HOURS = "--target-params 13B --target-tokens 1T --hours"
 COV = [[1e-8, 0.0, 0.0], [0.0, 1e-6, 0.0], [0.0, 0.0, 1e-4]]

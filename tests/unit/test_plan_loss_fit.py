@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from draftsmith.plan.fit import fit_loss
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.loss_fit import fit_loss
 from draftsmith.plan.observations import TrainedModel
 
 

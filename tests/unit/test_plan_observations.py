@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.config import parse_count
 from draftsmith.plan.law_file import read_law
-from draftsmith.plan.observations import (
-    read_counts,
-    read_observations,
-    read_trained,
-)
+from draftsmith.plan.observations import read_counts, read_observations, read_trained
 from draftsmith.plan.paper import agrees
-from draftsmith.units import parse_count
 
 HEAD = "target,draft,target_ppl,draft_ppl,alpha\n"
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import lambertw
 
 from draftsmith.plan import tables
-from draftsmith.plan.pooled import GridName, Sweep, sweep
-from draftsmith.plan.setting import AcceptanceLaw
+from draftsmith.plan.optimum import AcceptanceLaw
+from draftsmith.plan.sweep import GridName, Sweep, sweep
 
 pytest.importorskip("statsmodels")
 

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from draftsmith.errors import InputError
-from draftsmith.plan.budget import FlopBudget, TokenBudget
 from draftsmith.plan.ladder import ladder
-from draftsmith.plan.optimum import optimal_speedup
-from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.optimum import (
+    AcceptanceLaw,
+    FlopBudget,
+    Setting,
+    TokenBudget,
+    optimal_speedup,
+)
 from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
 OPT_13B = Setting(

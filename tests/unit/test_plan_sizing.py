@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from draftsmith.plan import paper
-from draftsmith.plan.budget import TokenBudget
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.setting import AcceptanceLaw, Setting
+from draftsmith.plan.optimum import AcceptanceLaw, Setting, TokenBudget
 from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
 OPT_13B = Setting(target_params=12853473280, target_tokens=180e9, budget=TokenBudget(amount=180e9))

@@ -28,17 +28,18 @@ from transformers import (
 )
 
 from draftsmith.cli import parse
+from draftsmith.commands import pretrain
+from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.config import Duration
+from draftsmith.core.types import TrajectoryBatch
+from draftsmith.data import text as _text
+from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
-from draftsmith.distill.subclone import subclone_from
-from draftsmith.drafters._causal import causal_forward, document_positions
+from draftsmith.distill.model_sizes import build_student, student_config, subclone_from
+from draftsmith.drafters.causal_lm import causal_forward, document_positions
 from draftsmith.errors import BackendError, InputError
-from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes import _text, _tokens, pretrain
-from draftsmith.recipes._student import build_student, student_config
-from draftsmith.targets._head import causal_head
-from draftsmith.types import TrajectoryBatch
-from draftsmith.units import Duration
+from draftsmith.targets.hf import causal_head
 
 WORDS = "def return self if else for in range ( ) : = + import class None True x y z".split()
 
@@ -301,16 +302,16 @@ def test_a_vocabulary_subset_keeps_frequent_and_end_tokens(
 
 def test_the_most_frequent_tokens_are_chosen_with_ties_to_smaller_ids() -> None:
     documents = [np.array([5, 5, 2, 2, 7, 3], np.int32), np.array([5, 2, 1], np.int32)]
-    counts = _tokens.token_counts(documents, 10)
+    counts = tokenizer_training.token_counts(documents, 10)
     assert counts.tolist() == [0, 1, 3, 1, 0, 3, 0, 1, 0, 0]
-    assert _tokens.most_frequent(counts, 4, {9}).tolist() == [1, 2, 5, 9]
-    subset = _tokens.choose_subset(counts, 4, {9})
+    assert tokenizer_training.most_frequent(counts, 4, {9}).tolist() == [1, 2, 5, 9]
+    subset = tokenizer_training.choose_subset(counts, 4, {9})
     assert subset.ids[subset.unknown] == 1
-    mapped = list(_tokens.into_subset(documents, subset.ids, 10))
+    mapped = list(tokenizer_training.into_subset(documents, subset.ids, 10))
     assert mapped[0].tolist() == [2, 2, 1, 1, -1, -1]
     for keep in (0, 11):
         with pytest.raises(InputError, match="--vocab-subset"):
-            _tokens.most_frequent(counts, keep, {9})
+            tokenizer_training.most_frequent(counts, keep, {9})
 
 
 def family(name: str) -> Any:
@@ -524,7 +525,7 @@ def test_holding_out_depends_on_names_alone(corpus: Path) -> None:
 
 
 def test_a_trained_tokenizer_gives_every_text_back() -> None:
-    tokenizer = _tokens.train_bpe(["def f(x): return x", "äöü 日本"], 300, 64)
+    tokenizer = tokenizer_training.train_bpe(["def f(x): return x", "äöü 日本"], 300, 64)
     for text in ("def g(y):\n\treturn y  # ok", "日本語 \x00\x7f ñ", " leading and trailing "):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from tests.unit.test_pretrain import options as pretrain_options
 
+from draftsmith.commands import pretrain
+from draftsmith.commands._options import ArchitectureOptions, TextOptions
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.data import text
+from draftsmith.distill import tokenizer_training
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ArchitectureOptions, TextOptions
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes import _text, _tokens, pretrain
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -42,7 +44,7 @@ def test_only_completions_count_and_the_model_learns_them(pairs: Path, tmp_path:
     out = tmp_path / "out"
     pretrain.run(options(pairs, out, held, duration="120steps", batch_tokens=512))
     record = json.loads((out / "run.json").read_text())["results"]
-    tokenizer = _tokens.load_tokenizer(str(out))
+    tokenizer = tokenizer_training.load_tokenizer(str(out))
     wanted = tokenizer("cat sea", add_special_tokens=False)["input_ids"]
     assert record["held_out_tokens"] == len(wanted) + 1  # its end token, and nothing of the prompt
     assert record["training_loss"][0][1] > 4
@@ -52,15 +54,15 @@ def test_only_completions_count_and_the_model_learns_them(pairs: Path, tmp_path:
 def test_examples_and_plain_text_do_not_mix(pairs: Path, tmp_path: Path) -> None:
     plain = tmp_path / "z.txt"
     plain.write_text("plain text")
-    files = _text.find_files([str(pairs), str(plain)])
+    files = text.find_files([str(pairs), str(plain)])
     with pytest.raises(InputError, match=r"z\.txt is plain text, and others here are JSONL"):
-        list(_text.examples(files))
+        list(text.examples(files))
 
 
 def test_a_line_that_is_no_example_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "a"}])
     with pytest.raises(InputError, match=r"a\.jsonl, line 2: expected texts in the fields"):
-        list(_text.examples(_text.find_files([str(path)])))
+        list(text.examples(text.find_files([str(path)])))
 
 
 def test_a_vocabulary_subset_needs_plain_text(pairs: Path, tmp_path: Path) -> None:

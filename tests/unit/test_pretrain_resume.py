@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from draftsmith.commands import pretrain
+from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.errors import InputError
-from draftsmith.option_groups import ArchitectureOptions, ScheduleOptions, TextOptions
-from draftsmith.options import PretrainOptions
-from draftsmith.recipes import _tokens, pretrain
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_the_same_tokenizer_is_not_trained_twice(
 ) -> None:
     chosen = options(corpus, tmp_path / "out", duration="2steps")
     interrupt(chosen, 0, monkeypatch)
-    monkeypatch.setattr(_tokens, "train_bpe", None)  # calling it would fail
+    monkeypatch.setattr(tokenizer_training, "train_bpe", None)  # calling it would fail
     pretrain.run(chosen)
     assert not (tmp_path / "out" / "made_from.json").exists()
 

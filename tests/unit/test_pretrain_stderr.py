@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_pretrain import options
 from transformers.utils import logging
 
-from draftsmith.recipes import pretrain
+from draftsmith.commands import pretrain
 
 
 def test_no_progress_bar_but_our_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,35 +14,34 @@ import pytest
 from rich.console import Console
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.page import render
-from draftsmith.bench.prompt import Prompt
+from draftsmith.bench.html import render
+from draftsmith.bench.metrics import Interval
 from draftsmith.bench.records import BASELINE, Divergence, RunRecord
-from draftsmith.bench.report import Report
-from draftsmith.bench.runner import Item
-from draftsmith.bench.statistics import Interval
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.errors import InputError
-from draftsmith.recipes import _short_distillation as short
-from draftsmith.recipes import _stdlib_prompts
-from draftsmith.recipes._amount import (
-    FEWEST_PROMPTS,
+from draftsmith.bench.run import Item
+from draftsmith.bench.summary import Report
+from draftsmith.commands import quickstart as short
+from draftsmith.commands.quickstart import (
+    AFTER,
+    BEFORE,
     FEWEST_TOKENS,
     MOST_REPEATS,
     Amount,
-    choose_amount,
-)
-from draftsmith.recipes._before_after import (
-    AFTER,
-    BEFORE,
     Change,
+    Collected,
+    Distilled,
+    Outcome,
     Side,
     alphas,
+    choose_amount,
     find_changes,
     target_texts,
 )
-from draftsmith.recipes._outcome import Outcome
-from draftsmith.recipes._short_distillation import Collected, Distilled
-from draftsmith.sampler import Sampler
+from draftsmith.commands.quickstart import FEWEST_MEASURED_PROMPTS as FEWEST_PROMPTS
+from draftsmith.core.sampling import Sampler
+from draftsmith.data import stdlib_prompts
+from draftsmith.data.prompts import Prompt
+from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget, load_target
 
 # --------------------------------------------------------------------------- amounts and prompts
@@ -63,13 +62,13 @@ def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
 
 
 def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
-    first = _stdlib_prompts.held_out_prompts(8)
-    assert first == _stdlib_prompts.held_out_prompts(8)
-    assert _stdlib_prompts.held_out_prompts(3) == first[:3]
+    first = stdlib_prompts.held_out_prompts(8)
+    assert first == stdlib_prompts.held_out_prompts(8)
+    assert stdlib_prompts.held_out_prompts(3) == first[:3]
     assert len({prompt.id for prompt in first}) == 8
     for prompt in first:
         lines = (prompt.text or "").splitlines()
-        assert 2 <= len(lines) <= _stdlib_prompts.CONTEXT_LINES
+        assert 2 <= len(lines) <= stdlib_prompts.CONTEXT_LINES
         assert any("def " in line for line in lines)
 
 
@@ -77,8 +76,8 @@ def test_no_file_gives_prompts_to_learn_from_and_to_measure_on() -> None:
     def files(prompts: Iterator[Prompt]) -> set[str]:
         return {prompt.id.rpartition(":")[0] for prompt in prompts}
 
-    held = files(iter(_stdlib_prompts.held_out_prompts(10_000)))
-    learnt = files(islice(_stdlib_prompts.training_prompts(), 60))
+    held = files(iter(stdlib_prompts.held_out_prompts(10_000)))
+    learnt = files(islice(stdlib_prompts.training_prompts(), 60))
     assert len(held) > 10
     assert len(learnt) >= 20  # at most three of a file
     assert not held & learnt

@@ -8,17 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.distill.distillation import Distillation
-from draftsmith.distill.imitation import Imitation
-from draftsmith.drafters._aligned import AlignedDrafter
-from draftsmith.drafters._feature_drafter import FeatureDrafter
+from draftsmith.core.types import TrajectoryBatch
+from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.ops import rollout
-from draftsmith.ops.rollout import attend_rollout, attend_rollout_reference
+from draftsmith.drafters.hidden import unroll_attention
+from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.unroll_attention import (
+    attend_rollout,
+    attend_rollout_reference,
+)
 from draftsmith.targets.toy import tiny_target
-from draftsmith.types import TrajectoryBatch
 
 B, H, T, D = 2, 3, 37, 8
 
@@ -27,8 +30,8 @@ B, H, T, D = 2, 3, 37, 8
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's, or what other devices do, with so many rows of scores at a time."""
     if request.param != "fused":
-        monkeypatch.setattr(rollout, "FUSED", ())
-        monkeypatch.setattr(rollout, "CHUNK", int(request.param))
+        monkeypatch.setattr(unroll_attention, "FUSED", ())
+        monkeypatch.setattr(unroll_attention, "CHUNK", int(request.param))
 
 
 def tensors(steps: int, dtype: torch.dtype) -> list[Tensor]:

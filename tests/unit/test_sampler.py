@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
+from draftsmith.core.sampling import History, Sampler
 from draftsmith.errors import BackendError, InputError
-from draftsmith.sampler import History, Sampler
 
 SETTINGS = {
     "plain": Sampler(temperature=1.0),

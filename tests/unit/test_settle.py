@@ -10,9 +10,15 @@ import pytest
 import torch
 from tests.pretend_device import DEVICE, Elsewhere, PretendDevice, send
 
-from draftsmith.biased import BiasedDraw, BiasedGreedy
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Law, Noise
+from draftsmith.core.lossy_rules import BiasedDraw, BiasedGreedy, Typical
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.trees import geometry
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
+from draftsmith.core.verify import Match, Rejection, Rule
+from draftsmith.core.verify_step import settle
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.independent import Independent
@@ -21,15 +27,8 @@ from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError
-from draftsmith.law import Law, Noise
-from draftsmith.sampler import History, Sampler
-from draftsmith.settle import settle
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
-from draftsmith.trees import geometry
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
-from draftsmith.typical import Typical
-from draftsmith.verify import Match, Rejection, Rule
 
 V = 7
 SAMPLERS = {

@@ -11,13 +11,23 @@ import torch
 from tests.tiny_models import tiny_model
 from tests.unit.test_packing import END, plain, trajectory
 
-from draftsmith.distill.blocks import PackedBlocks
-from draftsmith.distill.multi import Multi
-from draftsmith.distill.sources import HeldOutBlocks, InLoop, Online, TextRows, TrajectoryBlocks
-from draftsmith.distill.trajectory import CollectRequest, CollectSettings, Trajectory
+from draftsmith.core.types import FullLaws, TrajectoryBatch
+from draftsmith.distill.batches import PackedBlocks
+from draftsmith.distill.sources import (
+    HeldOutBlocks,
+    InLoop,
+    Multi,
+    Online,
+    TextRows,
+    TrajectoryBlocks,
+)
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
-from draftsmith.types import FullLaws, TrajectoryBatch
 
 DOCUMENTS = plain(*(trajectory((n % 7, 1), (n % 5, 2, END), name=str(n)) for n in range(20)))
 

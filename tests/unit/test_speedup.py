@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftsmith.errors import InputError
-from draftsmith.speedup import (
+from draftsmith.core.speedup import (
     acceptance_error,
     acceptance_from_counts,
     acceptance_of,
@@ -17,6 +16,7 @@ from draftsmith.speedup import (
     predicted_speedup,
     tokens_per_step,
 )
+from draftsmith.errors import InputError
 
 ALPHAS = [0.0, 1e-12, 0.1, 0.5, 0.778, 0.99, 1 - 1e-9, 1 - 1e-15, 1.0]
 GAMMAS = [0, 1, 2, 3, 5, 8, 40]

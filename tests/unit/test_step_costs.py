@@ -17,14 +17,14 @@ from draftsmith.bench.step_costs import (
     probed_arms,
     step_costs,
 )
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
-from draftsmith.plan.control import AdaptiveLength, StepCosts
-from draftsmith.sampler import Sampler
+from draftsmith.plan.length_policy import AdaptiveLength, StepCosts
 from draftsmith.targets.toy import TabularTarget, tiny_target
-from draftsmith.types import TreeShape
 
 TARGET = TabularTarget(8)
 PROMPTS = [(1, 2, 3, 4), (5, 6, 7), (1, 1, 2, 2, 3)]

@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftsmith.distill import room
-from draftsmith.distill.codec import error_bound
-from draftsmith.distill.sealed import read_sealed, write_sealed
-from draftsmith.distill.store import MANIFEST, TrajectoryStore
-from draftsmith.distill.store_records import Skipped, StoreHeader
-from draftsmith.distill.trajectory import TopK, Trajectory
+from draftsmith import provenance
+from draftsmith.core.types import Signals
+from draftsmith.distill.trajectories.shards import error_bound, read_sealed, write_sealed
+from draftsmith.distill.trajectories.store import (
+    MANIFEST,
+    Skipped,
+    StoreHeader,
+    TrajectoryStore,
+)
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import Signals
 
 LLAMA = 128_256
 
@@ -448,7 +451,7 @@ def test_a_shard_that_would_fill_the_disk_is_refused_before_it_is_written(
     before = sorted(path.name for path in tmp_path.iterdir())
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(room.shutil, "disk_usage", lambda path: usage._replace(free=2_000))
+        patch.setattr(provenance.shutil, "disk_usage", lambda path: usage._replace(free=2_000))
         said = (
             r"shard 1 of [\d,]+ bytes would fill the disk of the store .*\(2,000 bytes are free\)"
         )

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from tests.unit.test_store import header, make
 from torch import Tensor
 
-from draftsmith.distill import stored_features
 from draftsmith.distill.checkpoint import sha256
-from draftsmith.distill.sealed import write_sealed
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.stored_features import FeatureFile, StoredFeatures
+from draftsmith.distill.trajectories import readers
+from draftsmith.distill.trajectories.readers import FeatureFile, StoredFeatures
+from draftsmith.distill.trajectories.shards import write_sealed
+from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.errors import BackendError
 
 
@@ -76,13 +76,13 @@ def test_a_shard_is_opened_once_and_not_before_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    real = stored_features.safe_open
+    real = readers.safe_open
 
     def counted(path: Path, framework: str) -> object:
         opened.append(path)
         return real(path, framework=framework)
 
-    monkeypatch.setattr(stored_features, "safe_open", counted)
+    monkeypatch.setattr(readers, "safe_open", counted)
     store = a_store(tmp_path)
     file = store.features(3)
     assert opened == []

@@ -12,25 +12,25 @@ import torch
 from tests.unit.test_packing import END, plain, trajectory
 from tests.unit.test_store import check_same, header, make, make_laws
 
-from draftsmith.distill import codec, store, stored_laws
-from draftsmith.distill.multi import Multi
-from draftsmith.distill.packing import Weighted, assemble, pack
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.stored_laws import LawFile
+from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.sources import Multi
+from draftsmith.distill.trajectories import readers, shards, store
+from draftsmith.distill.trajectories.readers import LawFile
+from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.errors import BackendError
 
 
 def test_laws_come_back_in_any_order_and_after_more_were_added(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     laws = [make_laws(rng, N, 5, 100) for N in (3, 0, 40, 1)]
-    encoded = [codec.encode(top, 100) for top in laws]
+    encoded = [shards.encode(top, 100) for top in laws]
     file = LawFile(tmp_path, 100)
     kept = []
     for one in encoded:
         kept.append(file.add(one))
         kept[0].read()  # moves the place in the file
     for number in (2, 0, 3, 1, 2):
-        found, wanted = kept[number].read(), codec.decode(encoded[number])
+        found, wanted = kept[number].read(), shards.decode(encoded[number])
         np.testing.assert_array_equal(found.ids_NK, wanted.ids_NK)
         np.testing.assert_array_equal(found.log_p_NK, wanted.log_p_NK)
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, whatever ends the process
@@ -50,7 +50,7 @@ def test_a_store_gives_its_laws_as_they_are_kept(
     found = there.undecoded(0)
     assert all(bare.top is None and bare.features is None for bare, _ in found)
     again = [
-        replace(bare, top=None if laws is None else codec.decode(laws), features=one.features)
+        replace(bare, top=None if laws is None else shards.decode(laws), features=one.features)
         for (bare, laws), one in zip(found, whole, strict=True)
     ]
     check_same(again, whole)
@@ -116,7 +116,7 @@ def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     monkeypatch.setattr(
-        stored_laws.tempfile,
+        readers.tempfile,
         "TemporaryFile",
         lambda dir: open("/dev/full", "r+b"),  # noqa: SIM115
     )

@@ -13,13 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.bench.prompt import Message, Prompt
-from draftsmith.bench.suites import (
-    built_in_suites,
-    load_prompts,
-    load_suite,
-    plain_prompts,
-)
+from draftsmith.data.prompts import Message, Prompt
+from draftsmith.data.suites import built_in_suites, load_prompts, load_suite, plain_prompts
 from draftsmith.errors import InputError
 
 DATA = Path(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.recipes import _text
+from draftsmith.data import text
 
 TREE = (
     "abc.py",
@@ -55,7 +55,7 @@ def entered(library: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def names(library: Path, *, exclude: tuple[str, ...] = ()) -> list[str]:
-    return [file.name for file in _text.find_files([str(library)], ["*.py", "*.txt"], exclude)]
+    return [file.name for file in text.find_files([str(library)], ["*.py", "*.txt"], exclude)]
 
 
 def test_folders_that_are_left_out_whole_are_not_entered(library: Path, entered: list[str]) -> None:

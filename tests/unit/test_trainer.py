@@ -23,16 +23,16 @@ from tests.small_trainer import (
 )
 from torch import nn
 
+from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import EvaluationBlocks, PackedBlocks
+from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.objective import CrossEntropy, LossTerms
-from draftsmith.distill.settings import TrainerConfig, keyed_noise
+from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer
+from draftsmith.distill.trainer_config import TrainerConfig, keyed_noise
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import TrajectoryBatch
 
 # --------------------------------------------------------------------------- resuming
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.small_trainer import CONFIG, make_source, make_trainer, same, weights
 
+from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import BatchSource
-from draftsmith.types import TrajectoryBatch
+from draftsmith.distill.batches import BatchSource
 
 PARTS, EVERY = 4, 3
 SPLIT = replace(CONFIG, accumulation=PARTS, save_every=EVERY)

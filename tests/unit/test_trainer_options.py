@@ -31,12 +31,16 @@ from transformers.integrations.deepspeed import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from draftsmith.distill import settings, sharding
-from draftsmith.distill.settings import make_accelerator, read_deepspeed, recompute_layers
-from draftsmith.distill.sharding import Engine, to_device
+from draftsmith.core.types import FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.distill import distributed, trainer_config
+from draftsmith.distill.distributed import Engine, to_device
 from draftsmith.distill.trainer import Trainer
+from draftsmith.distill.trainer_config import (
+    make_accelerator,
+    read_deepspeed,
+    recompute_layers,
+)
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import FullLaws, TopLaws, TrajectoryBatch
 
 # --------------------------------------------------------------------------- recomputed layers
 
@@ -117,7 +121,7 @@ def test_everything_in_a_batch_moves_to_the_device(full: bool) -> None:
 # --------------------------------------------------------------------------- DeepSpeed's file
 
 
-def config_of(folder: Path, content: Any, **changes: Any) -> settings.TrainerConfig:
+def config_of(folder: Path, content: Any, **changes: Any) -> trainer_config.TrainerConfig:
     path = folder / "ds.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return replace(CONFIG, deepspeed=path, **changes)
@@ -161,7 +165,7 @@ def test_missing_batch_sizes_follow_from_the_others(
         ({}, "needs an object 'zero_optimization'"),
         ({"zero_optimization": 2}, "needs an object 'zero_optimization'"),
         (
-            {"zero_optimization": {"stage": 3, settings.GATHER: False}},
+            {"zero_optimization": {"stage": 3, trainer_config.GATHER: False}},
             "stage3_gather_16bit_weights_on_model_save must be true or left out",
         ),
         (ZERO | {"optimizer": {"type": "AdamW"}}, "remove 'optimizer'"),
@@ -199,7 +203,7 @@ def test_without_the_package_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: False)
+    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: False)
     with pytest.raises(BackendError, match="'deepspeed' is not installed: pip install deepspeed"):
         make_trainer(tmp_path, config=config_of(tmp_path, ZERO))
 
@@ -209,17 +213,17 @@ def test_the_configuration_reaches_accelerate(
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: True)
 
     def accelerator(**options: Any) -> Any:
         given.update(options)
         return SimpleNamespace(num_processes=1, distributed_type=DistributedType.DEEPSPEED)
 
-    monkeypatch.setattr(settings, "Accelerator", accelerator)
+    monkeypatch.setattr(trainer_config, "Accelerator", accelerator)
     content = {"zero_optimization": {"stage": 3, "overlap_comm": True}, "train_batch_size": 6}
     make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
     plugin = given["deepspeed_plugin"]
-    assert isinstance(plugin, settings.DeepSpeedPlugin)
+    assert isinstance(plugin, trainer_config.DeepSpeedPlugin)
     assert plugin.zero_stage == 3 and plugin.gradient_clipping == CONFIG.clip_norm
     handed = plugin.hf_ds_config.config
     assert handed["zero_optimization"] == {
@@ -244,8 +248,8 @@ def test_models_that_are_loaded_later_stay_whole(
         return SimpleNamespace(num_processes=1, distributed_type=DistributedType.DEEPSPEED)
 
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(settings, "Accelerator", accelerator)
+    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(trainer_config, "Accelerator", accelerator)
     content = {"zero_optimization": {"stage": 3}}
     make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, content)))
     assert not is_deepspeed_zero3_enabled()
@@ -275,7 +279,7 @@ def test_processes_that_accelerate_does_not_join_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # of a kind without groups
     alone = SimpleNamespace(num_processes=1, device="mps")
-    monkeypatch.setattr(settings, "Accelerator", lambda **options: alone)
+    monkeypatch.setattr(trainer_config, "Accelerator", lambda **options: alone)
     with pytest.raises(BackendError, match=r"3 processes were started, .* joins 1 of them on mps"):
         make_accelerator("float32")
 
@@ -294,8 +298,8 @@ def test_deepspeed_that_accelerate_leaves_out_is_refused(
     """As it does where ACCELERATE_USE_CPU is set: the run would be one without it."""
     plain = SimpleNamespace(num_processes=1, distributed_type=DistributedType.MULTI_CPU)
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(settings, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(settings, "Accelerator", lambda **options: plain)
+    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(trainer_config, "Accelerator", lambda **options: plain)
     with pytest.raises(BackendError, match="unset that"):
         make_accelerator("float32", deepspeed=read_deepspeed(config_of(tmp_path, ZERO)))
 
@@ -341,7 +345,7 @@ def test_where_the_main_process_alone_is_given_the_weights_all_can_copy_them(
         assert box == [None], "with ZeRO-3, what others than the main process are given"
         box[0] = main.accelerator.get_state_dict(main.layout.learner)
 
-    monkeypatch.setattr(sharding, "broadcast_object_list", from_main)
+    monkeypatch.setattr(distributed, "broadcast_object_list", from_main)
     assert other.layout.weights() == {}, "a checkpoint is written by the main process"
     copy = Bigram()
     other.copy_into(copy)

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from tests.command_cases import Command, a_command, a_store, family_folder, network_words
 
-from draftsmith.drafters._lookup import drafter_class
-from draftsmith.drafters._options import training_options
+from draftsmith.drafters.base import training_options
+from draftsmith.drafters.registry import drafter_class
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "distill.md"
 TRAINING = ["--drafter", "hass", *network_words(2), "--hold-out", "0"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.trees import (
+from draftsmith.core.trees import (
     depths,
     geometry,
     limit_depth,
@@ -16,7 +16,7 @@ from draftsmith.trees import (
     shape_parents,
     stack_chains,
 )
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 DRAWN = np.array([[-1, -1, 0, 1]])
 """nodes     0   1   2   3         root -+- 0 --- 2        depth   1 1 2 2

@@ -24,11 +24,10 @@ from tests.small_laws import (
 )
 from torch import Tensor
 
-from draftsmith.distill import divergence as div
-from draftsmith.distill.divergence import Cells, Reading
-from draftsmith.distill.truncation import Tail
+from draftsmith.core.types import TopLaws
+from draftsmith.distill.objectives import divergence as div
+from draftsmith.distill.objectives.divergence import Cells, Reading, Tail
 from draftsmith.errors import InputError
-from draftsmith.types import TopLaws
 
 
 @pytest.mark.parametrize(("name", "reading"), CASES)

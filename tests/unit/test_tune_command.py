@@ -16,17 +16,18 @@ from tests.robustness.test_command_line import command as command  # a fixture
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
+from draftsmith.bench import tuner
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostTable, DraftCost
 from draftsmith.bench.step_costs import Workload
-from draftsmith.drafting_options import DraftingOptions
+from draftsmith.bench.tuner import between
+from draftsmith.commands import tune
+from draftsmith.commands._options import DraftingOptions
+from draftsmith.commands._tune_verb import TuneOptions
+from draftsmith.core.sampling import Sampler
 from draftsmith.errors import InputError
 from draftsmith.plan.tune import Candidate, Trial, Tuning
-from draftsmith.recipes import _tune, _tuner, tune
-from draftsmith.recipes._tune import between
-from draftsmith.sampler import Sampler
 from draftsmith.targets.hf import load_target
-from draftsmith.tune_options import TuneOptions
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setattr(_tuner, "ROUNDS", 2)
-    monkeypatch.setattr(_tune, "DRAWS", 20)
-    monkeypatch.setattr(_tune, "TREES", ("2,1", "2,2,1"))
+    monkeypatch.setattr(tuner, "ROUNDS", 2)
+    monkeypatch.setattr(tuner, "DRAWS", 20)
+    monkeypatch.setattr(tuner, "TREES", ("2,1", "2,2,1"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -56,9 +57,9 @@ def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     """One run with three drafters and two batch sizes; `err` is what it said."""
     out, patch = tmp_path_factory.mktemp("out"), pytest.MonkeyPatch()
     with patch.context() as changes:
-        changes.setattr(_tuner, "ROUNDS", 2)
-        changes.setattr(_tune, "DRAWS", 20)
-        changes.setattr(_tune, "TREES", ("2,1", "2,2,1"))
+        changes.setattr(tuner, "ROUNDS", 2)
+        changes.setattr(tuner, "DRAWS", 20)
+        changes.setattr(tuner, "TREES", ("2,1", "2,2,1"))
         changes.setenv("XDG_CACHE_HOME", str(out / "cache"))
         drafters = f"prompt_lookup,lookahead,independent:{models / 'draft'}"
         more = ["--drafter", drafters, "--batch-sizes", "1,2", "--temperature", "0.8"]
@@ -203,7 +204,7 @@ class LinearMeter:
 
 def tuned(models: Path, out: Path, *more: str) -> Tuning:
     options = cli.parse("tune", words(models, out, *more)[1:])
-    return _tuner.Tuner(options).tune()
+    return tuner.Tuner(options).tune()
 
 
 def together(trial: Trial, rows: int) -> float:
@@ -217,7 +218,7 @@ def together(trial: Trial, rows: int) -> float:
 def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
     monkeypatch.setattr(LinearMeter, "slope", 0.01)
     more = ["--batch-sizes", "1,2", "--max-new-tokens", "48"]  # long enough to repeat themselves
     found = tuned(models, tmp_path, "--drafter", "prompt_lookup", *more)
@@ -232,7 +233,7 @@ def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
 def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
     drafters = f"independent:{models / 'draft'},prompt_lookup"
     found = tuned(models, tmp_path, "--drafter", drafters, "--batch-sizes", "1,2")
     alone, _, model, lookup = found.batches
@@ -292,7 +293,7 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     target = load_target(str(models / "target"))
     drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
-    lookup, model = _tune.open_entrants(names, drafting, target, 4)
+    lookup, model = tuner.open_entrants(names, drafting, target, 4)
     assert lookup.chain.drafter.config.length == 7
     assert (lookup.flags, lookup.trees) == ((), ())
     assert model.flags == ("--draft-proposal", "sampled")
@@ -305,15 +306,15 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
-    opened = _tuner.open_target
+    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
+    opened = tuner.open_target
 
     def ended(options: Any) -> Any:
         target = opened(options)
         target.end_ids = frozenset(range(target.vocab_size))
         return target
 
-    monkeypatch.setattr(_tuner, "open_target", ended)
+    monkeypatch.setattr(tuner, "open_target", ended)
     with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
         tuned(models, tmp_path, "--drafter", "prompt_lookup")
 
@@ -322,7 +323,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that drafts for itself: four tokens are one step with a chain of four."""
-    monkeypatch.setattr(_tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
     drafter = f"independent:{models / 'target'}"
     found = tuned(models, tmp_path, "--drafter", drafter, "--max-new-tokens", "4")
     lengths = {one.trial.length for one in found.candidates}
@@ -333,7 +334,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
 def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
     target = load_target(str(models / "target"))
     names = [f"independent:{models / 'draft'}"]
-    (entrant,) = _tune.open_entrants(names, DraftingOptions(), target, 4)
+    (entrant,) = tuner.open_entrants(names, DraftingOptions(), target, 4)
     chain = entrant.chain.drafter
     assert chain.config.proposal == "sampled"
     assert entrant.trees

@@ -16,22 +16,22 @@ from rich.console import Console
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.bench.compare_runs import read_runs
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
+from draftsmith.bench.compare.load import read_runs
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import generate
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.lossy_rules import Typical
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape, Verdict
+from draftsmith.core.verify import verify
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError, LossyRule
-from draftsmith.generation import generate
-from draftsmith.law import Law, Noise, Purpose
-from draftsmith.sampler import Sampler
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, TreeShape, Verdict
-from draftsmith.typical import Typical
-from draftsmith.verify import verify
 
 V = 8
 
@@ -316,7 +316,7 @@ def test_the_terminal_table_marks_it(tmp_path: Path) -> None:
 
     from tests.unit.test_bench_report import a_report
 
-    from draftsmith.bench.report import losslessness_sentences, speed_sentences, terminal_table
+    from draftsmith.bench.summary import losslessness_sentences, speed_sentences, terminal_table
 
     report = a_report()
     marked = replace(

@@ -11,9 +11,8 @@ import pytest
 from tests.command_cases import Command, a_command, distill_words, work_folder
 
 from draftsmith import cli
-from draftsmith.distill.store import TrajectoryStore
-from draftsmith.distill.store_records import Shard
-from draftsmith.recipes._stored_texts import say_unfinished
+from draftsmith.distill.datasets import say_unfinished
+from draftsmith.distill.trajectories.store import Shard, TrajectoryStore
 
 Said = Callable[[Path], list[str]]
 

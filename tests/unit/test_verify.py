@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
-from draftsmith.law import Law, Noise, Purpose, Rows
-from draftsmith.sampler import History, Sampler
-from draftsmith.settle import make_rule
-from draftsmith.types import DraftTree, Proposal, Verdict
-from draftsmith.verify import (
+from draftsmith.core.law import Law, Noise, Purpose, Rows
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.types import DraftTree, Proposal, Verdict
+from draftsmith.core.verify import (
     Descent,
     Match,
     Node,
@@ -24,6 +22,8 @@ from draftsmith.verify import (
     offered_depth,
     verify,
 )
+from draftsmith.core.verify_step import make_rule
+from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
 
 V = 6
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from draftsmith.bench.records import PhaseSeconds
-from draftsmith.cache import Block, KVCache
-from draftsmith.decode import DecodeOptions, decode
-from draftsmith.drafters._base import Drafter
-from draftsmith.generation import DraftCounts
-from draftsmith.targets._base import Target
-from draftsmith.timing import Recorder
-from draftsmith.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
+from draftsmith.core.cache import Block, KVCache
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import DraftCounts
+from draftsmith.core.transfer import Recorder
+from draftsmith.core.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.targets.base import Target
 
 SPLIT = ("draft", "target", "verify")
 """What the decoding loop gives its recorder; the rest of a run's seconds is `other`."""

@@ -23,12 +23,12 @@ import torch
 
 from draftsmith.bench.arms import Arm, WidthMeter, make_recorder, now, undisturbed
 from draftsmith.bench.records import CostSeconds
-from draftsmith.cache import lay_out
-from draftsmith.decode import DecodeOptions, decode
+from draftsmith.core.cache import lay_out
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals
 from draftsmith.errors import InputError
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target, feed_beginning
-from draftsmith.types import Signals
+from draftsmith.targets.base import Target, feed_beginning
 
 MAX_WIDTHS = 10
 """More different widths than this are thinned out; the rest is interpolated."""

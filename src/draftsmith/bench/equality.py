@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from draftsmith.bench.records import Divergence, Floor
-from draftsmith.cache import KVCache, lay_out
-from draftsmith.sampler import History, Sampler
-from draftsmith.targets._base import Target, feed_beginning
-from draftsmith.types import Signals
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.types import Signals
+from draftsmith.targets.base import Target, feed_beginning
 
 _ULPS = 8
 """Half precision: rounding errors of a few units in the last place of the largest logit add up."""

@@ -25,16 +25,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftsmith.bench.metrics import Ratio, ratio
 from draftsmith.bench.perplexity import read_along
-from draftsmith.bench.ratio import Ratio, ratio
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafters._base import Drafter
-from draftsmith.generation import Generation, generate
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Generation, generate
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.types import DecodeStep, TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.observations import LengthCount
-from draftsmith.sampler import History, Sampler
-from draftsmith.targets._base import Target
-from draftsmith.types import DecodeStep, TreeShape
+from draftsmith.targets.base import Target
 
 
 @dataclass(slots=True)

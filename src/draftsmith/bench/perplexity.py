@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.bench.ratio import ratio
-from draftsmith.cache import KVCache, lay_out
+from draftsmith.bench.metrics import ratio
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.types import Signals
 from draftsmith.errors import InputError
-from draftsmith.targets._base import CHUNK, Target
-from draftsmith.types import Signals
+from draftsmith.targets.base import CHUNK, Target
 
 LONGEST = 2048
 """Tokens of a document that are read."""

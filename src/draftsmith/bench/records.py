@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.config import from_dict
-from draftsmith.detokenize import Piece
+from draftsmith.core.generation import Piece
 from draftsmith.errors import InputError
 from draftsmith.provenance import append_jsonl
 

@@ -7,24 +7,57 @@ them are interpolated. Seconds depend on shapes, not on what weights say, so tha
             `---- three quarters of 256 ---'      `bucket` that the usual context falls into
 
 Behind it drafters that look things up find something, and tables of one bucket are alike.
+
+Measured step costs, kept from run to run: a JSON file per machine, software, models and way to
+draw.
+
+    ~/.cache/draftsmith/costs/5c0a...json        (below XDG_CACHE_HOME where that is set)
+
+A file says what its seconds belong to and counts only for just that. One that cannot be read, or is
+of something else, is as if it were not there; a folder that cannot be written keeps nothing. Both
+are said, neither stops a run.
+
+`--draft-length auto`: the controller's costs, measured or from an earlier run, and said.
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import json
+import os
 import statistics
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostMeter, CostTable, interpolate
-from draftsmith.decode import DecodeOptions
-from draftsmith.drafters._base import Drafter
-from draftsmith.errors import InputError
-from draftsmith.plan.control import StepCosts
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
-from draftsmith.types import TreeShape
+from draftsmith.bench.machine_load import load_of_others
+from draftsmith.commands._options import DraftingOptions
+from draftsmith.config import as_dict, from_dict
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.errors import DraftsmithError, InputError
+from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
+from draftsmith.provenance import (
+    digest,
+    jsonable,
+    machine_summary,
+    portable_text,
+    versions,
+    write_json_atomic,
+)
+from draftsmith.targets.base import Target
+from draftsmith.targets.hf import HFTarget
 
 LONGEST = 16
 """The deepest drafts that a controller may choose."""
@@ -141,3 +174,176 @@ def step_costs(
         draft_D=tuple(interpolate(draft, n) for n in range(lengths[-1] + 1)),
         in_vain=table.target_seconds(1 + probes) + interpolate(draft, 1),
     )
+
+
+REFRESH = "DRAFTSMITH_REFRESH_COSTS"
+"""Set to anything but 0 it has costs measured again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """Costs from an earlier run."""
+
+    costs: StepCosts
+    measured: str
+    """The day."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostFile:
+    """Where the costs of one combination are kept."""
+
+    path: Path
+    key: dict[str, Any]
+    """All that they depend on."""
+
+    def load(self) -> Kept | str | None:
+        """What is kept; None: nothing; or why what is there cannot be used."""
+        if os.environ.get(REFRESH, "") not in ("", "0"):
+            return None
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["key"] != self.key:
+                return f"{portable_text(str(self.path))} holds costs of something else"
+            costs = from_dict(StepCosts, content["costs"])
+            return Kept(costs=costs, measured=str(content["measured"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return f"{portable_text(str(self.path))} cannot be read"
+
+    def store(self, costs: StepCosts) -> str | None:
+        """Keep them; or why they could not be kept."""
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        content = {"key": self.key, "measured": today, "costs": as_dict(costs)}
+        try:
+            write_json_atomic(self.path, content)
+        except (DraftsmithError, OSError) as error:
+            return f"costs are not kept: {error}"
+        return None
+
+
+def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> CostFile:
+    """The file for chains up to the arm's depth."""
+    key = jsonable(
+        {
+            "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
+            "versions": versions(),
+            "target": _model_facts(target),
+            "drafter": {
+                "kind": type(arm.drafter).__name__,
+                "options": as_dict(arm.drafter.config),
+                "weights": _structure(arm.drafter),
+                "longest": arm.used_shape.depth,
+            },
+            # what a drawn token costs depends on how laws are cut, hardly on the temperature
+            "sampler": as_dict(
+                replace(sampler, temperature=float(sampler.temperature > 0), logit_bias=())
+            ),
+            "rows": workload.rows,
+            "context": workload.bucket,
+        }
+    )
+    return CostFile(path=_folder() / f"{digest(key)[:24]}.json", key=key)
+
+
+def _folder() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # a relative one is to be ignored, says the specification
+    if os.path.isabs(given):
+        return Path(given) / "draftsmith" / "costs"
+    try:
+        return Path.home() / ".cache" / "draftsmith" / "costs"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "draftsmith" / "costs"
+
+
+def _model_facts(target: Target) -> dict[str, Any]:
+    """What decides how long its forwards take."""
+    return {
+        "name": target.name,
+        "vocab_size": target.vocab_size,
+        "dtype": str(target.dtype),
+        "device": str(target.device),
+        "weights": _structure(target.model) if isinstance(target, HFTarget) else None,
+        "attention": target.attn_implementation if isinstance(target, HFTarget) else None,
+    }
+
+
+def _structure(model: nn.Module) -> str:
+    """Of its parameters: names, sizes and formats. What they say costs nothing."""
+    return digest([[n, list(p.shape), str(p.dtype)] for n, p in model.named_parameters()])
+
+
+def with_controllers(
+    arms: Sequence[Arm],
+    drafting: DraftingOptions,
+    target: Target,
+    sampler: Sampler,
+    workload: Workload,
+) -> tuple[Arm, ...]:
+    """The arms; those that --draft-length auto is for choose by what steps cost here.
+
+    Raises:
+        InputError: the target's context is too short to measure in.
+    """
+    if drafting.draft_length != "auto":
+        return tuple(arms)
+    others = load_of_others()
+    # arms that cannot follow the option have the drafter's own shape
+    out = []
+    for arm in arms:
+        if arm.shape is not None:
+            costs = costs_of(arm, target, sampler, workload, others)
+            arm = replace(arm, policy=Learning(CostAware(costs=costs)))
+        out.append(arm)
+    return tuple(out)
+
+
+def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
+    """What steps cost, by the arms' controllers."""
+    return {
+        portable_text(arm.name): arm.policy.policy.costs
+        for arm in arms
+        if isinstance(arm.policy, Learning)
+    }
+
+
+def costs_of(
+    arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
+) -> StepCosts:
+    """What steps with this drafter cost, up to the arm's depth; `others`: who disturbs."""
+    notes = Console(stderr=True, highlight=False, markup=False, style="dim")
+    file = cost_file(target, arm, sampler, workload)
+    place = portable_text(str(file.path))
+    kept = file.load()
+    if isinstance(kept, Kept):
+        notes.print(
+            f"{arm.name}: {_said(kept.costs)}; measured on {kept.measured}, from {place} "
+            f"({REFRESH}=1 measures again)",
+            soft_wrap=True,
+        )
+        return kept.costs
+    if kept is not None:
+        notes.print(f"{kept}: measuring again", soft_wrap=True)
+    if others is not None:
+        notes.print(
+            f"{others}: costs measured now will be off, and they are kept; close them and measure "
+            f"again with {REFRESH}=1",
+            soft_wrap=True,
+        )
+    began = time.monotonic()
+    costs = measure(target, arm, sampler, workload)
+    spent = time.monotonic() - began
+    trouble = file.store(costs)
+    notes.print(
+        f"{arm.name}: {_said(costs)}; measured in {spent:.1f} s, {trouble or f'kept in {place}'}",
+        soft_wrap=True,
+    )
+    return costs
+
+
+def _said(costs: StepCosts) -> str:
+    few = sorted({1, min(4, costs.longest), costs.longest})
+    ratios = ", ".join(f"{costs.seconds(n) / costs.seconds(0):.2f}" for n in few)
+    return f"with {', '.join(map(str, few))} drafted tokens a step lasts {ratios} times a plain one"

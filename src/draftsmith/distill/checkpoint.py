@@ -25,9 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftsmith.distill.room import free_bytes
 from draftsmith.errors import BackendError
-from draftsmith.provenance import is_write_failure, replace_folder
+from draftsmith.provenance import free_bytes, is_write_failure, replace_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1

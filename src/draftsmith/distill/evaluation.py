@@ -6,24 +6,54 @@
 A better one is written beside the kept one, made visible in one rename, and only then the other is
 removed: at every moment there is one. After a kill between the two there are both; the value says
 which counts.
+
+How far chains of drafts would get: figures per depth, for drafters that learn several steps.
+
+A chain hangs below every place at once, as in training: step d of the drafter is draft d of all of
+them, each behind the text's own tokens. The last row shows where decoding would have fed another.
+
+    place             0      1      2      3        text: a b c d e f; depth d drafts t + 1 + d
+    draft 1           c      d      x      f
+    draft 2           d      z      f      .        . the document has ended
+    survival_1        1      1      0      1
+    survival_2        1      0      0      .        nothing below a draft that failed survives
+    misaligned_2      0      0      1      .        below place 2 the text feeds e, decoding x
+
+While a chain survives, its tokens are the text's: a survival is measured on what the drafter would
+have seen. All places count alike, whereas a decoding step begins only where the one before ended:
+`tokens_per_step` is a mean over places, close to that over steps.
+
+F figures, S steps, N places, B rows, T time, V vocabulary, K kept tokens, C cells (K or V).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.checkpoint import Checkpoint
-from draftsmith.distill.objective import Objective
-from draftsmith.errors import InputError
-from draftsmith.types import TrajectoryBatch
+from draftsmith.distill.objectives import divergence as div
+from draftsmith.distill.objectives.base import Head, LossTerms, Objective, vocabulary
+from draftsmith.distill.objectives.distillation import (
+    Places,
+    both_logits,
+    check_laws,
+    gather,
+    masks,
+    over_both,
+    preferred,
+    wide,
+)
+from draftsmith.errors import InputError, nearest
 
 Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
 
@@ -183,3 +213,224 @@ def is_better(best: Best | None, evaluation: Evaluation, *, step: int, value: fl
     if best is None:
         return True
     return step != best.step and evaluation.sign * value < evaluation.sign * best.value
+
+
+FIGURES = ("accuracy", "acceptance", "survival", "survival_t1", "uncounted_t1", "misaligned")
+"""Of each depth, in the order of their sums."""
+TOKENS_PER_STEP = {"tokens_per_step": "survival", "tokens_per_step_t1": "survival_t1"}
+"""Of all depths: the target's own token, and the sum of these survivals."""
+
+
+class Chains:
+    """Sums of each of `FIGURES` at the depth of one prediction. No gradient.
+
+    accuracy       the drafter's best token is the target's
+    acceptance     sum_v min(p, q) at temperature 1; where the target kept only its best tokens, the
+                   sum over these, a lower bound
+    survival       temperature 0: drafts 1 .. d are all the text's tokens. Exact for greedy texts
+    survival_t1    temperature 1: the product over the chain of min(1, q(x) / p(x)), see below
+    uncounted_t1   share of chains that `survival_t1` leaves out: p of one of their tokens is not
+                   known, because there is no law or the token was not kept
+    misaligned     (from depth 2 on) the drafter's best token at the depth before is not the text's:
+                   decoding feeds the draft where training fed the text. That is the token
+                   misalignment of GRIFFIN (arXiv 2502.11018). Its loss mask is milder: the text's
+                   token has to be among the best 3
+
+    In texts drawn from the target at temperature 1 the mean of `survival_t1` is the probability
+    that a drawn chain survives. With p and q the laws behind the tokens before,
+
+        E_{x~p} prod min(1, q/p)  =  sum_x prod p min(1, q/p)  =  sum_x prod min(p, q)
+        P(a chain x~q survives)   =  sum_x prod q min(1, p/q)  =  sum_x prod min(p, q)
+
+    Chains that are left out make it the mean over the others.
+
+    Accuracy and acceptance count all places whose token counts and has a law; the other figures
+    those where all tokens of the chain count. Of a drafter's own masks only the first is looked at:
+    later ones say what is learnt (GRIFFIN's leave out chains that went wrong), and a chain that
+    went wrong has not survived. A place weighs as much as the batch says of the token at depth d.
+
+    The chains of a batch are remembered from one step to the next. A prediction that does not look
+    one place further than the last one begins another batch.
+    """
+
+    def __init__(self, *, cells: int | None = None) -> None:
+        """`cells`: places times vocabulary that exist at a time (None: see `Distillation`)."""
+        self.cells = cells
+        self._chain: _Chain | None = None
+
+    @torch.no_grad()
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """[F] each: sums of weight x figure over the places that count, and of their weights."""
+        above = self._chain
+        if above is None or prediction.ahead != above.ahead + 1:
+            above = _Chain.before(prediction)
+        prediction = replace(prediction, mask_BT=above.begun_BT)
+        taught_BT, plain_BT = masks(prediction, batch, None)
+        seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
+        for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
+            places = gather(prediction, batch, mask_BT)
+            seen_BT5[mask_BT] = self._looked(
+                places, head, vocabulary(head, prediction.hidden_BTH[0]), look
+            )
+        hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
+        now = self._chain = _Chain(
+            depth=above.depth + 1,
+            ahead=prediction.ahead,
+            begun_BT=above.begun_BT,
+            whole_BT=above.whole_BT & (taught_BT | plain_BT),
+            drafted_BT=above.drafted_BT & hit_BT.bool(),
+            share_BT=above.share_BT * share_BT,
+            known_BT=above.known_BT & known_BT.bool(),
+            hit_BT=hit_BT.bool(),
+        )
+        weights_BT = batch.weights_ahead(prediction.ahead)
+        # at depth 1 decoding, too, feeds a token of the target's own
+        fed_draft_BT = now.whole_BT & (now.depth > 1)
+        sums = {
+            "accuracy": _sums(same_BT, taught_BT, weights_BT),
+            "acceptance": _sums(overlap_BT, taught_BT, weights_BT),
+            "survival": _sums(now.drafted_BT, now.whole_BT, weights_BT),
+            "survival_t1": _sums(now.share_BT, now.whole_BT & now.known_BT, weights_BT),
+            "uncounted_t1": _sums(~now.known_BT, now.whole_BT, weights_BT),
+            "misaligned": _sums(~above.hit_BT, fed_draft_BT, weights_BT),
+        }
+        total_F, weight_F = torch.stack([sums[name] for name in FIGURES], dim=1).unbind(0)
+        return LossTerms(total=total_F, weight=weight_F)
+
+    def _looked(self, places: Places, head: Head, vocab: int, look: _Look) -> Tensor:
+        """[N, 5]: what `look` sees at all places, a few at a time."""
+        parts = [wide(places.hidden_NH.new_zeros(0, 5))]
+        for part in places.split(self.cells, vocab):
+            parts.append(look(part, wide(head(part.hidden_NH))))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainEvaluation(Evaluation):
+    """All figures of `Chains`; one name per figure and depth, `survival_1` and so on.
+
+    tokens_per_step, tokens_per_step_t1     1 + survival_1 + survival_2 + ..., at both temperatures;
+                                            depths that no text reaches add nothing
+
+    `name`: which of these two chooses, if the evaluation does. `weight_name` counts chains.
+    """
+
+    objective: Objective = field(default_factory=Chains)
+    name: str = "tokens_per_step"
+    better: Literal["smaller", "larger"] = "larger"
+
+    num_sums: ClassVar[int] = len(FIGURES)
+
+    def __post_init__(self) -> None:
+        if self.name not in TOKENS_PER_STEP:
+            raise InputError(
+                f"chains have no figure {self.name!r} to choose by"
+                f"{nearest(self.name, TOKENS_PER_STEP)}"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        own = (*TOKENS_PER_STEP, *(f"{figure}_1" for figure in FIGURES))
+        return own if self.weight_name is None else (*own, self.weight_name)
+
+    def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
+        means = {}
+        for column, figure in enumerate(FIGURES):
+            sums_S2 = torch.stack([totals_SF[:, column], weights_SF[:, column]], dim=1)
+            means[figure] = {
+                depth: total / weight
+                for depth, (total, weight) in enumerate(sums_S2.tolist(), start=1)
+                if weight > 0
+            }
+        values = {
+            name: 1 + sum(means[survival].values())
+            for name, survival in TOKENS_PER_STEP.items()
+            if means[survival]
+        }
+        for figure, by_depth in means.items():
+            values |= {f"{figure}_{depth}": mean for depth, mean in by_depth.items()}
+        if self.weight_name is not None:
+            values[self.weight_name] = float(weights_SF[0, FIGURES.index("survival")])
+        return values
+
+
+# --------------------------------------------------------------------------- one depth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chain:
+    """The chains of one batch down to one depth."""
+
+    depth: int
+    ahead: int
+    begun_BT: Tensor
+    """Where the drafter's first prediction counts."""
+    whole_BT: Tensor
+    """All tokens so far count and are of one document."""
+    drafted_BT: Tensor
+    """All of them were the drafter's best."""
+    share_BT: Tensor
+    """Product of min(1, q / p) over them."""
+    known_BT: Tensor
+    """p of each of them is known."""
+    hit_BT: Tensor
+    """The last of them was the drafter's best."""
+
+    @classmethod
+    def before(cls, prediction: DraftPrediction) -> _Chain:
+        """Without a draft: what the first prediction of a batch goes on from."""
+        begun_BT = prediction.mask_BT.bool()
+        all_BT = torch.ones_like(begun_BT)
+        return cls(
+            depth=0,
+            ahead=prediction.ahead - 1,
+            begun_BT=begun_BT,
+            whole_BT=all_BT,
+            drafted_BT=all_BT,
+            share_BT=wide(torch.ones_like(begun_BT, dtype=prediction.hidden_BTH.dtype)),
+            known_BT=all_BT,
+            hit_BT=all_BT,
+        )
+
+
+_Look = Callable[[Places, Tensor], Tensor]
+"""(places, the drafter's logits there) -> [N, 5]: its best token is the text's; p(x) is known;
+min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q)."""
+
+
+def _beside_law(places: Places, logits_NV: Tensor) -> Tensor:
+    check_laws(places, logits_NV.shape[-1])
+    laws, tokens_N1 = places.laws(), places.tokens_N[:, None]
+    if isinstance(laws, FullLaws):
+        teacher_NV, logits_NV = both_logits(laws, logits_NV)
+    else:
+        laws, logits_NV = over_both(laws, logits_NV)
+    log_q_NV = torch.log_softmax(logits_NV, dim=-1)
+    if isinstance(laws, FullLaws):
+        log_p_NC, log_q_NC = torch.log_softmax(teacher_NV, dim=-1), log_q_NV
+        best_N, log_p_N = log_p_NC.argmax(-1), log_p_NC.gather(-1, tokens_N1)[:, 0]
+    else:
+        ids_NK = laws.ids_NK.long()
+        log_p_NC, log_q_NC = laws.log_p_NK.to(logits_NV.dtype), log_q_NV.gather(-1, ids_NK)
+        best_N = preferred(laws)
+        log_p_N = log_p_NC.masked_fill(ids_NK != tokens_N1, -math.inf).amax(-1)
+    choice_N = logits_NV.argmax(-1)
+    columns = [
+        choice_N == places.tokens_N,
+        log_p_N > -math.inf,
+        (log_q_NV.gather(-1, tokens_N1)[:, 0] - log_p_N).clamp(max=0).exp(),
+        choice_N == best_N,
+        div.acceptance(log_p_NC, log_q_NC),
+    ]
+    return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)
+
+
+def _beside_token(places: Places, logits_NV: Tensor) -> Tensor:
+    hit_N1 = (logits_NV.argmax(-1) == places.tokens_N)[:, None]
+    return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
+
+
+def _sums(figure_BT: Tensor, counted_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """[2]: total and weight, in float64 because counts are exact then."""
+    weights_N = weights_BT[counted_BT].double()
+    return torch.stack([(figure_BT[counted_BT].double() * weights_N).sum(), weights_N.sum()])

@@ -19,10 +19,21 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.blocks import BatchSource, Phases
+from draftsmith.distill.batches import BatchSource, Phases
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
+from draftsmith.distill.distributed import (
+    added,
+    check_weights,
+    fill,
+    make_layout,
+    on_main,
+    pooled,
+    pools,
+    to_device,
+)
 from draftsmith.distill.evaluation import (
     Best,
     Evaluation,
@@ -33,9 +44,8 @@ from draftsmith.distill.evaluation import (
     keep_best,
     sums_of,
 )
-from draftsmith.distill.objective import Objective
-from draftsmith.distill.pooling import pooled, pools
-from draftsmith.distill.settings import (
+from draftsmith.distill.objectives.base import Objective
+from draftsmith.distill.trainer_config import (
     SIGNALS,
     Interruption,
     TrainerConfig,
@@ -46,17 +56,8 @@ from draftsmith.distill.settings import (
     read_deepspeed,
     recompute_layers,
 )
-from draftsmith.distill.sharding import (
-    added,
-    check_weights,
-    fill,
-    make_layout,
-    on_main,
-    to_device,
-)
-from draftsmith.drafters._base import Drafter
+from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
-from draftsmith.types import TrajectoryBatch
 
 SCALE = 2.0**-10
 """Of losses in the backward pass, to keep sums small. The same for all parts of a step, however

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from transformers import LlamaConfig
 
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._layers import ConcatLinear
-from draftsmith.drafters._network import FusionNetwork
-from draftsmith.types import TreeShape
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork
 
 
 class EagleNetwork(FusionNetwork):

@@ -18,16 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.drafters._base import LossWeights, TargetView
-from draftsmith.drafters._checkpoint import target_ids
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._layers import Attend, Attention, RMSNorm, Rotary, SwiGLU
-from draftsmith.drafters._measures import fused_by, read_config
-from draftsmith.drafters._network import Network
-from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
-from draftsmith.drafters._rollout import Rollout
+from draftsmith.core.types import DraftPrediction, NarrowHead, Signals, TrajectoryBatch
+from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
+from draftsmith.drafters.hidden.checkpoint import fused_by, read_config, target_ids
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.network import Attend, Attention, Network, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters.hidden.unroll import Rollout
 from draftsmith.errors import InputError
-from draftsmith.types import DraftPrediction, NarrowHead, Signals, TrajectoryBatch
 
 
 class WideLayer(nn.Module):

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.drafters._feature_drafter import FeatureDrafter
-from draftsmith.drafters._layers import ConcatLinear, RMSNorm, SwiGLU
-from draftsmith.drafters._network import FusionNetwork
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSNorm, SwiGLU
 
 
 class FeatureSampling(nn.Module):

@@ -24,13 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.drafters._aligned import AlignedDrafter
-from draftsmith.drafters._base import LossWeights, TargetView
-from draftsmith.drafters._layers import ConcatLinear, RMSNorm
-from draftsmith.drafters._network import FusionNetwork
-from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
-from draftsmith.drafters._rollout import Rollout
-from draftsmith.types import DraftPrediction, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
+from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSNorm
+from draftsmith.drafters.hidden.unroll import Rollout
 
 _PLACES = 1024
 """Whose logits exist at a time."""

@@ -10,9 +10,9 @@ EAGLE's.
 
 from __future__ import annotations
 
-from draftsmith.drafters._aligned import AlignedDrafter
-from draftsmith.drafters._base import LossWeights
+from draftsmith.drafters.base import LossWeights
 from draftsmith.drafters.eagle import EagleNetwork
+from draftsmith.drafters.hidden.aligned import AlignedDrafter
 
 
 class Hass(AlignedDrafter):

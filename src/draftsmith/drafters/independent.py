@@ -20,20 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.cache import KVCache
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.drafters._causal import causal_forward
-from draftsmith.drafters._grow import Draw, grow
-from draftsmith.drafters._reader import ModelReader, Vocabularies
-from draftsmith.drafters._reencode import ReencodedState, reencoded_tree
-from draftsmith.drafters._vocabulary import Subset, padded, same_tokens
-from draftsmith.law import Noise
-from draftsmith.rows import common_prefix
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
-from draftsmith.targets._head import causal_head
-from draftsmith.transfer import to_device
-from draftsmith.types import (
+from draftsmith.core.cache import KVCache
+from draftsmith.core.law import Noise
+from draftsmith.core.rows import common_prefix
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import to_device
+from draftsmith.core.types import (
     PADDING,
     DraftPrediction,
     DraftTree,
@@ -41,6 +33,18 @@ from draftsmith.types import (
     TrajectoryBatch,
     TreeShape,
 )
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters.causal_lm import causal_forward
+from draftsmith.drafters.tree_growth import Draw, ModelReader, Vocabularies, grow
+from draftsmith.drafters.vocabulary import (
+    ReencodedState,
+    Subset,
+    padded,
+    reencoded_tree,
+    same_tokens,
+)
+from draftsmith.targets.base import Target
+from draftsmith.targets.hf import causal_head
 
 
 @dataclass(slots=True)

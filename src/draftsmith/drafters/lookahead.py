@@ -36,11 +36,18 @@ from typing import Literal
 import numpy as np
 import torch
 
-from draftsmith.drafters._base import Accepted, Drafter, DraftState
+from draftsmith.core.law import Noise, Purpose
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import (
+    PADDING,
+    ROOT,
+    DraftTree,
+    Proposal,
+    RequestBatch,
+    TreeShape,
+)
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
-from draftsmith.law import Noise, Purpose
-from draftsmith.sampler import Sampler
-from draftsmith.types import PADDING, ROOT, DraftTree, Proposal, RequestBatch, TreeShape
 
 
 @lru_cache(maxsize=256)

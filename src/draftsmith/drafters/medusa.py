@@ -19,16 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.drafters._checkpoint import MEDUSA, load_network, read_tensors, save_network
-from draftsmith.drafters._grow import Draw, grow
-from draftsmith.drafters._kinship import check_target, target_facts
-from draftsmith.drafters._options import STRUCTURE, TRAINING, at_least
-from draftsmith.errors import BackendError
-from draftsmith.law import Noise
-from draftsmith.sampler import Sampler
-from draftsmith.transfer import to_device
-from draftsmith.types import (
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import to_device
+from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
     RequestBatch,
@@ -36,6 +30,25 @@ from draftsmith.types import (
     TrajectoryBatch,
     TreeShape,
 )
+from draftsmith.drafters.base import (
+    STRUCTURE,
+    TRAINING,
+    Accepted,
+    Drafter,
+    DraftState,
+    TargetView,
+    at_least,
+)
+from draftsmith.drafters.hidden.checkpoint import (
+    MEDUSA,
+    check_target,
+    load_network,
+    read_tensors,
+    save_network,
+    target_facts,
+)
+from draftsmith.drafters.tree_growth import Draw, grow
+from draftsmith.errors import BackendError
 
 
 class ResidualBlock(nn.Module):

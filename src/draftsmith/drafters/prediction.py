@@ -17,13 +17,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftsmith.drafters._base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.core.law import Noise
+from draftsmith.core.rows import until_end
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.trees import stack_chains
+from draftsmith.core.types import ALIGNED, DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
-from draftsmith.law import Noise
-from draftsmith.rows import until_end
-from draftsmith.sampler import Sampler
-from draftsmith.trees import stack_chains
-from draftsmith.types import ALIGNED, DraftTree, Proposal, RequestBatch, TreeShape
 
 RESYNCED = 1
 

@@ -12,17 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from draftsmith.biased import biased_rule
-from draftsmith.decode import DecodeOptions, Session, decode
-from draftsmith.drafters._after import After
-from draftsmith.drafters._base import Drafter, DraftState, TargetView
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.lossy_rules import biased_rule
+from draftsmith.core.rows import common_prefix
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import (
+    ALIGNED,
+    DecodeStep,
+    LengthPolicy,
+    RequestBatch,
+    RowStats,
+    TreeShape,
+)
+from draftsmith.drafters.base import Drafter, DraftState, TargetView
+from draftsmith.drafters.chain import After
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import Prediction
 from draftsmith.errors import BackendError
-from draftsmith.rows import common_prefix
-from draftsmith.sampler import Sampler
-from draftsmith.targets._base import Target
-from draftsmith.types import ALIGNED, DecodeStep, LengthPolicy, RequestBatch, RowStats, TreeShape
+from draftsmith.targets.base import Target
 
 FAILURES = (BackendError, RuntimeError, MemoryError)
 """What a target that fails raises; torch's own errors are of the second kind."""

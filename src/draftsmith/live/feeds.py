@@ -20,7 +20,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from draftsmith.errors import InputError, nearest
-from draftsmith.live.records import Hypothesis, OnBad, as_record, json_objects, numbered, skipping
+from draftsmith.live.records import (
+    Hypothesis,
+    OnBad,
+    as_record,
+    json_objects,
+    numbered,
+    skipping,
+)
 
 T = TypeVar("T")
 Feed = Callable[[Iterable[str], OnBad | None], Iterator[Hypothesis]]

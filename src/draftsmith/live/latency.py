@@ -21,10 +21,10 @@ from itertools import accumulate
 from statistics import fmean
 from typing import TypedDict
 
+from draftsmith.core.rows import common_prefix
 from draftsmith.errors import InputError
 from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, reference, segments
 from draftsmith.live.records import Hypothesis, UpdateRecord
-from draftsmith.rows import common_prefix
 
 # --------------------------------------------------------------------------- means of delays
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
+from draftsmith.data.prompts import check_whole
 from draftsmith.errors import InputError
-from draftsmith.prompt_text import check_whole
 from draftsmith.provenance import write_text_atomic
 
 T = TypeVar("T")

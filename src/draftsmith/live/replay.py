@@ -12,8 +12,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from draftsmith.live.display import DisplayOptions, make_display, without_thoughts
-from draftsmith.live.metrics import Pieces, report, speedup
-from draftsmith.live.quality import quality, translations
+from draftsmith.live.metrics import Pieces, quality, report, speedup, translations
 from draftsmith.live.records import Hypothesis, UpdateRecord
 from draftsmith.live.translator import LiveTranslator
 

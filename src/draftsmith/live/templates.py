@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from draftsmith.data.prompts import MINI, check_prompt, check_whole, filled
 from draftsmith.errors import InputError
-from draftsmith.prompt_text import MINI, check_prompt, check_whole, filled
 
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"

@@ -18,13 +18,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from draftsmith.bias import check_bias
-from draftsmith.decode import Session
-from draftsmith.drafters._base import Drafter
+from draftsmith.core.config import check_bias
+from draftsmith.core.decode import Session
+from draftsmith.drafters.base import Drafter
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts
+from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts, word_ends
 from draftsmith.live.engine import FAILURES, Engine, Job, LiveTarget, Outcome
-from draftsmith.live.graphemes import word_ends
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 

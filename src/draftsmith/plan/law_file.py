@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from draftsmith.config import as_dict
+from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import AffineFit, FormFit
-from draftsmith.plan.setting import NAMES, AcceptanceLaw
-from draftsmith.speedup import Floats
+from draftsmith.plan.optimum import NAMES, AcceptanceLaw
 
 _ROUNDING = 1e-9
 """In correlations."""

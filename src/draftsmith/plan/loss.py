@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
-from draftsmith.speedup import Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

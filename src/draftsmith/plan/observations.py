@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftsmith.config import parse_count
 from draftsmith.errors import InputError, nearest
-from draftsmith.units import parse_count
 
 DATA = Path(__file__).parent / "data"
 """The paper's measurements and printed values."""

@@ -6,9 +6,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from draftsmith.errors import InputError
-from draftsmith.plan.budget import TokenBudget
-from draftsmith.plan.observations import DATA, Observation, Row, read_observations, read_rows
-from draftsmith.plan.setting import Setting
+from draftsmith.plan.observations import (
+    DATA,
+    Observation,
+    Row,
+    read_observations,
+    read_rows,
+)
+from draftsmith.plan.optimum import Setting, TokenBudget
 from draftsmith.plan.sizing import optimal_params
 
 VALIDATED = "OPT-13B"

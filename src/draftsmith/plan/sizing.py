@@ -15,10 +15,9 @@ from functools import partial
 import numpy as np
 from scipy.optimize import brentq
 
+from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
-from draftsmith.plan.optimum import optimal_length, optimal_speedup
-from draftsmith.plan.setting import NAMES, Setting
-from draftsmith.speedup import Floats
+from draftsmith.plan.optimum import NAMES, Setting, optimal_length, optimal_speedup
 
 Z95 = 1.96
 _POINTS = 2001

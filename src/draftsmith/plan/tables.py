@@ -16,8 +16,8 @@ from draftsmith.errors import InputError
 from draftsmith.plan import paper
 from draftsmith.plan.fit import affine_law, per_target
 from draftsmith.plan.paper import LatencyPoint, agrees
-from draftsmith.plan.pooled import GRIDS, PooledFit, sweep
 from draftsmith.plan.sizing import best_draft
+from draftsmith.plan.sweep import GRIDS, PooledFit, sweep
 
 Cell = str | float | None
 NEW_TOKENS = 250

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from draftsmith.plan.control import StepCosts
+from draftsmith.plan.length_policy import StepCosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,8 @@
 GET  /            the page           GET  /page/NAME    its parts
 WS   /ws          one session        GET  /events       a session, read only (SSE)
 GET  /healthz     is it alive        GET  /metrics      for Prometheus
+
+The files of the page, and the headers they go out with.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -22,17 +25,15 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
-from draftsmith.bias import bias_warning
-from draftsmith.serve.assets import HEADERS, PAGE, TYPES
-from draftsmith.serve.gauges import Gauges
-from draftsmith.serve.hall import Hall
-from draftsmith.serve.messages import (
+from draftsmith.core.config import bias_warning
+from draftsmith.serve.live.protocol import (
     MOST_BYTES,
     VERSION,
     Config,
     Finish,
     Measure,
     Message,
+    Outbox,
     Ping,
     Refused,
     Resume,
@@ -42,8 +43,22 @@ from draftsmith.serve.messages import (
     Stop,
     parse,
 )
-from draftsmith.serve.outbox import Outbox
-from draftsmith.serve.room import Room, spelt
+from draftsmith.serve.live.runtime import Gauges
+from draftsmith.serve.live.session import Room, spelt
+from draftsmith.serve.live.sessions import Hall
+
+PAGE = Path(__file__).parent / "static"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
 
 MOST_FAULTS = 20
 """Refused frames in a row after which a connection is closed."""

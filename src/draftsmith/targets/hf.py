@@ -1,26 +1,90 @@
-"""Any decoder-only transformers model as a target or draft model, over our cache and masks."""
+"""Any decoder-only transformers model as a target or draft model, over our cache and masks.
+
+A language model's head: hidden states -> logits.
+
+What modules gave in a forward: the hidden states that a drafter reads.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from draftsmith.cache import Block, KVCache, KVSpec
-from draftsmith.errors import BackendError, DraftsmithError, InputError, UnsupportedModel, nearest
-from draftsmith.ops import attention
-from draftsmith.ops.linear import PackedLinears
-from draftsmith.targets._admit import probe, refuse_by_class, refuse_by_config
-from draftsmith.targets._check import self_check
-from draftsmith.targets._head import causal_head
-from draftsmith.targets._listen import Heard, listening
-from draftsmith.transfer import to_device
-from draftsmith.types import Signals, TargetOutput
+from draftsmith.core import attention
+from draftsmith.core.cache import Block, KVCache, KVSpec
+from draftsmith.core.transfer import to_device
+from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.errors import (
+    BackendError,
+    DraftsmithError,
+    InputError,
+    UnsupportedModel,
+    nearest,
+)
+from draftsmith.targets.packed_linear import PackedLinears
+from draftsmith.targets.support import probe, refuse_by_class, refuse_by_config, self_check
+
+
+def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward."""
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config(decoder=True).to_dict()
+    multiply = config.get("logit_scale") or 1.0  # Cohere
+    divide = config.get("logits_scaling") or 1.0  # Granite
+    cap = config.get("final_logit_softcapping")  # Gemma 2
+
+    def logits(hidden: Tensor) -> Tensor:
+        out: Tensor = head(hidden)
+        if multiply != 1.0 or divide != 1.0:
+            out = out * (multiply / divide)
+        return cap * torch.tanh(out / cap) if cap else out
+
+    return logits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """Outputs of the last forward, module by module."""
+
+    states: tuple[list[Tensor], ...]
+
+    @property
+    def signals_BTS(self) -> Tensor | None:
+        """Side by side, in the order of the modules; None: nobody was listened to."""
+        if not self.states:
+            return None
+        return torch.cat([state for (state,) in self.states], -1)
+
+
+@contextmanager
+def listening(modules: Sequence[Any]) -> Iterator[Heard]:
+    """Hear these modules in every forward inside the `with`."""
+    with ExitStack() as stack:
+        yield Heard(states=tuple(stack.enter_context(_output_of(m)) for m in modules))
+
+
+@contextmanager
+def _output_of(module: Any) -> Iterator[list[Tensor]]:
+    """A list that holds what the module gave last."""
+    kept: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        kept[:] = [output if isinstance(output, Tensor) else output[0]]
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
 
 _DTYPES = {
     "float32": torch.float32,

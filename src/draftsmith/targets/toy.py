@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.cache import Block, KVCache, KVSpec
-from draftsmith.types import Signals, TargetOutput
+from draftsmith.core.cache import Block, KVCache, KVSpec
+from draftsmith.core.types import Signals, TargetOutput
 
 if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget

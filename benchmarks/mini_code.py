@@ -1,0 +1,99 @@
+"""How `models/mini-code` was made: a target and its draft, from the standard library's sources.
+
+    python benchmarks/mini_code.py [FOLDER]       (about an hour on two cores)
+
+The text is on every machine that runs Python; another version of Python gives other models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
+from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainResult, run
+from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
+from draftsmith.data.text import STANDARD_LIBRARY
+
+
+def text() -> TextOptions:
+    """The .py files of the running Python, without installed packages and character tables."""
+    return TextOptions(
+        text=(STANDARD_LIBRARY,),
+        include=INCLUDE,
+        exclude=EXCLUDE,
+        hold_out=HELD_OUT,
+    )
+
+
+def target(folder: Path) -> PretrainOptions:
+    """8.4 M parameters: 10 layers of 256."""
+    return PretrainOptions(
+        data=text(),
+        model=ArchitectureOptions(size="8m", kv_heads=2, vocab_size=4096),
+        training=ScheduleOptions(
+            duration="1900steps",
+            block_length=512,
+            long_block_length=2048,
+            long_share=0.12,
+            batch_tokens=2048,
+            learning_rate=2e-3,
+            min_learning_rate=1e-5,
+            warmup=60,
+            schedule="stable",
+            decay_share=0.5,
+        ),
+        out=folder / "target",
+        save_every=100,
+        eval_every=750,
+    )
+
+
+def draft(folder: Path) -> PretrainOptions:
+    """0.7 M parameters: one layer of 128, with the target's tokenizer."""
+    return PretrainOptions(
+        data=text(),
+        model=ArchitectureOptions(
+            tokenizer=str(folder / "target"),
+            layers=1,
+            heads=2,
+            kv_heads=1,
+            hidden=128,
+            intermediate=352,
+        ),
+        training=ScheduleOptions(
+            duration="1500steps",
+            block_length=512,
+            long_block_length=2048,
+            long_share=0.1,
+            batch_tokens=2048,
+            learning_rate=4e-3,
+            min_learning_rate=2e-5,
+            warmup=60,
+            schedule="stable",
+            decay_share=0.5,
+        ),
+        out=folder / "draft",
+        save_every=250,
+    )
+
+
+def main(folder: Path) -> list[PretrainResult]:
+    """Train both; what is finished already is left alone, what was interrupted continues."""
+    return train_missing((target(folder), draft(folder)))
+
+
+def train_missing(wanted: Iterable[PretrainOptions]) -> list[PretrainResult]:
+    """Train, one after the other, what is not finished yet."""
+    results = []
+    for options in wanted:
+        if not (options.out / "run.json").exists():
+            options.validate()
+            results.append(run(options))
+    return results
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "models/mini-code"))

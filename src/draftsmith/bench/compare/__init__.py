@@ -1,0 +1,1 @@
+"""Comparison of finished runs: ranked table, plots and one page."""

@@ -1,0 +1,461 @@
+"""Many finished runs side by side: seeds pooled, settings ranked by tokens per step.
+
+    run          one figure set: a trained and measured drafter (or its share in one language)
+    setting      what was varied on purpose: runs that differ in the seed alone share one
+    scope        target and decoding temperature: only settings of one scope are ranked together
+
+The study that this follows is DistillBeam's (its tables 2 and 3).
+
+The options that make a setting: whatever a distil run was told that changes its result.
+
+What a study varies on purpose (`FACTORS`) has fields of its own. Everything else stands in a flat
+list of (name, value), so that two runs with other tails, other steps or another rate are never
+taken for two seeds of one setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.errors import InputError
+from draftsmith.provenance import digest
+
+Option = str | int | float | bool | None
+Options = tuple[tuple[str, Option], ...]
+"""Names and values of what a run was told, factors aside."""
+UNDISTILLED = "none"
+"""The objective of a draft model that was not distilled: what gains are counted from."""
+FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
+"""What a study varies, one at a time."""
+MEASURES = (
+    "tau",
+    "tau_predicted",
+    "alpha",
+    "alpha_decoded",
+    "speedup",
+    "speedup_predicted",
+    "quality",
+)
+RANKING = ("tau", "tau_predicted", "alpha", "alpha_decoded")
+"""Settings are ranked by the first of these that any of their scope has."""
+_OBJECTIVES = {
+    "kl": "forward KL",
+    "rkl": "reverse KL",
+    "jsd": "JSD",
+    "hellinger": "Hellinger",
+    "tvd": "TVD",
+    "tvdpp": "TVD++",
+    "lk": "LK",
+    "sft": "SFT",
+    UNDISTILLED: "no distillation",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """What one run gave. None: not known, or without meaning."""
+
+    label: str
+    """What the run is called."""
+    drafter: str | None = None
+    """Kind and options of a network over the target's states; None: a draft model."""
+    objective: str | None = None
+    """As `distill` names it; `none`: the draft model before distillation."""
+    forcing: str | None = None
+    """Where the tokens of its trajectories came from."""
+    beams: int | None = None
+    teacher_temperature: float | None = None
+    truncation: str | None = None
+    """Of the teacher's laws: `full`, or `top-50`."""
+    options: Options = ()
+    """Whatever else it was told that changes its result, the seed aside."""
+    decoding_temperature: float | None = None
+    target: str | None = None
+    seed: int | None = None
+    alpha: float | None = None
+    """Expected acceptance at `decoding_temperature`, token-weighted (`distill.measure`)."""
+    alpha_decoded: float | None = None
+    """Accepted / offered, counted while decoding."""
+    tau: float | None = None
+    """Tokens per step, counted while decoding."""
+    tau_predicted: float | None = None
+    """From `alpha`, by the closed formula; or from chains on held-out texts (`distill.chains`)."""
+    speedup: float | None = None
+    """Over plain decoding, by the clock."""
+    speedup_predicted: float | None = None
+    quality: float | None = None
+    """Of the draft model's own texts: decoding with it changes nothing in the target's."""
+    quality_metric: str | None = None
+    storage_tokens: int | None = None
+    """Of the trajectories that it learned from."""
+    storage_bytes: int | None = None
+    language: str | None = None
+    """The figures are of prompts in this language only."""
+    tag: str | None = None
+    """The figures are of prompts of this kind only."""
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "alpha_decoded"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise InputError(f"{self.label}: {name} must be between 0 and 1, got {value}")
+        for name in ("tau", "tau_predicted", "speedup", "speedup_predicted"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{self.label}: {name} must be positive, got {value}")
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it covers some of the prompts only."""
+        return self.language is not None or self.tag is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What runs of several seeds have in common; fields as in `RunFigures`."""
+
+    drafter: str | None
+    objective: str | None
+    forcing: str | None
+    beams: int | None
+    teacher_temperature: float | None
+    truncation: str | None
+    options: Options
+    """Those in which runs of the comparison differ."""
+    label: str | None = None
+    """Where the others do not tell runs apart, or say nothing."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it learnt from several trajectories of a prompt; how many beams each one has is
+        not known where the search chose (`--beams auto`)."""
+        return (self.beams or 1) > 1 or (self.forcing == "beam" and self.beams is None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pooled:
+    """A mean over seeds."""
+
+    mean: float
+    half: float | None
+    """Half of the 95 % interval (Student's t); None with one seed."""
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A setting with its pooled figures."""
+
+    setting: Setting
+    name: str
+    """Short, and its own within the scope."""
+    rank: int | None
+    """1 is best; None without the figure that ranks."""
+    seeds: int
+    tau: Pooled | None
+    tau_predicted: Pooled | None
+    alpha: Pooled | None
+    alpha_decoded: Pooled | None
+    speedup: Pooled | None
+    speedup_predicted: Pooled | None
+    quality: Pooled | None
+    quality_metric: str | None
+    storage_tokens: int | None
+    """Largest of its runs, as the next."""
+    storage_bytes: int | None
+    by_language: Mapping[str, Pooled]
+    """The figure that ranks, per language."""
+    by_tag: Mapping[str, Pooled]
+
+    def value(self, measure: str) -> float | None:
+        """The mean of one of `MEASURES`."""
+        pooled: Pooled | None = getattr(self, measure)
+        return None if pooled is None else pooled.mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """One language (or tag): the best setting there, against the undistilled draft."""
+
+    name: str
+    base: float
+    best: Entry
+    best_value: float
+    top_value: float | None
+    """Of the setting that ranks first over all; None when it has no figure here."""
+
+    @property
+    def best_gain(self) -> float:
+        return self.best_value / self.base - 1.0
+
+    @property
+    def top_gain(self) -> float | None:
+        return None if self.top_value is None else self.top_value / self.base - 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """Settings that can be ranked together."""
+
+    target: str | None
+    decoding_temperature: float | None
+    ranked_by: str
+    """One of `RANKING`."""
+    entries: tuple[Entry, ...]
+    """Best first, those without rank last."""
+
+    @property
+    def base(self) -> Entry | None:
+        """The undistilled draft; None when there is none, or several."""
+        found = [e for e in self.entries if e.setting.objective == UNDISTILLED]
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def top(self) -> Entry | None:
+        """What ranks first, the undistilled draft aside."""
+        ranked = [e for e in self.entries if e is not self.base and e.rank is not None]
+        return ranked[0] if ranked else None
+
+    @property
+    def title(self) -> str:
+        parts = [] if self.target is None else [self.target]
+        if self.decoding_temperature is not None:
+            parts.append(f"decoding temperature {self.decoding_temperature:g}")
+        return ", ".join(parts)
+
+    def language_gains(self) -> tuple[Gain, ...]:
+        """Per language, the largest best gain first."""
+        return self._gains([entry.by_language for entry in self.entries])
+
+    def tag_gains(self) -> tuple[Gain, ...]:
+        """Per tag."""
+        return self._gains([entry.by_tag for entry in self.entries])
+
+    def _gains(self, values: Sequence[Mapping[str, Pooled]]) -> tuple[Gain, ...]:
+        base, top = self.base, self.top
+        if base is None or top is None:
+            return ()
+        own = dict(zip(map(id, self.entries), values, strict=True))
+        out = []
+        for name, before in own[id(base)].items():
+            rivals = [e for e in self.entries if e is not base and name in own[id(e)]]
+            if not rivals:
+                continue
+            best = max(rivals, key=lambda entry: own[id(entry)][name].mean)
+            first = own[id(top)].get(name)
+            out.append(
+                Gain(
+                    name=name,
+                    base=before.mean,
+                    best=best,
+                    best_value=own[id(best)][name].mean,
+                    top_value=None if first is None else first.mean,
+                )
+            )
+        return tuple(sorted(out, key=lambda gain: -gain.best_gain))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Runs, and what they say together."""
+
+    runs: tuple[RunFigures, ...]
+    scopes: tuple[Scope, ...]
+    notes: tuple[str, ...]
+    """What a reader must know about how runs were put together."""
+
+    @property
+    def main(self) -> Scope:
+        """The scope with most settings: what is drawn."""
+        return max(self.scopes, key=lambda scope: len(scope.entries))
+
+
+# --------------------------------------------------------------------------- names
+
+
+def objective_name(objective: str | None) -> str:
+    """How an objective is called in tables and figures."""
+    return "" if objective is None else _OBJECTIVES.get(objective, objective)
+
+
+def describe(settings: Sequence[Setting], factors: Sequence[str] = FACTORS) -> list[str]:
+    """A short name per setting: its objective, and of `factors` those that differ among them.
+
+    Of temperatures and truncations the usual one is not said. Settings that would share a name are
+    told apart by their options.
+    """
+    usual = {name: _usual(settings, name) for name in ("teacher_temperature", "truncation")}
+    varying = [name for name in factors if len({getattr(s, name) for s in settings}) > 1]
+    parts = []
+    for setting in settings:
+        said = [n for n in varying if n not in usual or getattr(setting, n) != usual[n]]
+        parts.append(_parts(setting, said))
+    rivals: dict[tuple[str, ...], list[Options]] = {}
+    for setting, own in zip(settings, parts, strict=True):
+        rivals.setdefault(own, []).append(setting.options)
+    telling = {own: _telling(some) for own, some in rivals.items()}
+    return [
+        _name((*own, *(say_option(n, setting.options) for n in telling[own])), setting.label)
+        for setting, own in zip(settings, parts, strict=True)
+    ]
+
+
+def say_option(name: str, options: Options) -> str:
+    """An option and its value in words: `tail floor`."""
+    value = dict(options).get(name, "unknown")
+    short = name.rpartition(".")[2].replace("_", " ")
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    elif isinstance(value, float):
+        value = f"{value:g}"
+    return f"{short} {'none' if value is None else value}"
+
+
+def _telling(some: Sequence[Options]) -> list[str]:
+    """The first options that together tell these apart: others often follow from them, as the
+    warm-up does from the duration."""
+    known = [dict(options) for options in some]
+    out: list[str] = []
+    parts = [0] * len(some)
+    for name in dict.fromkeys(name for own in known for name in own):
+        keys = [(part, name in own, own.get(name)) for part, own in zip(parts, known, strict=True)]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        if len(numbers) > len(set(parts)):
+            out.append(name)
+            parts = [numbers[key] for key in keys]
+    return out
+
+
+def _usual(settings: Sequence[Setting], factor: str) -> object:
+    """The most frequent value; None when it is unknown for some, which silence would say too."""
+    known = [getattr(s, factor) for s in settings if s.objective not in (None, UNDISTILLED)]
+    if not known or None in known:
+        return None
+    return max(dict.fromkeys(known), key=known.count)
+
+
+def _parts(setting: Setting, said: Sequence[str]) -> tuple[str, ...]:
+    parts = [] if setting.objective is None else [objective_name(setting.objective)]
+    if "drafter" in said and setting.drafter is not None:
+        parts.insert(0, setting.drafter)
+    forcing, beams, temperature = setting.forcing, setting.beams, setting.teacher_temperature
+    counted = "beams" in said and beams is not None and _by_beams(setting)
+    noun = {"beam": "beam", "sample": "draw"}.get(forcing or "beam")
+    if "forcing" in said and forcing is not None and not (counted and noun):
+        parts.append(forcing)
+    if counted:
+        parts.append(f"{beams} {noun or 'beam'}{'s' if beams != 1 else ''}")
+    if "teacher_temperature" in said and temperature is not None:
+        parts.append(f"T={temperature:g}")
+    if "truncation" in said and setting.truncation is not None:
+        parts.append(setting.truncation)
+    return tuple(parts)
+
+
+def _name(parts: Sequence[str], label: str | None) -> str:
+    name = ", ".join(parts)
+    if label is not None:
+        return f"{name} ({label})" if name else label
+    return name or "all"
+
+
+def _by_beams(setting: Setting) -> bool:
+    """Whether a beam search made the trajectories: elsewhere its width is one and means nothing."""
+    return setting.forcing in (None, "beam") or (setting.beams or 1) > 1
+
+
+_ELSEWHERE = frozenset(
+    # the seed; the scope; factors, of which results say more than options
+    (
+        "seed",
+        "target",
+        "beams",
+        "objective.objective",
+        "objective.teacher_temperature",
+        "drafter_option",
+    )
+)
+_WITHOUT_EFFECT = frozenset(
+    # where results go, what is said or refused on the way, and how the work is divided; the digest
+    # of the stores says which shards were left out
+    (
+        "out",
+        "json",
+        "debug",
+        "report_to",
+        "save_every",
+        "bad_prompts.on_bad_prompt",
+        "fitting.on_bad_shard",
+        "training.parallel",
+        "training.gradient_checkpointing",
+    )
+)
+_FALLBACK = {"tail": "objective.tail", "steps": "steps"}
+"""Results that stand in for options where a file has none."""
+
+
+def options_of(given: object, results: Mapping[str, Any], where: str) -> Options:
+    """Of a distil run's `options` and `results`; `where` names their file.
+
+    Raises:
+        InputError: the options are no object.
+    """
+    if given is None:
+        return tuple((name, results[key]) for key, name in _FALLBACK.items() if key in results)
+    if not isinstance(given, Mapping):
+        raise InputError(f"expected an object in {where}, options, got {given!r}")
+    flat = flattened(given)
+    if given.get("store") and results.get("data"):
+        # the same store may be named from several folders, and a name be used for another store
+        names = "+".join(Path(str(folder)).name for folder in given["store"])
+        flat["store"] = f"{names} ({digest(results['data'])[:6]})"
+    left_out = _ELSEWHERE | _WITHOUT_EFFECT
+    return tuple((name, value) for name, value in flat.items() if name not in left_out)
+
+
+def only_varying(runs: Sequence[RunFigures]) -> list[RunFigures]:
+    """Runs with those options alone in which distilled ones differ, all in one order.
+
+    An option that some runs do not record differs from any value: nobody knows what it was.
+    """
+    known = {id(run): dict(run.options) for run in runs if _is_distilled(run)}
+    names = dict.fromkeys(name for own in known.values() for name in own)
+    varying = [
+        name
+        for name in names
+        if any(name not in own for own in known.values())
+        or len({own[name] for own in known.values()}) > 1
+    ]
+    return [
+        dataclasses.replace(run, options=_chosen(known.get(id(run), {}), varying)) for run in runs
+    ]
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
+    """Groups by dotted names; lists as one text."""
+    out: dict[str, Option] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            out |= flattened(value, f"{name}.")
+        elif isinstance(value, list):
+            out[name] = ", ".join(map(str, value)) or None
+        else:
+            out[name] = value
+    return out
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _is_distilled(run: RunFigures) -> bool:
+    return run.objective not in (None, UNDISTILLED)
+
+
+def _chosen(own: Mapping[str, Option], names: Iterable[str]) -> Options:
+    return tuple((name, own[name]) for name in names if name in own)

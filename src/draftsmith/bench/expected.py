@@ -1,0 +1,159 @@
+"""Expected acceptance of a measurement's draft models, beside what was counted: no draw is in it.
+
+What plain decoding said is the target's own, at that temperature and in that many draws, so that
+both models' laws along it give the acceptance of decoding (`distill.measure`), DistillBeam's
+sequence-level one (eq. 10), and what the closed formulas make of it (eq. 11 and 12).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.pairs import parameters_of
+from draftsmith.bench.run import Bench, Said
+from draftsmith.bench.summary import Section, number, short_name, times
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.speedup import memory_bound_speedup
+from draftsmith.core.types import Proposal
+from draftsmith.core.verify_step import make_rule
+from draftsmith.distill.acceptance import (
+    AcceptanceReport,
+    MeasureOptions,
+    measure_acceptance,
+)
+from draftsmith.distill.trajectories.types import Trajectory
+from draftsmith.targets.base import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """Of one draft model at one temperature."""
+
+    drafter: str
+    """As in the records."""
+    temperature: float
+    acceptance: AcceptanceReport
+    gamma: int | None
+    """Length of its chains; None for trees and lengths that vary, which no closed formula knows."""
+    parameters: tuple[int, int] | None
+    """Of the draft model and of the target; None: one of them is no network."""
+
+    def figures(self) -> dict[str, Any]:
+        """As JSON."""
+        found = self.acceptance.results(self.gamma)
+        return {**found, "memory_bound_speedup": self.memory_bound_speedup}
+
+    @property
+    def memory_bound_speedup(self) -> float | None:
+        """Of the predicted tokens per step (Direct Alignment's MBSU)."""
+        tau = self.acceptance.results(self.gamma)["tau_predicted"]
+        if tau is None or self.gamma is None or self.parameters is None:
+            return None
+        return float(memory_bound_speedup(tau, self.gamma, *self.parameters))
+
+
+def expectations(bench: Bench) -> tuple[Expectation, ...]:
+    """Of all arms that draw from a language model of the target's tokens and accept by rejection:
+    of others the overlap of the laws is not what is accepted."""
+    return tuple(
+        found
+        for arm in bench.plan.arms
+        for sampler in bench.plan.samplers
+        if (found := _expectation(bench, arm, sampler)) is not None
+    )
+
+
+def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None:
+    drafter, target = arm.drafter, bench.plan.target
+    found = drafter.drawn_from(sampler)
+    rule = make_rule(bench.plan.rule, Proposal.SAMPLED)
+    # p against q is the overlap; without draws all lossless rules accept the same
+    by_overlap = rule.needs_q or (sampler.temperature == 0 and not rule.lossy)
+    if found is None or not by_overlap:
+        return None
+    draft, ids = found
+    texts = list(_texts(bench.said(sampler), target, draft))
+    if not any(text.tokens for text in texts):
+        return None
+    shape = arm.used_shape
+    gamma = shape.depth if shape.is_chain and shape.depth and arm.policy is None else None
+    options = MeasureOptions(
+        sampler=sampler,
+        batch_size=bench.plan.batch_size,
+        gammas=(gamma or 1,),
+        cost_ratio=None if gamma is None else _cost_ratio(bench, arm.name, sampler, gamma),
+    )
+    sizes = parameters_of(draft), parameters_of(target)
+    return Expectation(
+        drafter=arm.name,
+        temperature=sampler.temperature,
+        acceptance=measure_acceptance(target, draft, texts, options, vocabularies=ids),
+        gamma=gamma,
+        parameters=None if sizes[0] is None or sizes[1] is None else (sizes[0], sizes[1]),
+    )
+
+
+def _texts(said: list[Said], target: Target, draft: Target) -> Iterator[Trajectory]:
+    """Those that both models can read to their last token but one."""
+    contexts = [model.max_length for model in (target, draft) if model.max_length is not None]
+    for one in said:
+        if len(one.item.tokens) + len(one.tokens) - 1 <= min(contexts, default=math.inf):
+            yield Trajectory(
+                prompt_id=f"{one.item.prompt}, turn {one.item.turn}",
+                forcing="sample",
+                prompt=one.item.tokens,
+                tokens=one.tokens,
+                score=math.nan,  # nobody asked for it
+                language=one.item.language,
+                tag=one.item.tag,
+            )
+
+
+def _cost_ratio(bench: Bench, name: str, sampler: Sampler, gamma: int) -> float | None:
+    """Of a draft forward / a target forward, by the cost table; None without one."""
+    if bench.costs is None:
+        return None
+    drafting = bench.costs.draft_seconds(name, sampler.temperature, 1 + gamma)
+    return drafting / gamma / bench.costs.target_seconds(1)
+
+
+COLUMNS = (
+    *("temperature", "draft model", "per token", "per text (eq. 10)"),
+    *("tokens per step (eq. 11)", "speed-up (eq. 12)", "memory-bound speed-up"),
+)
+
+
+def as_section(found: tuple[Expectation, ...]) -> Section:
+    """For the page, by language and tag where prompts have any."""
+    return Section(
+        title="Expected acceptance of draft models",
+        sentences=(
+            "The probability that a drafted token is accepted, sum min(p, q), averaged over what "
+            "plain decoding said; no draw is in it. Tokens per step and speed-ups are what closed "
+            "formulas make of it for chains, as if it were the same at every place.",
+        ),
+        columns=COLUMNS,
+        rows=tuple(row for one in found for row in _rows(one)),
+    )
+
+
+def _rows(one: Expectation) -> Iterator[tuple[str, ...]]:
+    known = one.figures()
+    heat, name = f"{one.temperature:g}", short_name(one.drafter)
+    yield (
+        heat,
+        name,
+        f"{known['alpha']:.3f}",
+        f"{known['alpha_sequence']:.3f}",
+        number(known["tau_predicted"]),
+        times(known["speedup_predicted"]),
+        times(known["memory_bound_speedup"]),
+    )
+    for kind in ("by_language", "by_tag"):
+        for part, share in known[kind].items():
+            tau = number(share["tau_predicted"])
+            yield (heat, f"{name}, {part}", f"{share['alpha']:.3f}", "", tau, "", "")

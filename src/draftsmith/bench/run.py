@@ -1,0 +1,363 @@
+"""The measurement: baseline and candidates interleaved in one process, after warm-up.
+
+For each repeat, temperature and group of prompts one round runs every arm once; rounds rotate the
+order, so that no arm always runs first or behind the same neighbour:
+
+    round 0   none  prompt_lookup  lookahead  transformers
+    round 1   prompt_lookup  lookahead  transformers  none
+    ...
+
+Repeats are the outermost loop: an interrupted measurement has all prompts before it has all
+repeats. What is not decoding (comparing, scoring again, rounds of the cost table) happens between
+the timed runs. What a length policy learns stays within one repeat and temperature: the warm-up has
+drawn the very texts of the first repeat.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from draftsmith.bench import equality
+from draftsmith.bench.arms import Arm, TimedRun, time_decode
+from draftsmith.bench.baselines import supports, time_generate
+from draftsmith.bench.costs import CostMeter, CostTable, thin_out
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
+    Divergence,
+    Floor,
+    RunRecord,
+    digest,
+)
+from draftsmith.bench.step_costs import probed_arms
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import pieces
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import LengthPolicy
+from draftsmith.targets.base import Target
+from draftsmith.targets.hf import HFTarget
+
+FLOOR_WIDTHS = 3
+"""Chunk sizes with which the target is compared to itself."""
+COST_WINDOW = 8
+"""A record's predicted costs are medians over so many latest rounds of the cost table."""
+TAIL_TOKENS = 96
+"""Of a prompt, kept to read the text with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A prompt (or a later turn of one) as tokens."""
+
+    prompt: str
+    """Id in its suite."""
+    tokens: tuple[int, ...]
+    turn: int = 0
+    tag: str | None = None
+    language: str | None = None
+    prediction: tuple[int, ...] = ()
+    """An expected continuation, for drafters that read one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What plain decoding said to a prompt."""
+
+    item: Item
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchPlan:
+    """What to measure. `arms` begins with the baseline, whose drafter drafts nothing."""
+
+    target: Target
+    arms: tuple[Arm, ...]
+    items: tuple[Item, ...]
+    samplers: tuple[Sampler, ...]
+    """One per temperature."""
+    max_new_tokens: int
+    rule: str = "auto"
+    lossy: bool = False
+    """The rule changes the law: drafted texts are then not compared with plain decoding's."""
+    batch_size: int = 1
+    repeats: int = 3
+    warmup: int = 1
+    """Unmeasured rounds per temperature, on the first group of prompts."""
+    cost_rounds: int = 24
+    """Of the cost table, spread over the measurement."""
+    seed: int = 0
+    with_transformers: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.arms[0].name == BASELINE, "the first arm is the baseline"
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Item numbers that are decoded together."""
+        starts = range(0, len(self.items), self.batch_size)
+        return tuple(range(s, min(s + self.batch_size, len(self.items))) for s in starts)
+
+    def decode_options(self, sampler: Sampler, seed: int) -> DecodeOptions:
+        return DecodeOptions(
+            sampler=sampler,
+            max_new_tokens=self.max_new_tokens,
+            rule=self.rule,
+            allow_lossy=self.lossy,
+            seed=seed,
+        )
+
+    def lossy_rule(self, arm: str) -> str | None:
+        """What the texts of this arm were verified by, if their law is then not the target's."""
+        return self.rule if self.lossy and arm not in (BASELINE, TRANSFORMERS) else None
+
+    def arm_names(self, sampler: Sampler) -> tuple[str, ...]:
+        """Who runs at this law; transformers cannot draw from every one."""
+        rival = self.with_transformers and isinstance(self.target, HFTarget) and supports(sampler)
+        return (*(arm.name for arm in self.arms), *((TRANSFORMERS,) if rival else ()))
+
+    @property
+    def num_records(self) -> int:
+        per_item = sum(len(self.arm_names(sampler)) for sampler in self.samplers)
+        return self.repeats * len(self.items) * per_item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One round of the measurement."""
+
+    repeat: int
+    sampler: Sampler
+    group: int
+    order: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Reference:
+    """What plain decoding said at temperature 0, and what was found out about it."""
+
+    tokens: tuple[int, ...]
+    floor: Floor | None
+    divergences: dict[str, Divergence | None] = field(default_factory=dict)
+    """By digest of the text compared."""
+
+
+class Bench:
+    """A measurement: `prepare` once, then iterate over `records`."""
+
+    def __init__(self, plan: BenchPlan) -> None:
+        self.plan = plan
+        self.on_prepared: Callable[[float], None] | None = None
+        """Called by `prepare` at its end with the seconds of one warm round: the plan may still be
+        narrowed to fewer items or repeats."""
+        self._meter: CostMeter | None = None
+        self._references: dict[tuple[int, int], _Reference] = {}
+        self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
+        self._widths: list[int] = []
+        self._said: dict[Sampler, list[Said]] = {}
+
+    def rounds(self) -> Iterator[Round]:
+        """All rounds in their order."""
+        plan = self.plan
+        number = 0
+        for repeat in range(plan.repeats):
+            for sampler in plan.samplers:
+                for group in range(len(plan.groups)):
+                    names = plan.arm_names(sampler)
+                    shift = number % len(names)
+                    yield Round(
+                        repeat=repeat,
+                        sampler=sampler,
+                        group=group,
+                        order=(*names[shift:], *names[:shift]),
+                    )
+                    number += 1
+
+    def prepare(self, on_step: Callable[[str], None] | None = None) -> None:
+        """Warm up and measure the cost table."""
+        plan, spent = self.plan, 0.0
+        say = on_step or (lambda text: None)
+        for number in range(plan.warmup):
+            spent = 0.0
+            for sampler in plan.samplers:
+                for name in plan.arm_names(sampler):
+                    say(f"warming up {number + 1}/{plan.warmup}: {name}")
+                    run = self._run(name, plan.groups[0], sampler, None)
+                    spent += run.seconds
+                    self._widths.extend(run.widths)
+        if plan.batch_size == 1:
+            say("measuring costs")
+            self._meter = CostMeter(
+                plan.target,
+                [probed for arm in plan.arms for probed in probed_arms(arm)],
+                plan.samplers,
+                [item.tokens for item in plan.items],
+                plan.decode_options(Sampler(), plan.seed),
+                self._widths,
+                predictions=[item.prediction for item in plan.items],
+            )
+            self._meter.measure(COST_WINDOW - 1)
+        if self.on_prepared is not None:
+            self.on_prepared(spent)
+
+    @property
+    def costs(self) -> CostTable | None:
+        """Over the whole measurement so far; None before `prepare` and for batches."""
+        return None if self._meter is None else self._meter.table()
+
+    def said(self, sampler: Sampler) -> list[Said]:
+        """What plain decoding said so far: one text of each prompt at temperature 0, as many as
+        there were repeats above."""
+        return self._said.get(sampler, [])
+
+    def records(self) -> Iterator[tuple[RunRecord, ...]]:
+        """Run all rounds; the records of one round at a time."""
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no collection needs to look at it again
+        try:
+            rounds = list(self.rounds())
+            for number, entry in enumerate(rounds):
+                if self._meter is not None:
+                    wanted = self.plan.cost_rounds
+                    due = (number + 1) * wanted // len(rounds) - number * wanted // len(rounds)
+                    self._meter.measure(due)
+                yield self._round(entry)
+        finally:
+            gc.unfreeze()
+
+    # ------------------------------------------------------------------ one round
+
+    def _round(self, entry: Round) -> tuple[RunRecord, ...]:
+        plan = self.plan
+        rows = plan.groups[entry.group]
+        costs = None if self._meter is None else self._meter.table(latest=COST_WINDOW)
+        seed = plan.seed + entry.repeat
+        runs = {name: self._run(name, rows, entry.sampler, entry.repeat) for name in entry.order}
+        greedy = entry.sampler.temperature == 0
+        if entry.repeat == 0 or not greedy:
+            plain = zip(rows, runs[BASELINE].tokens, strict=True)
+            said = [Said(item=plan.items[row], tokens=tokens) for row, tokens in plain]
+            self._said.setdefault(entry.sampler, []).extend(said)
+        if greedy and entry.repeat == 0:
+            for run in runs.values():
+                self._widths.extend(run.widths)
+            for b, row in enumerate(rows):
+                self._settle(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
+        return tuple(
+            self._record(entry, place, name, runs[name], b, row, seed, costs)
+            for place, name in enumerate(entry.order)
+            for b, row in enumerate(rows)
+        )
+
+    def _run(self, name: str, rows: range, sampler: Sampler, repeat: int | None) -> TimedRun:
+        """`repeat`: None in the warm-up."""
+        plan = self.plan
+        seed = plan.seed + (repeat or 0)
+        prompts = [plan.items[row].tokens for row in rows]
+        if name == TRANSFORMERS:
+            assert isinstance(plan.target, HFTarget)
+            return time_generate(plan.target, prompts, sampler, plan.max_new_tokens, seed)
+        options = plan.decode_options(sampler, seed)
+        arm = next(arm for arm in plan.arms if arm.name == name)
+        policy = self._policies.setdefault((name, sampler, repeat), copy.copy(arm.policy))
+        arm = replace(arm, policy=policy)
+        predictions = [plan.items[row].prediction for row in rows]
+        return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
+
+    def _settle(self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler) -> None:
+        """Note plain decoding's text, and score it again in chunks as verification would."""
+        item = self.plan.items[row]
+        chunks = thin_out([w for w in self._widths if w > 1] or [8], FLOOR_WIDTHS)
+        with torch.inference_mode():
+            floor = equality.floor(self.plan.target, item.tokens, plain, sampler, chunks)
+        self._references[group, row] = _Reference(tokens=plain, floor=floor)
+
+    def _compare(
+        self, group: int, row: int, text: tuple[int, ...], sampler: Sampler
+    ) -> Divergence | None:
+        reference = self._references[group, row]
+        key = digest(text)
+        if key not in reference.divergences:
+            with torch.inference_mode():
+                reference.divergences[key] = equality.divergence(
+                    self.plan.target,
+                    self.plan.items[row].tokens,
+                    reference.tokens,
+                    text,
+                    sampler,
+                )
+        return reference.divergences[key]
+
+    def _record(
+        self,
+        entry: Round,
+        place: int,
+        name: str,
+        run: TimedRun,
+        b: int,
+        row: int,
+        seed: int,
+        table: CostTable | None,
+    ) -> RunRecord:
+        item, temperature = self.plan.items[row], entry.sampler.temperature
+        divergence = floor = None
+        lossy_rule = self.plan.lossy_rule(name)
+        compared = temperature == 0 and lossy_rule is None
+        if compared:
+            divergence = self._compare(entry.group, row, run.tokens[b], entry.sampler)
+            if name == BASELINE and entry.repeat == 0:
+                floor = self._references[entry.group, row].floor
+        counts = None if run.counts is None else run.counts[b]
+        costs = None
+        if table is not None and counts is not None:
+            costs = table.predict(name, temperature, run.decode_tokens[b], run.widths)
+        text = tail = None
+        tokenizer = self.plan.target.tokenizer
+        if entry.repeat == 0 and tokenizer is not None:
+            text = pieces(tokenizer, run.tokens[b], run.drafted[b])
+            tail = tokenizer.decode(list(item.tokens[-TAIL_TOKENS:]), skip_special_tokens=True)
+        record = RunRecord(
+            prompt=item.prompt,
+            turn=item.turn,
+            tag=item.tag,
+            language=item.language,
+            drafter=name,
+            temperature=temperature,
+            repeat=entry.repeat,
+            seed=seed,
+            place=place,
+            group=entry.group,
+            prompt_tokens=len(item.tokens),
+            tokens=len(run.tokens[b]),
+            decode_tokens=run.decode_tokens[b],
+            decode_steps=None if run.decode_steps is None else run.decode_steps[b],
+            finish_reason=run.finish[b],
+            seconds=run.seconds,
+            prefill_seconds=run.prefill_seconds,
+            decode_seconds=run.decode_seconds,
+            phases=run.phases,
+            costs=costs,
+            digest=digest(run.tokens[b]),
+            identical=divergence is None if compared else None,
+            divergence=divergence,
+            floor=floor,
+            prompt_tail=tail,
+            pieces=text,
+            lossy_rule=lossy_rule,
+        )
+        if counts is None:
+            return record
+        return replace(
+            record,
+            steps=counts.steps,
+            accepted=counts.accepted,
+            offered=counts.offered,
+            proposed=counts.proposed,
+            by_position=tuple(counts.by_position),
+            by_origin={str(key): value for key, value in counts.by_origin.items()},
+        )

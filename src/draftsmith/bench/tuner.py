@@ -1,0 +1,374 @@
+"""`draftsmith tune` at work: costs measured, every shape decoded, promises computed.
+
+What `draftsmith tune` tries: drafters with drafts of many shapes, decoded and priced.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.console import Console
+
+from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.costs import CostMeter, CostTable
+from draftsmith.bench.machine_load import warn_if_busy
+from draftsmith.bench.step_costs import (
+    ROUNDS,
+    Workload,
+    chain_arms,
+    cost_file,
+    doubling,
+    open_meter,
+    step_costs,
+)
+from draftsmith.commands._loading import (
+    check_predictions,
+    encode,
+    make_sampler,
+    open_drafters,
+    open_target,
+    prediction,
+    proposal_of,
+)
+from draftsmith.commands._options import DraftingOptions
+from draftsmith.commands._tune_verb import TuneOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import DraftCounts
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.data.suites import load_suite
+from draftsmith.drafters.base import Drafter
+from draftsmith.errors import InputError
+from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
+from draftsmith.plan.tune import BatchPromise, Prices, Trial, Tuning, judge, speedup
+from draftsmith.targets.base import Target
+from draftsmith.targets.hf import HFTarget
+
+TREES = ("2,1", "2,1,1,1", "3,2,1", "4,2,1,1", "4,2,2,1")
+"""4, 8, 15, 28 and 44 nodes."""
+DRAWS = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A drafter with drafts of one shape."""
+
+    arm: Arm
+    drafter: str
+    """As the user spelt it; the arm's name is that of its cost curve."""
+    shape: str
+    flags: tuple[str, ...]
+    length: int | None = None
+    """Of a chain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrant:
+    """A drafter, and the trees that it can draft."""
+
+    name: str
+    chain: Arm
+    """As long as it may be."""
+    flags: tuple[str, ...]
+    """What else asks for its chains on a command line."""
+    trees: tuple[Entry, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return doubling(self.chain.used_shape.depth)
+
+    @property
+    def timed(self) -> tuple[Arm, ...]:
+        """Chains of no token and of these lengths."""
+        return chain_arms(self.chain, (0, *self.lengths))
+
+    def entries(self, lengths: Iterable[int]) -> tuple[Entry, ...]:
+        """Chains of these lengths."""
+        return tuple(
+            Entry(
+                arm=arm,
+                drafter=self.name,
+                shape=_tokens(arm.used_shape.depth),
+                flags=("--draft-length", str(arm.used_shape.depth), *self.flags),
+                length=arm.used_shape.depth,
+            )
+            for arm in chain_arms(self.chain, tuple(lengths))
+        )
+
+    def controlled(self, costs: StepCosts) -> Entry:
+        """With the length chosen step by step."""
+        return Entry(
+            arm=replace(self.chain, policy=Learning(CostAware(costs=costs))),
+            drafter=self.name,
+            shape="as many tokens as pay",
+            flags=("--draft-length", "auto", *self.flags),
+        )
+
+
+def open_entrants(
+    names: Sequence[str],
+    options: DraftingOptions,
+    target: HFTarget,
+    longest: int,
+) -> tuple[Entrant, ...]:
+    """Load the drafters.
+
+    Raises:
+        InputError: see `open_drafters`.
+    """
+    arms = open_drafters(names, replace(options, draft_length="auto"), target)
+    entrants = []
+    for name, arm in zip(names, arms, strict=True):
+        depth = min(longest, arm.drafter.longest or longest)
+        own = replace(
+            options,
+            drafter_option=options.assignments(name, alone=len(names) == 1),
+            draft_proposal=options.draft_proposal if proposal_of(arm.drafter) else None,
+        )
+        entrants.append(
+            Entrant(
+                name=name,
+                chain=replace(arm, shape=TreeShape.chain(depth)),
+                flags=_proposal_flags(own.draft_proposal),
+                trees=_trees(name, arm, own) if arm.drafter.takes_trees else (),
+            )
+        )
+    return tuple(entrants)
+
+
+def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[Entry, ...]:
+    """Drawn in the way that is best verified, unless the user chose one."""
+    arm, proposal = chain, options.draft_proposal
+    if proposal is None and proposal_of(chain.drafter):
+        proposal = "without_replacement"
+        arm = replace(chain, drafter=_proposing(chain.drafter, proposal))
+    chosen = _proposal_flags(proposal)
+    out = []
+    for text in TREES:
+        shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
+        if shape.depth <= (arm.drafter.longest or shape.depth):
+            out.append(_tree(arm, name, f"a tree {text}", shape, ("--draft-tree", text, *chosen)))
+    usual = arm.drafter.default_shape
+    if not usual.is_chain:
+        what = f"its own tree of {usual.num_nodes} nodes"
+        out.append(_tree(arm, name, what, usual, () if usual.is_dynamic else chosen))
+    return tuple(out)
+
+
+def _proposing(drafter: Drafter, proposal: str) -> Drafter:
+    """The same drafter, its weights shared, that chooses children in this way."""
+    twin = copy.copy(drafter)
+    twin.config = replace(drafter.config, proposal=proposal)
+    return twin
+
+
+def _proposal_flags(proposal: str | None) -> tuple[str, ...]:
+    return () if proposal is None else ("--draft-proposal", proposal)
+
+
+def _tree(arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]) -> Entry:
+    # a curve of its own: what drafting costs is no matter of the width alone
+    mine = replace(arm, name=f"{arm.name}, {what}", shape=shape)
+    return Entry(arm=mine, drafter=name, shape=what, flags=flags)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Untried lengths halfway to the tried neighbours."""
+    near = [other for other in (_below(length, lengths), _above(length, lengths)) if other]
+    middles = {(length + other) // 2 for other in near}
+    return tuple(sorted(middles - set(lengths)))
+
+
+def _below(length: int, lengths: Sequence[int]) -> int | None:
+    return max((other for other in lengths if other < length), default=None)
+
+
+def _above(length: int, lengths: Sequence[int]) -> int | None:
+    return min((other for other in lengths if other > length), default=None)
+
+
+def decode_entry(
+    target: Target,
+    entry: Entry,
+    prompts: Sequence[Sequence[int]],
+    predictions: Sequence[Sequence[int]],
+    options: DecodeOptions,
+) -> Trial:
+    """Decode every prompt once."""
+    tokens: list[int] = []
+    widths: list[Counter[int]] = []
+    counts = DraftCounts()
+    for number, (prompt, expected) in enumerate(zip(prompts, predictions, strict=True)):
+        run = time_decode(target, entry.arm, [prompt], options, [number], [expected])
+        assert run.counts is not None
+        tokens.append(run.decode_tokens[0])
+        widths.append(Counter(run.widths))
+        counts = counts + run.counts[0]
+    return Trial(
+        drafter=entry.drafter,
+        curve=entry.arm.name,
+        shape=entry.shape,
+        flags=entry.flags,
+        length=entry.length,
+        depth=entry.arm.used_shape.depth if entry.arm.policy is None else None,
+        tokens_P=tuple(tokens),
+        widths_P=tuple(widths),
+        by_depth=tuple(counts.by_position),
+    )
+
+
+def prices(table: CostTable, trial: Trial, temperature: float) -> Prices:
+    """What this trial's steps cost by the table."""
+    return Prices(
+        plain=table.target_seconds(1),
+        by_width={
+            width: table.target_seconds(width)
+            + table.draft_seconds(trial.curve, temperature, width)
+            for width in trial.widths
+        },
+    )
+
+
+def redrawn(meter: CostMeter, seed: int) -> tuple[CostTable, ...]:
+    """Tables from rounds drawn anew."""
+    rng = np.random.default_rng(seed)
+    return tuple(meter.redrawn(rng) for _ in range(DRAWS))
+
+
+class Tuner:
+    """Loads what is to be compared, and compares it."""
+
+    def __init__(self, options: TuneOptions) -> None:
+        self._options = options
+        self._notes = Console(stderr=True, highlight=False, markup=False, style="dim")
+        prompts = load_suite(options.suite, limit=options.limit)
+        self.target: HFTarget = open_target(options.model)
+        self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
+        self._entrants = open_entrants(
+            options.drafters(),
+            options.drafting,
+            self.target,
+            options.longest,
+        )
+        check_predictions(prompts, [entrant.chain for entrant in self._entrants])
+        self._prompts = [encode(prompt, self.target) for prompt in prompts]
+        self._predictions = [prediction(prompt, self.target) for prompt in prompts]
+        self._decoding = DecodeOptions(
+            sampler=self._sampler,
+            max_new_tokens=options.max_new_tokens,
+            rule=options.drafting.used_rule,
+            allow_lossy=options.drafting.lossy,
+            seed=options.sampling.seed,
+        )
+
+    def tune(self) -> Tuning:
+        """Measure costs, decode with every shape, predict."""
+        warn_if_busy()
+        meter, costs = self._measure(1)
+        table, draws = meter.table(), redrawn(meter, self._options.sampling.seed)
+        trials = [
+            trial
+            for entrant in self._entrants
+            for trial in self._try_all(entrant, costs[entrant.name], table)
+        ]
+        candidates = [
+            judge(trial, self._price(table, trial), [self._price(one, trial) for one in draws])
+            for trial in trials
+        ]
+        return Tuning(
+            candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
+            costs=costs,
+            batches=self._batches(trials, table),
+            plain_tokens_per_second=1 / table.target_seconds(1),
+        )
+
+    def _price(self, table: CostTable, trial: Trial) -> Prices:
+        return prices(table, trial, self._sampler.temperature)
+
+    def _say(self, text: str) -> None:
+        self._notes.print(text, soft_wrap=True)
+
+    def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
+        """Costs with so many rows, and those of chains by length, which --draft-length auto will
+        find in the cache."""
+        self._say(f"measuring what steps cost with {rows} row{'s' if rows > 1 else ''}")
+        workload = Workload(
+            prompts=self._prompts,
+            max_new_tokens=self._options.max_new_tokens,
+            predictions=self._predictions,
+            rows=rows,
+        )
+        chains = [arm for entrant in self._entrants for arm in entrant.timed]
+        trees = [entry.arm for entrant in self._entrants for entry in entrant.trees]
+        meter = open_meter(self.target, [*chains, *trees], self._sampler, workload)
+        meter.measure(ROUNDS)
+        table, steps, costs, first = meter.table(), meter.steps(), {}, 0
+        for entrant in self._entrants:
+            own = steps[first : first + len(entrant.timed)]
+            first += len(entrant.timed)
+            drafter = entrant.chain.drafter
+            costs[entrant.name] = step_costs(table, drafter, (0, *entrant.lengths), own)
+            file = cost_file(self.target, entrant.chain, self._sampler, workload)
+            trouble = file.store(costs[entrant.name])
+            if trouble is not None:
+                self._say(trouble)
+        return meter, costs
+
+    def _try_all(self, entrant: Entrant, costs: StepCosts, table: CostTable) -> list[Trial]:
+        """Chains, first of doubling lengths and then around the best of them; trees; auto.
+
+        Raises:
+            InputError: no prompt gave a step to judge.
+        """
+        chains = self._judged(entrant.entries(entrant.lengths))
+        if not chains:
+            raise InputError(
+                f"--suite {self._options.suite}: no prompt gave a step to judge, since each text "
+                "ended in the step of its prompt; give prompts with longer texts, or a larger "
+                "--max-new-tokens."
+            )
+        best = max(chains, key=lambda trial: speedup(trial, self._price(table, trial)))
+        assert best.length is not None
+        nearby = entrant.entries(between(best.length, entrant.lengths))
+        others = (*nearby, *entrant.trees, entrant.controlled(costs))
+        return [*chains, *self._judged(others)]
+
+    def _judged(self, entries: Iterable[Entry]) -> list[Trial]:
+        """Decoded; without those that got through every text in the step of its prompt."""
+        return [trial for entry in entries if (trial := self._try(entry)).prompts]
+
+    def _try(self, entry: Entry) -> Trial:
+        self._say(f"decoding with {entry.drafter}, {entry.shape}")
+        return decode_entry(self.target, entry, self._prompts, self._predictions, self._decoding)
+
+    def _batches(self, trials: Sequence[Trial], table: CostTable) -> tuple[BatchPromise, ...]:
+        """The best draft of each drafter at each batch size."""
+        found = []
+        for rows in self._options.sizes():
+            priced, own = table, list(trials)
+            if rows > 1:
+                meter, costs = self._measure(rows)
+                priced = meter.table()
+                # a controller goes by what steps of such a batch cost
+                auto = [entrant.controlled(costs[entrant.name]) for entrant in self._entrants]
+                own = [trial for trial in trials if trial.depth is not None] + self._judged(auto)
+            for entrant in self._entrants:
+                promises = [
+                    BatchPromise(
+                        rows=rows,
+                        trial=trial,
+                        speedup=speedup(trial, self._price(priced, trial), rows=rows),
+                    )
+                    for trial in own
+                    if trial.drafter == entrant.name
+                ]
+                found.append(max(promises, key=lambda one: one.speedup))
+        return tuple(found)

@@ -1,0 +1,285 @@
+"""The options of `draftsmith live VERB`; see `options`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from draftsmith.commands._options import (
+    Many,
+    ModelOptions,
+    OptionGroup,
+    VerbOptions,
+    at_least,
+    require,
+    unused,
+)
+from draftsmith.config import Leading, parse_list
+from draftsmith.core.config import check_bias
+from draftsmith.data.prompts import MINI, check_prompt
+
+Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(OptionGroup):
+    """How a source becomes a prompt."""
+
+    language: str = "German"
+    """The language to translate into, as the prompt names it."""
+    template: str = "auto"
+    """mini (what the shipped model was trained with), instruction, chat, or a text with {source}
+    and {language}; auto: chat where the model has a chat template, else mini."""
+    context: int = 0
+    """Earlier segments, with their translations, in the prompt."""
+
+    def validate(self) -> None:
+        require(bool(self.language.strip()), "--language must not be empty")
+        if self.template not in ("auto", "mini", "instruction", "chat"):
+            check_prompt(self.template, "--template must be auto, mini, instruction, chat, or")
+        at_least(0, "--context", self.context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedraftOptions(OptionGroup):
+    """How the last output is drafted from."""
+
+    final_bias: float | None = None
+    """Of final updates: 0 gives the text of offline greedy translation. Left out: the bias."""
+    revision_bias: float | None = None
+    """Of updates in which earlier words of the source changed. Left out: the bias."""
+    resync: int = 0
+    """Behind a divergence, draft so many tokens from the old tail where it is found again."""
+    then: str | None = None
+    """A drafter for what lies behind the divergence (see `draftsmith generate --help`)."""
+    trim_full_stop: bool = False
+    """Do not draft a closing full stop: the sentence may go on."""
+    min_common: float = 0.0
+    """Do not draft where less than this share of the last source's words is left."""
+    max_ratio: float = 2.0
+    """Longest output, in tokens of the source; 32 more are allowed."""
+
+    def validate(self) -> None:
+        for name in ("final_bias", "revision_bias"):
+            value = getattr(self, name)
+            if value is not None:
+                check_bias(value, f"--{name.replace('_', '-')}")
+        at_least(0, "--resync", self.resync)
+        share = 0 <= self.min_common <= 1
+        require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
+        good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
+        require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenOptions(OptionGroup):
+    """What is on the screen before a segment is final."""
+
+    mask_k: int = 0
+    """Hide so many units at the end."""
+    unit: Literal["token", "word", "char"] = "token"
+    """What --mask-k counts; a char is what a reader takes for one."""
+    agree: int | None = None
+    """Show what so many outputs in a row have in common, instead of hiding the end."""
+    whole_words: bool = False
+    """Show no parts of words."""
+
+    def validate(self) -> None:
+        at_least(0, "--mask-k", self.mask_k)
+        at_least(2, "--agree", self.agree)
+        hides = self.mask_k == 0 or self.agree is None
+        require(hides, "--mask-k and --agree are two ways to hide: choose one")
+        if not self.mask_k:
+            unused("--unit", self.unit, "token", "--mask-k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveTranslateOptions(VerbOptions):
+    """Translate what comes in on stdin, anew with every line, drafting with the last output."""
+
+    model: ModelOptions
+    format: Feed = "lines"
+    """Of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what a
+    recogniser sends."""
+    bias: float = 0.2
+    """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
+    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    no_shrink: bool = False
+    """Text that is on the screen and in the new output stays, whatever is hidden."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    out: Path | None = None
+    """Write what happened to this file (JSONL, for `live score`)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeStreamOptions(VerbOptions):
+    """Turn sentences into streams of growing prefixes, as a recogniser would send them."""
+
+    source: Annotated[Path, Leading]
+    """Sentences, one per line, also .gz and .xz."""
+    references: Path | None = None
+    """Their translations, one per line."""
+    lag: int = 3
+    """Words by which a hypothesis grows."""
+    unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    rewrites: float = 0.0
+    """Chance that a hypothesis first comes with its last words wrong."""
+    limit: int | None = None
+    """Use only the first sentences."""
+    seed: int = 0
+    """Keys the rewrites."""
+    out: Path = Path("runs/stream.jsonl")
+    """The stream: a JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(1, "--lag", self.lag)
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeExamplesOptions(VerbOptions):
+    """Turn sentence pairs into examples that teach a model to translate beginnings, too."""
+
+    pairs: Annotated[Path, Leading]
+    """Lines of source TAB translation (columns before them are skipped), also .gz and .xz."""
+    language: str = "German"
+    """The language of the translations, as the prompt names it."""
+    template: str = MINI
+    """The prompt: a text with {source} and {language}."""
+    prefixes: float = 0.5
+    """Share of the examples that are beginnings of pairs, cut in proportion."""
+    source_unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    target_unit: Literal["word", "char"] = "word"
+    """The same of the translations."""
+    form: Literal["pretrain", "prompts"] = "pretrain"
+    """pretrain: prompt and completion; prompts: id, prompt and reference, for `collect --gold`."""
+    limit: int | None = None
+    """Use only the first pairs."""
+    seed: int = 0
+    """Keys the cuts."""
+    out: Path = Path("runs/examples.jsonl")
+    """A JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}")
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        check_prompt(self.template, "--template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReplayOptions(VerbOptions):
+    """Run a stream under many settings and compare flicker, quality and speed."""
+
+    stream: Annotated[Path, Leading]
+    """What `live make-stream` wrote, or a recording of the same form."""
+    model: ModelOptions
+    compare: str = "ar,ssbd"
+    """ar: re-translation without drafts, the base of speed-ups. ssbd: with the last output."""
+    bias: str = "0.2"
+    """Biases of ssbd, separated by commas."""
+    mask_k: str = "0"
+    """Hidden tokens, separated by commas."""
+    mask: Literal["display", "draft"] = "display"
+    """display: only hide them. draft: leave them out of the draft, too."""
+    limit: int | None = None
+    """Use only the first segments."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    out: Path = Path("runs/replay")
+    """Folder for tables, records, plots, subtitles and logs."""
+
+    def methods(self) -> tuple[str, ...]:
+        return parse_list(self.compare, str, name="--compare")
+
+    def biases(self) -> tuple[float, ...]:
+        return parse_list(self.bias, float, name="--bias")
+
+    def masks(self) -> tuple[int, ...]:
+        return parse_list(self.mask_k, int, name="--mask-k")
+
+    def validate(self) -> None:
+        super().validate()
+        for method in self.methods():
+            require(method in ("ar", "ssbd"), f"--compare knows ar and ssbd, got {method!r}")
+        for bias in self.biases():
+            check_bias(bias, "--bias")
+        for hidden in self.masks():
+            at_least(0, "--mask-k", hidden)
+        at_least(1, "--limit", self.limit)
+        if "ssbd" not in self.methods():
+            unused("--bias", self.bias, "0.2", "ssbd in --compare")
+            unused("--mask", self.mask, "display", "ssbd in --compare")
+            for name, value in vars(RedraftOptions()).items():
+                if name != "max_ratio":
+                    flag = f"--{name.replace('_', '-')}"
+                    unused(flag, getattr(self.redraft, name), value, "ssbd in --compare")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveScoreOptions(VerbOptions):
+    """Score what a live translation did: flicker, drafts, speed, latency, quality."""
+
+    records: Annotated[Path, Leading]
+    """What `live translate --out` or `live replay` wrote; or a folder with several replays, whose
+    tables are joined: a line per language and target."""
+    language: str = "German"
+    """Language of the translations: chooses BLEU's words, and what latency counts."""
+    source_language: str = "English"
+    """The same of the sources."""
+    stream: Path | None = None
+    """The stream that these come from: where it has times, latencies are in seconds, too."""
+    comet: bool = False
+    """Score with wmt22-comet-da, too: its package and checkpoint must be on the machine."""
+    texts: Path | None = None
+    """Write source.txt, translation.txt and reference.txt to this folder, for other tools."""
+    out: Path | None = None
+    """Write a SimulEval-style log of stable delays to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServeOptions(VerbOptions):
+    """Serve live translation: a WebSocket for programs, a page for people."""
+
+    model: ModelOptions
+    host: str = "127.0.0.1"
+    """Address to listen at; the default is this machine alone."""
+    port: int = 8765
+    """0 takes a free one."""
+    bias: float = 0.2
+    """How far verification leans towards the last output, unless a session says otherwise."""
+    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    sessions: int = 32
+    """Sessions at a time."""
+    keep_seconds: float = 60.0
+    """How long a session waits for its client to come back."""
+    token: str | None = None
+    """Clients have to give it as ?token=..."""
+    allow_origin: Many = ()
+    """A web site whose pages may connect, beside the server's own."""
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        at_least(1, "--sessions", self.sessions)
+        require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
+        good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
+        require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
+        sentence = "--then cannot be served: what a drafter remembers is one translation's"
+        require(self.redraft.then is None, sentence)
+        require(not self.json, "--json: a server prints no object; its figures are at /metrics")

@@ -1,0 +1,223 @@
+"""`draftsmith bench`: measure drafters against plain decoding, interleaved in one process.
+
+OUT/records.jsonl    a line per prompt, drafter, temperature and repeat, as they are measured
+OUT/summary.json     the figures;   OUT/report.html, OUT/figures/   the same to look at
+OUT/run.json         how it was made; once all is measured
+
+Expected acceptance joins summary and page after that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from draftsmith.bench import records as records_module
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.expected import as_section, expectations
+from draftsmith.bench.html import write_report
+from draftsmith.bench.machine_load import warn_if_busy
+from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
+from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
+from draftsmith.bench.summary import (
+    Report,
+    losslessness_sentences,
+    speed_sentences,
+    summary,
+    terminal_table,
+)
+from draftsmith.commands._loading import (
+    check_predictions,
+    encode,
+    make_sampler,
+    open_drafters,
+    open_target,
+    prediction,
+)
+from draftsmith.commands._verbs import BenchOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.data.prompts import Prompt
+from draftsmith.data.suites import load_suite
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import InputError
+from draftsmith.provenance import Run, portable_text, refuse_file, start_run
+from draftsmith.targets.base import Target
+
+
+def run(options: BenchOptions) -> dict[str, Any]:
+    """Measure, and write everything to `options.out`."""
+    record = start_run("bench", options, seed=options.sampling.seed)
+    if options.perplexity:
+        from draftsmith.bench.observations import observe  # which takes parts of this module
+
+        return observe(options, record)
+    refuse_used_folder(options.out)
+    prompts = load_suite(options.suite, limit=options.limit)
+    names = options.drafters()
+    if TRANSFORMERS in names:
+        raise InputError(f"--drafter {TRANSFORMERS}: it is measured anyway; leave it out.")
+    target = open_target(options.model)
+    arms = open_drafters(names, options.drafting, target)
+    check_predictions(prompts, arms)
+    items = make_items(prompts, target, options.max_new_tokens)
+    samplers = tuple(make_sampler(t, options.sampling) for t in options.temperatures())
+    warn_if_busy()
+    workload = Workload(
+        prompts=[item.tokens for item in items],
+        max_new_tokens=options.max_new_tokens,
+        predictions=[item.prediction for item in items],
+        rows=min(options.batch_size, len(items)),
+    )
+    # one controller for all temperatures: drawing costs a little more than not drawing
+    dearest = max(samplers, key=lambda sampler: sampler.temperature)
+    arms = with_controllers(arms, options.drafting, target, dearest, workload)
+    plan = BenchPlan(
+        target=target,
+        arms=(Arm(name=BASELINE, drafter=NoDrafter()), *(a for a in arms if a.name != BASELINE)),
+        items=items,
+        samplers=samplers,
+        max_new_tokens=options.max_new_tokens,
+        rule=options.drafting.used_rule,
+        lossy=options.drafting.lossy,
+        batch_size=options.batch_size,
+        repeats=options.repeats,
+        warmup=options.warmup,
+        seed=options.sampling.seed,
+        with_transformers=options.hf_baseline,
+    )
+    bench = Bench(plan)
+    made = measure(bench, options.out)
+    report = make_report(bench, made, options.model.target, record)
+    write_report(report, options.out)
+    results = {"records": len(made), "step_seconds": costs_in(arms)}
+    record.write(options.out, results=results)
+    console = Console(highlight=False)
+    console.print(terminal_table(report))
+    report = with_expectations(report, bench)  # last: what was measured is safe by now
+    if report.expected:
+        write_report(report, options.out)
+    say_results(report, console, options.out)
+    return summary(report)
+
+
+def refuse_used_folder(out: Path) -> None:
+    """One measurement per folder: times of two processes must not be mixed.
+
+    Raises:
+        InputError: it holds records already, or is no folder.
+    """
+    if any((out / name).exists() for name in ("records.jsonl", "observations.csv")):
+        raise InputError(
+            f"--out {out} already holds a measurement; choose another folder or delete it."
+        )
+    refuse_file(out)
+
+
+def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
+    """The prompts as tokens. A later turn of a chat is asked behind the answers that plain greedy
+    decoding gave, so that all drafters continue the same text."""
+    items = []
+    for prompt in prompts:
+        answers: list[str] = []
+        for turn in range(len(prompt.turns) + 1):
+            ids = encode(prompt, target, answers)
+            items.append(
+                Item(
+                    prompt=prompt.id,
+                    tokens=ids,
+                    turn=turn,
+                    tag=prompt.tag,
+                    language=prompt.language,
+                    prediction=prediction(prompt, target, turn),
+                )
+            )
+            if turn < len(prompt.turns):
+                answers.append(_plain_answer(target, ids, max_new_tokens))
+    return tuple(items)
+
+
+def _plain_answer(target: Target, ids: tuple[int, ...], max_new_tokens: int) -> str:
+    options = DecodeOptions(max_new_tokens=max_new_tokens)
+    (made,) = generate(target, NoDrafter(), [ids], options)
+    return made.text or ""
+
+
+def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
+    """Run the rounds with a progress line on stderr; records are written as they come.
+
+    An interruption leaves what was measured, and says so. Whether the machine is busy is for the
+    caller to ask first (`warn_if_busy`): a moment later the load is our own.
+    """
+    path = out / "records.jsonl"
+    notes = Console(stderr=True, highlight=False, markup=False)
+    made: list[RunRecord] = []
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    )
+    try:
+        with progress:
+            task = progress.add_task("warming up", total=bench.plan.num_records)
+            bench.prepare(lambda text: progress.update(task, description=text))
+            progress.update(task, description="measuring", total=bench.plan.num_records)
+            said = time.monotonic()
+            for lines in bench.records():
+                records_module.append(path, lines)
+                made.extend(lines)
+                progress.update(task, completed=len(made))
+                if progress.disable and time.monotonic() - said > 30:
+                    said = time.monotonic()
+                    notes.print(f"{len(made)} of {bench.plan.num_records} measured")
+    except KeyboardInterrupt:
+        if made:
+            total = bench.plan.num_records
+            notes.print(f"stopped after {len(made)} of {total} measurements; they are in {path}")
+        raise
+    return tuple(made)
+
+
+def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> Report:
+    """What was measured and how; `target`: its name or folder."""
+    facts = record.record()
+    return Report(
+        target=portable_text(target),
+        dtype=str(bench.plan.target.dtype).removeprefix("torch."),
+        records=made,
+        command=facts["command"],
+        versions=facts["versions"],
+        machine=facts["machine"],
+        max_new_tokens=bench.plan.max_new_tokens,
+        costs=bench.costs,
+    )
+
+
+def with_expectations(report: Report, bench: Bench) -> Report:
+    """The report with the expected acceptance of draft models, which all texts are read for."""
+    notes = Console(stderr=True, highlight=False, markup=False)
+    with notes.status("reading what plain decoding said, for expected acceptance"):
+        found = expectations(bench)
+    return replace(
+        report,
+        expected={(one.drafter, one.temperature): one.figures() for one in found},
+        sections=(as_section(found),) if found else (),
+    )
+
+
+def say_results(report: Report, console: Console, out: Path) -> None:
+    """How much faster, whether the same, and where the page is."""
+    for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
+        console.print(sentence, soft_wrap=True, markup=False)
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)

@@ -1,0 +1,378 @@
+"""`draftsmith collect`: prompts -> trajectories of the target, with its laws, in a store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from draftsmith.commands._loading import open_target
+from draftsmith.commands._options import ModelOptions
+from draftsmith.commands._verbs import CollectOptions
+from draftsmith.config import as_dict
+from draftsmith.core.types import Signals
+from draftsmith.data.prompts import Message, Prompt
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill import tokenizer_training
+from draftsmith.distill.training import text_config
+from draftsmith.distill.trajectories import features
+from draftsmith.distill.trajectories.features import in_vocabulary, refuse, revision_of, why_not
+from draftsmith.distill.trajectories.store import StoreHeader, StoreSummary, TrajectoryStore
+from draftsmith.distill.trajectories.types import (
+    Backend,
+    CollectRequest,
+    CollectSettings,
+    Forcing,
+)
+from draftsmith.distill.trajectories.workers import (
+    Collected,
+    MakeBackend,
+    RayPool,
+    ShardDone,
+    ShardPlan,
+    collect_local,
+    collect_ray,
+    split,
+)
+from draftsmith.errors import InputError
+from draftsmith.provenance import digest, portable_text, refuse_file, start_run
+
+SAID_EVERY = 30.0
+"""Seconds between lines where there is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectResult:
+    """What the store holds now."""
+
+    out: str
+    trajectories: int
+    tokens: int
+    bytes: int
+    feature_bytes: int
+    """Those of hidden states."""
+    bytes_per_token: float | None
+    """All others, per token of a continuation."""
+    skipped: dict[str, int]
+    """Prompts per reason."""
+    cut: dict[str, int]
+    """References of which only the beginning is there, per reason."""
+    written: int
+    """Shards of this run; the others were there already."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: CollectOptions) -> CollectResult:
+    """Collect what is missing in `options.out`."""
+    record = start_run("collect", options, seed=options.seed)
+    refuse_file(options.out)
+    prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
+    model, scale = options.model, options.scale
+    tokenizer = tokenizer_training.load_tokenizer(model.target)
+    config = text_config(model.target, model.revision, model.trust_remote_code)
+    signals = features.parse(options.kept.feature_words(), config)
+    settings = replace(make_settings(options), signals=signals)
+    requests = make_requests(options, prompts, tokenizer)
+    unasked = sum(len(prompt.turns) + 1 - len(known_turns(prompt)) for prompt in prompts)
+    if unasked:
+        _say(
+            f"{unasked} further turns of chats are not asked: the file does not answer them in turn"
+        )
+    header = StoreHeader(
+        target=portable_text(model.target),
+        revision=revision_of(model.target, model.revision),
+        tokenizer_sha256=tokenizer_training.sha256(tokenizer, Path(model.target)),
+        vocab_size=config.vocab_size,
+        top_k=settings.top_k,
+        signals=settings.signals,
+        settings=as_dict(settings)
+        | {"backend": scale.backend, "shard_size": scale.shard_size}
+        | {"dtype": model.dtype, "attn_implementation": model.attn_implementation},
+        prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
+    )
+    if settings.top_k is not None and settings.top_k > config.vocab_size:
+        raise InputError(
+            f"--top-k {settings.top_k} is more than the {config.vocab_size} tokens of the target; "
+            "0 keeps whole laws"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and scale.backend == "vllm" and settings.forcing in ("beam", "gold"):
+        limit -= 1  # vLLM judges a text as part of a prompt, and wants room for one token more
+    plans = split(
+        requests,
+        scale.shard_size,
+        why_not=partial(_why_not, settings=settings, limit=limit, vocab_size=config.vocab_size),
+        why_cut=partial(_why_cut, settings=settings, limit=limit),
+    )
+    bad = [skipped for plan in plans for skipped in plan.skipped]
+    refuse(options.bad_prompts, bad)
+    if len(bad) == len(requests):
+        raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
+    if settings.signals != Signals():
+        features.check(scale, TrajectoryStore(options.out, header), plans, settings, config)
+    with TrajectoryStore.alone(options.out):
+        store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
+        done = collect(options, plans, settings, store)
+        summary = store.summary()
+        record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
+    say(summary, options.out)
+    return CollectResult(
+        out=str(options.out),
+        trajectories=summary.trajectories,
+        tokens=summary.tokens,
+        bytes=summary.bytes,
+        feature_bytes=summary.feature_bytes,
+        bytes_per_token=summary.bytes_per_token,
+        skipped=summary.skipped,
+        cut=summary.cut,
+        written=done.written,
+    )
+
+
+def collect(
+    options: CollectOptions,
+    plans: Sequence[ShardPlan],
+    settings: CollectSettings,
+    store: TrajectoryStore,
+) -> Collected:
+    """Compute and write what is missing, here or by workers."""
+    with CollectProgress(plans, store) as progress:
+        told, checked = progress.on_shard, progress.on_check
+        if not options.scale.ray:
+            make = make_backend(options, progress.on_batch)
+            return collect_local(plans, make, settings, store, on_shard=told, on_check=checked)
+        pool = RayPool(workers=options.scale.workers, gpus=float(torch.cuda.is_available()))
+        make = make_backend(options)
+        return collect_ray(plans, make, settings, store, pool=pool, on_shard=told, on_check=checked)
+
+
+def make_settings(options: CollectOptions) -> CollectSettings:
+    """What is wanted of every prompt, hidden states aside."""
+    forcing: Forcing = "greedy"
+    if options.gold:
+        forcing = "gold"
+    elif options.beams is not None:
+        forcing = "beam"
+    elif options.samples is not None:
+        forcing = "sample"
+    return CollectSettings(
+        forcing=forcing,
+        temperatures=options.sample_temperatures(),
+        samples=options.samples or 1,
+        top_p=options.top_p,
+        beams=options.beams or 1,
+        max_beams=options.max_beams,
+        mass_gain=options.mass_gain,
+        length_penalty=options.length_penalty,
+        max_new_tokens=options.max_new_tokens,
+        top_k=options.kept.top_k or None,
+        seed=options.seed,
+    )
+
+
+def make_requests(
+    options: CollectOptions, prompts: tuple[Prompt, ...], tokenizer: Any
+) -> list[CollectRequest]:
+    """Prompts as tokens, chat template applied, every turn of a chat behind the answers that the
+    file gives to those before it; references end with the end token."""
+    if options.system and not any(prompt.is_chat for prompt in prompts):
+        raise InputError("--system is for chats, and no prompt of this file is one")
+    end = tokenizer.eos_token_id
+    requests = []
+    for number, prompt in enumerate(prompts):
+        asked = prompt
+        if options.system and prompt.is_chat:
+            asked = with_system(prompt, options.system[number % len(options.system)])
+        for turn, (before, answers) in enumerate(known_turns(prompt), start=1):
+            references = (
+                tuple(
+                    (*tokenizer.encode(text, add_special_tokens=False), end)
+                    for text in answers
+                    if text
+                )
+                if options.gold
+                else ()
+            )
+            requests.append(
+                CollectRequest(
+                    prompt_id=prompt.id if turn == 1 else f"{prompt.id}, turn {turn}",
+                    prompt=asked.token_ids(tokenizer, before) if asked.text != "" else (),
+                    references=references,
+                    language=prompt.language,
+                    tag=prompt.tag,
+                )
+            )
+    return requests
+
+
+def known_turns(prompt: Prompt) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(answers before it, its references) of every turn of the user that can be asked: the first,
+    and those that the file answers like all before them."""
+    turns = range(max(1, len(prompt.answers)))
+    return [(prompt.answers[:turn], prompt.expected(turn)) for turn in turns]
+
+
+def with_system(prompt: Prompt, system: str) -> Prompt:
+    """The chat with this system prompt in place of its own."""
+    rest = [message for message in prompt.messages if message.role != "system"]
+    return replace(prompt, messages=(Message(role="system", content=system), *rest))
+
+
+def _why_not(
+    request: CollectRequest, *, settings: CollectSettings, limit: int | None, vocab_size: int
+) -> str | None:
+    bad = why_not(request.prompt, context=limit, vocab_size=vocab_size)
+    if bad is not None or settings.forcing != "gold":
+        return bad
+    if not request.references:
+        return "no reference"
+    if not all(in_vocabulary(tokens, vocab_size) for tokens in request.references):
+        return f"token of a reference outside the vocabulary of {vocab_size}"
+    return None
+
+
+def _why_cut(request: CollectRequest, *, settings: CollectSettings, limit: int | None) -> list[str]:
+    """Of every reference that goes on behind the last token that is kept."""
+    if settings.forcing != "gold":
+        return []
+    most, left = settings.max_new_tokens, (limit or sys.maxsize) - len(request.prompt)
+    reason = f"longer than --max-new-tokens {most}"
+    if left < most:
+        reason = f"longer than what the prompt leaves of the context of {limit} tokens"
+    return [reason] * sum(len(tokens) > min(most, left) for tokens in request.references)
+
+
+def make_backend(
+    options: CollectOptions, on_batch: Callable[[int, int], None] | None = None
+) -> MakeBackend:
+    """What loads the target, here or in a worker; `on_batch` is told by those that can, and here
+    only, what is done of a shard."""
+    makers: dict[str, MakeBackend] = {
+        "transformers": partial(_transformers, options.model, options.batch_size, on_batch),
+        "vllm": partial(_vllm, options.model),
+    }
+    return makers[options.scale.backend]
+
+
+def _transformers(
+    model: ModelOptions, batch_size: int, on_done: Callable[[int, int], None] | None
+) -> Backend:
+    from draftsmith.distill.trajectories.collect import TransformersBackend
+
+    return TransformersBackend(open_target(model), batch_size=batch_size, on_done=on_done)
+
+
+def _vllm(model: ModelOptions) -> Backend:
+    from draftsmith.distill.trajectories.vllm import VllmBackend
+
+    if model.dtype == "float64":
+        raise InputError("vLLM has no float64: choose another --dtype")
+    return VllmBackend(
+        model.target,
+        dtype=model.dtype,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+class CollectProgress:
+    """Prompts done and time left on stderr; plain lines if it is no terminal."""
+
+    def __init__(self, plans: Sequence[ShardPlan], store: TrajectoryStore) -> None:
+        console = Console(file=sys.stderr)
+        self.sizes = {plan.number: len(plan.requests) for plan in plans}
+        self.total = sum(self.sizes.values())
+        self.before = sum(size for number, size in self.sizes.items() if store.has(number))
+        self.prompts, self.tokens = self.before, 0  # of whole shards
+        self.bar = Progress(
+            TextColumn("collecting"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(
+            "collecting", total=self.total, completed=self.before, status=""
+        )
+        self.began = self.said = time.monotonic()
+
+    def __enter__(self) -> CollectProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.bar.stop()
+
+    def on_check(self, done: int, total: int) -> None:
+        """So many of the shards that are there were checked; nothing stays of it in sight."""
+        now = time.monotonic()
+        if done == total:
+            self.began = now  # the rate is that of collecting
+        status = f"checked {done:,} of {total:,} shards" if done < total else ""
+        self.bar.update(self.task, status=status)
+        if status and self.bar.disable and now - self.said >= SAID_EVERY:
+            self.said = now
+            _say(status)
+
+    def on_shard(self, done: ShardDone) -> None:
+        """A shard was written."""
+        self.prompts += self.sizes[done.number]
+        self.tokens += done.tokens
+        self._show(self.prompts, self.tokens)
+
+    def on_batch(self, prompts: int, tokens: int) -> None:
+        """So much is done of the shard that is being computed."""
+        known = self.prompts - self.before
+        if known and self.tokens:  # the last of several temperatures ends all prompts at once
+            expected = int(known * tokens / self.tokens)
+            prompts = max(prompts, min(expected, max(self.sizes.values())))
+        self._show(min(self.prompts + prompts, self.total), self.tokens + tokens)
+
+    def _show(self, prompts: int, tokens: int) -> None:
+        now = time.monotonic()
+        spent = max(now - self.began, 1e-9)
+        status = f"{tokens / spent:,.0f} tokens/s"
+        self.bar.update(self.task, completed=prompts, status=status)
+        if self.bar.disable and now - self.said >= SAID_EVERY:
+            self.said = now
+            if prompts > self.before:
+                left = (self.total - prompts) * spent / (prompts - self.before)
+                status += f"  {left / 60:.1f} min left"
+            _say(f"{prompts:,} of {self.total:,} prompts  {status}")
+
+
+def say(summary: StoreSummary, out: Path) -> None:
+    """One line about the store, and one per reason for skipping or cutting."""
+    each = summary.bytes_per_token
+    size = "" if each is None else f", {each:.0f} bytes per token"
+    if summary.feature_bytes:
+        size += f", {summary.feature_bytes:,} bytes of hidden states"
+    _say(f"{out}: {summary.trajectories:,} trajectories, {summary.tokens:,} tokens{size}")
+    for reason, count in summary.skipped.items():
+        _say(f"left out {count} prompts: {reason}")
+    for reason, count in summary.cut.items():
+        _say(f"cut {count} references: {reason}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,277 @@
+"""`draftsmith doctor`: what this machine is, what it can do, and what that means for speculation.
+
+Decoding one token reads every weight once, so its speed is memory bandwidth; verifying several
+drafted tokens reads the weights once too. How much dearer 8 tokens are than one is therefore what
+decides whether drafting can pay, and it is measured here on one layer of a medium-sized model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.commands._verbs import DoctorOptions
+from draftsmith.provenance import jsonable, machine_summary, versions
+
+EXTRAS = {
+    "train": ("accelerate", "tensorboard"),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "sse_starlette"),
+    "eval": ("sacrebleu",),
+    "plan": ("statsmodels",),
+}
+MODEL_SIZES = {"0.6 B": 0.6e9, "8 B": 8e9}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCost:
+    """One weight matrix in one number format: milliseconds for 1 and for 8 tokens."""
+
+    dtype: str
+    ms_1_token: float
+    ms_8_tokens: float
+    weight_gb_per_s: float
+    """Bytes of weights read per second with one token: the bandwidth that decoding gets."""
+
+    @property
+    def ratio(self) -> float:
+        return self.ms_8_tokens / self.ms_1_token
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceReport:
+    """What was measured on one device."""
+
+    device: str
+    name: str
+    copy_gb_per_s: float
+    """Bytes read plus bytes written while copying a block far larger than the caches."""
+    costs: tuple[TokenCost, ...]
+
+    @property
+    def best(self) -> TokenCost:
+        """The number format to use: with drafts, the cost of several tokens is what counts."""
+        return min(self.costs, key=lambda cost: cost.ms_8_tokens)
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Without instructions of its own bfloat16 is emulated, and slower than float32."""
+        return self.best.dtype == "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The whole report; `json_payload` is what `--json` prints."""
+
+    versions: dict[str, str | None]
+    machine: dict[str, Any]
+    devices: tuple[DeviceReport, ...]
+    free_disk_gib: dict[str, float]
+    extras: dict[str, bool]
+    advice: tuple[str, ...]
+
+    def json_payload(self) -> dict[str, Any]:
+        payload: dict[str, Any] = jsonable(self)
+        for written, device in zip(payload["devices"], self.devices, strict=True):
+            written["fast_bfloat16"] = device.fast_bfloat16
+            for row, cost in zip(written["costs"], device.costs, strict=True):
+                row["ratio"] = round(cost.ratio, 3)
+        return payload
+
+
+def run(options: DoctorOptions) -> Diagnosis:
+    """Examine the machine for a few seconds and report."""
+    diagnosis = examine()
+    if not options.json:
+        _print(diagnosis)
+    return diagnosis
+
+
+def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
+    """Measure with blocks of about this size (larger than any cache) and gather the rest."""
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    reports = tuple(_examine_device(device, mebibytes, repeats) for device in devices)
+    machine = machine_summary()
+    disk = {"current folder": _free_gib(Path.cwd()), "model cache": _free_gib(_model_cache())}
+    extras = {name: all(map(_is_installed, needs)) for name, needs in EXTRAS.items()}
+    return Diagnosis(
+        versions=versions(),
+        machine=machine,
+        devices=reports,
+        free_disk_gib=disk,
+        extras=extras,
+        advice=tuple(_advice(machine, reports, disk, extras)),
+    )
+
+
+# --------------------------------------------------------------------------- measuring
+
+
+def _examine_device(device: torch.device, mebibytes: int, repeats: int) -> DeviceReport:
+    size = mebibytes * 2**20
+    source = torch.ones(size // 4, device=device)
+    sink = torch.empty_like(source)
+    (copying,) = _interleaved([partial(sink.copy_, source)], device, repeats)
+    costs = tuple(
+        _token_cost(dtype, device, size, repeats) for dtype in (torch.float32, torch.bfloat16)
+    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return DeviceReport(
+        device=str(device),
+        name=name,
+        copy_gb_per_s=round(2 * size / copying / 1e9, 2),
+        costs=costs,
+    )
+
+
+def _token_cost(dtype: torch.dtype, device: torch.device, size: int, repeats: int) -> TokenCost:
+    # The same matrix in every format, of the given size in float32.
+    hidden = 2048
+    rows = max(size // 4 // hidden, 8)
+    weight_OH = torch.full((rows, hidden), 0.01, dtype=dtype, device=device)
+    tokens = {count: torch.ones((count, hidden), dtype=dtype, device=device) for count in (1, 8)}
+
+    forwards = [partial(torch.nn.functional.linear, tokens[n], weight_OH) for n in (1, 8)]
+    with torch.inference_mode():
+        one, eight = _interleaved(forwards, device, repeats)
+    return TokenCost(
+        dtype=str(dtype).removeprefix("torch."),
+        ms_1_token=round(one * 1e3, 4),
+        ms_8_tokens=round(eight * 1e3, 4),
+        weight_gb_per_s=round(weight_OH.numel() * dtype.itemsize / one / 1e9, 2),
+    )
+
+
+def _interleaved(
+    actions: Sequence[Callable[[], Tensor]], device: torch.device, repeats: int
+) -> list[float]:
+    """Median seconds of each action, measured A B A B after two unmeasured rounds."""
+    times: list[list[float]] = [[] for _ in actions]
+    for turn in range(repeats + 2):
+        for action, measured in zip(actions, times, strict=True):
+            _finish(device)
+            start = time.perf_counter()
+            action()
+            _finish(device)
+            if turn >= 2:
+                measured.append(time.perf_counter() - start)
+    return [max(statistics.median(measured), 1e-9) for measured in times]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# --------------------------------------------------------------------------- judging
+
+
+def _advice(
+    machine: dict[str, Any],
+    devices: tuple[DeviceReport, ...],
+    disk: dict[str, float],
+    extras: dict[str, bool],
+) -> list[str]:
+    said = []
+    device = devices[-1]
+    best = device.best
+    dtype = best.dtype
+    said.append(f"Use --dtype {dtype} on {device.device}: several tokens at once cost least in it.")
+    said.append(
+        f"8 tokens cost {best.ratio:.1f} times as much as one: drafting 7 pays when a step gives "
+        f"more than {best.ratio:.1f} tokens on average (cheap drafts provided)."
+    )
+    rates = [
+        f"{name}: {best.weight_gb_per_s * 1e9 / (size * (2 if dtype == 'bfloat16' else 4)):.1f}"
+        for name, size in MODEL_SIZES.items()
+    ]
+    said.append(f"Without drafts at most this many tokens per second: {', '.join(rates)}.")
+    if (machine["torch_threads"] or 1) > machine["cpus"]:
+        said.append(
+            f"torch uses {machine['torch_threads']} threads on {machine['cpus']} processors: "
+            f"set OMP_NUM_THREADS={machine['cpus']}."
+        )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    # One busy thread is this very measurement.
+    if load > machine["cpus"] * 0.5 + 1:
+        said.append(f"Other programs keep this machine busy (load {load:.1f}): timings will swing.")
+    for place, free in disk.items():
+        if free < 5:
+            said.append(f"Only {free:.1f} GiB of disk are free for the {place}.")
+    for name, there in extras.items():
+        if not there:
+            said.append(f"For `{name}` functions: pip install 'draftsmith[{name}]'")
+    return said
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _model_cache() -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def _free_gib(folder: Path) -> float:
+    there = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    return round(shutil.disk_usage(there).free / 2**30, 1)
+
+
+# --------------------------------------------------------------------------- printing
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    about = Table(title="draftsmith doctor", show_header=False, title_justify="left")
+    about.add_column(style="bold")
+    about.add_column()
+    machine = diagnosis.machine
+    memory = f"{machine['memory_gib']} GiB memory"
+    about.add_row("machine", f"{machine['system']} {machine['architecture']}, {machine['cpu']}")
+    about.add_row("", f"{machine['cpus']} processors, {memory}")
+    about.add_row("threads of torch", str(machine["torch_threads"]))
+    found = [f"{name} {number}" for name, number in diagnosis.versions.items() if number]
+    about.add_row("versions", ", ".join(found))
+    disk = [f"{free} GiB ({place})" for place, free in diagnosis.free_disk_gib.items()]
+    about.add_row("free disk", ", ".join(disk))
+    extras = [
+        f"{name} [green]yes[/]" if there else f"{name} [yellow]no[/]"
+        for name, there in diagnosis.extras.items()
+    ]
+    about.add_row("extras", ", ".join(extras))
+    console.print(about)
+
+    measured = Table(title="measured", title_justify="left")
+    for heading in ("device", "format", "1 token", "8 tokens", "ratio", "weights", "copy"):
+        measured.add_column(heading, justify="left" if heading in ("device", "format") else "right")
+    for device in diagnosis.devices:
+        for index, cost in enumerate(device.costs):
+            measured.add_row(
+                f"{device.device} ({device.name})" if index == 0 else "",
+                cost.dtype,
+                f"{cost.ms_1_token:.2f} ms",
+                f"{cost.ms_8_tokens:.2f} ms",
+                f"{cost.ratio:.2f}",
+                f"{cost.weight_gb_per_s:.1f} GB/s",
+                f"{device.copy_gb_per_s:.1f} GB/s" if index == 0 else "",
+            )
+    console.print(measured)
+    for line in diagnosis.advice:
+        console.print(f"* {line}", highlight=False, markup=False)

@@ -1,0 +1,232 @@
+"""`draftsmith generate`: continue prompts with a target and a drafter.
+
+Text that appears as it is decoded, accepted drafts coloured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from draftsmith.bench.step_costs import Workload, with_controllers
+from draftsmith.commands._loading import (
+    check_predictions,
+    encode,
+    make_sampler,
+    open_drafters,
+    open_target,
+    prediction,
+)
+from draftsmith.commands._verbs import GenerateOptions
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Detokenizer, DraftCounts, Generation, Piece, generate
+from draftsmith.core.rows import StopStrings
+from draftsmith.core.types import DecodeStep
+from draftsmith.core.verify import lossy_sentence
+from draftsmith.data.prompts import Prompt
+from draftsmith.data.suites import load_prompts, plain_prompts
+from draftsmith.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateResult:
+    """One continued prompt, as `--json` prints it."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated ones only."""
+    finish_reason: str
+    tokens_per_step: float
+    acceptance_rate: float | None
+    """None when nothing was drafted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateReport:
+    """What `draftsmith generate --json` prints."""
+
+    results: tuple[GenerateResult, ...]
+    lossy: str | None = None
+    """Why these are not the target's texts; None, and left out: they are."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def run(options: GenerateOptions) -> GenerateReport:
+    """Continue every prompt; texts go to stdout as they are done, figures to stderr."""
+    if options.stream and options.batch_size > 1:
+        raise InputError("--stream shows one text at a time: leave out --batch-size.")
+    prompts = _prompts(options)
+    out = Console(highlight=False, markup=False)
+    notes = Console(stderr=True, highlight=False, markup=False, style="dim")
+    target = open_target(options.model)
+    (arm,) = open_drafters([options.drafter], options.drafting, target)
+    check_predictions(prompts, [arm])
+    ids = [encode(prompt, target) for prompt in prompts]
+    predictions = [prediction(prompt, target) for prompt in prompts]
+    sampler = make_sampler(options.temperature, options.sampling)
+    workload = Workload(
+        prompts=ids,
+        max_new_tokens=options.max_new_tokens,
+        predictions=predictions,
+        rows=min(options.batch_size, len(ids)),
+    )
+    (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
+    decode_options = arm.adapt(
+        DecodeOptions(
+            sampler=sampler,
+            max_new_tokens=options.max_new_tokens,
+            rule=options.drafting.used_rule,
+            allow_lossy=options.drafting.lossy,
+            seed=options.sampling.seed,
+            stop_strings=options.stop,
+        )
+    )
+    lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.lossy else None
+    if lossy is not None:
+        notes.print(lossy, style="bold")
+    later = sum(len(prompt.turns) for prompt in prompts)
+    if later:
+        notes.print(
+            f"{later} further turns of the chats are not asked: each has its first answered"
+        )
+    results: list[GenerateResult] = []
+    total = DraftCounts()
+    for start in range(0, len(prompts), options.batch_size):
+        numbers = range(start, min(start + options.batch_size, len(prompts)))
+        stream = Stream(target.tokenizer, out, options.stop) if options.stream else None
+
+        def show(step: DecodeStep, rows: range, stream: Stream | None = stream) -> None:
+            if stream is not None:
+                stream.add(step.emitted[0], step.accepted[0])
+
+        if options.stream:
+            _print_prompt(out, prompts[start].render(target.tokenizer), len(prompts), start)
+        made = generate(
+            target,
+            arm.drafter,
+            [ids[i] for i in numbers],
+            decode_options,
+            batch_size=options.batch_size,
+            predictions=[predictions[i] for i in numbers],
+            first_request_id=start,
+            on_step=show,
+        )
+        if stream is not None:
+            stream.finish()
+        for number, generation in zip(numbers, made, strict=True):
+            prompt = prompts[number].render(target.tokenizer)
+            results.append(_result(prompt, generation))
+            total = total + generation.counts
+            if not (options.json or options.stream):
+                _print_prompt(out, prompt, len(prompts), number)
+                write_text(out, f"{generation.text or ''}\n")
+    notes.print(_summary(total) + (f"; {lossy}" if lossy else ""), soft_wrap=True)
+    return GenerateReport(results=tuple(results), lossy=lossy)
+
+
+def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
+    if options.prompts is not None:
+        return load_prompts(options.prompts, limit=options.limit)
+    return plain_prompts(options.prompt)
+
+
+def _result(prompt: str, generation: Generation) -> GenerateResult:
+    return GenerateResult(
+        prompt=prompt,
+        text=generation.text or "",
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason,
+        tokens_per_step=generation.counts.tokens_per_step,
+        acceptance_rate=generation.counts.acceptance_rate,
+    )
+
+
+def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
+    """With several prompts, say which one follows."""
+    if count > 1:
+        first = prompt.strip().splitlines()[0]
+        short = first if len(first) <= 72 else f"{first[:71]}\N{HORIZONTAL ELLIPSIS}"
+        out.print(Text(f"--- {number + 1}/{count}  {short}", style="bold"), soft_wrap=True)
+
+
+def _summary(total: DraftCounts) -> str:
+    said = f"{total.emitted} tokens in {total.steps} steps, {total.tokens_per_step:.2f} per step"
+    if total.acceptance_rate is not None:
+        said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
+    return said
+
+
+DRAFTED = "green"
+"""Style of tokens that a drafter proposed and the target accepted."""
+_GREEN, _RESET = "\x1b[32m", "\x1b[0m"
+# What a terminal would act on: a model must not ring bells or move the cursor.
+_ACTIVE = {code: None for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+
+
+def write_text(console: Console, text: str, *, drafted: bool = False) -> None:
+    """A model's text as it is (rich would turn its tabs into blanks), coloured in a terminal."""
+    if console.is_terminal:
+        text = text.translate(_ACTIVE)
+    if drafted and console.color_system is not None and not console.legacy_windows:
+        text = f"{_GREEN}{text}{_RESET}"
+    console.file.write(text)
+
+
+class Stream:
+    """Prints one text while it is decoded; nothing from a stop string on."""
+
+    def __init__(self, tokenizer: Any, console: Console, stop_strings: Sequence[str] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._console = console
+        self._stops = StopStrings(stop_strings, tokenizer)
+        self._held: list[Piece] = []
+        self._stopped = False
+
+    def add(self, tokens: Sequence[int], accepted: int) -> None:
+        """Take one step's tokens; the first `accepted` of them were drafted."""
+        for number, token in enumerate(tokens):
+            self._put(self._detokenizer.add(token), number < accepted)
+
+    def finish(self) -> None:
+        self._put(self._detokenizer.finish(), False)
+        self._print(len(self._text()))
+        write_text(self._console, "\n")
+
+    def _text(self) -> str:
+        return "".join(piece.text for piece in self._held)
+
+    def _put(self, text: str, drafted: bool) -> None:
+        if self._stopped:
+            return
+        self._held.append(Piece(text=text, drafted=drafted))
+        held = self._text()
+        whole = len(self._stops.cut(held))
+        if whole < len(held):
+            self._stopped = True
+            self._print(whole)
+            self._held.clear()
+            return
+        # the end of what is held may be the beginning of a stop string
+        hidden = max(
+            (n for s in self._stops.strings for n in range(1, len(s)) if held.endswith(s[:n])),
+            default=0,
+        )
+        self._print(len(held) - hidden)
+
+    def _print(self, length: int) -> None:
+        """Print the first `length` characters of what is held."""
+        while length > 0:
+            piece = self._held.pop(0)
+            shown, rest = piece.text[:length], piece.text[length:]
+            length -= len(shown)
+            write_text(self._console, shown, drafted=piece.drafted)
+            if rest:
+                self._held.insert(0, Piece(text=rest, drafted=piece.drafted))
+        self._console.file.flush()

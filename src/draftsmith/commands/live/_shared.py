@@ -1,0 +1,218 @@
+"""What the `live` verbs share: from options to a translator, and words to look at.
+
+Replays of several languages and targets in one table, as the paper's second (SSBD, arXiv
+2509.21740).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from draftsmith.commands._live_verbs import PromptOptions, RedraftOptions, ScreenOptions
+from draftsmith.config import from_dict
+from draftsmith.core.config import bias_warning
+from draftsmith.data.languages import find
+from draftsmith.data.prompts import MINI
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import InputError
+from draftsmith.live.display import DisplayOptions
+from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
+from draftsmith.live.plots import named, pair_of, table
+from draftsmith.live.replay import Row, Setting
+from draftsmith.live.templates import INSTRUCTION, Template
+from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
+from draftsmith.provenance import write_text_atomic
+from draftsmith.targets.hf import HFTarget
+
+_UNSPACED = frozenset(
+    ("thai", "th", "tha", "lao", "lo", "khmer", "km", "khm", "burmese", "my", "mya")
+)
+_UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
+
+
+def make_template(options: PromptOptions, target: HFTarget) -> Template:
+    """The prompts that these options ask for.
+
+    Raises:
+        InputError: the model has no chat template where one is asked for.
+    """
+    chats = bool(getattr(target.tokenizer, "chat_template", None))
+    chat = options.template == "chat" or (options.template == "auto" and chats)
+    named = {
+        "auto": INSTRUCTION if chats else MINI,
+        "chat": INSTRUCTION,
+        "mini": MINI,
+        "instruction": f"{INSTRUCTION}\n\n",
+    }
+    text = named.get(options.template, options.template)
+    language = options.language.strip()
+    return Template(tokenizer=target.tokenizer, language=language, text=text, chat=chat)
+
+
+def make_display_options(screen: ScreenOptions, *, no_shrink: bool) -> DisplayOptions:
+    """What these options show of a segment before it is final."""
+    return DisplayOptions(
+        policy="mask" if screen.agree is None else "agreement",
+        hide=screen.mask_k,
+        unit=screen.unit,
+        no_shrink=no_shrink,
+        whole_words=screen.whole_words,
+        agree=screen.agree or 2,
+    )
+
+
+def live_config(redraft: RedraftOptions, display: DisplayOptions) -> LiveConfig:
+    """What these options fix for every setting."""
+    return LiveConfig(
+        final_bias=redraft.final_bias,
+        revision_bias=redraft.revision_bias,
+        resync=redraft.resync,
+        trim_full_stop=redraft.trim_full_stop,
+        min_common=redraft.min_common,
+        max_ratio=redraft.max_ratio,
+        display=display,
+    )
+
+
+def maker(
+    target: HFTarget,
+    prompt: PromptOptions,
+    redraft: RedraftOptions,
+    display: DisplayOptions | None = None,
+) -> Callable[[Setting], LiveTranslator]:
+    """Makes a translator per setting; all share the target. `display`: what more than the setting's
+    mask hides."""
+    template = make_template(prompt, target)
+    display = display or DisplayOptions()
+    fixed = live_config(redraft, display)
+
+    def make(setting: Setting) -> LiveTranslator:
+        drafts = setting.method == "ssbd"
+        config = replace(
+            fixed,
+            redraft=drafts,
+            bias=setting.bias or 0.0,
+            resync=fixed.resync if drafts else 0,
+            trim_draft=setting.mask_k if setting.mask == "draft" else 0,
+            context=prompt.context,
+            display=replace(display, hide=setting.mask_k),
+        )
+        then: Drafter | None = None
+        if redraft.then is not None and drafts:
+            then = load_drafter(redraft.then)
+        return LiveTranslator(target, template, config, then=then)
+
+    return make
+
+
+def units_of(language: str) -> Pieces:
+    """What a reader counts as units of a text in this language, by its name or code."""
+    known = find(language)
+    if known is not None:
+        return CHARACTERS if known.script in _UNSPACED_SCRIPTS else WORDS
+    first = language.strip().lower().replace("_", "-").split("-")[0]
+    return CHARACTERS if first in _UNSPACED else WORDS
+
+
+def warn(*biases: float | None) -> None:
+    """Say on stderr what a large bias does."""
+    sentence = bias_warning(*biases)
+    if sentence is not None:
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
+
+
+def coloured(update: Update) -> Text:
+    """What stays in plain letters, what may still change dimmed."""
+    text = Text(update.text[: update.stable])
+    text.append(update.text[update.stable :], style="" if update.final else "dim")
+    return text
+
+
+Line = tuple[float, float, str]
+"""Begin and end in seconds, and the text."""
+
+
+def subtitles(lines: Sequence[Line], *, kind: str) -> str:
+    """These lines as SRT or VTT."""
+    comma = "," if kind == "srt" else "."
+
+    def stamp(seconds: float) -> str:
+        minutes, rest = divmod(int(seconds * 1000 + 0.5), 60_000)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:02}:{minutes:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+
+    blocks = ["WEBVTT\n"] if kind == "vtt" else []
+    for number, (begin, end, text) in enumerate(lines, 1):
+        body = " ".join(text.split()).replace("-->", "->")
+        if kind == "vtt":
+            body = body.replace("&", "&amp;").replace("<", "&lt;")
+        blocks.append(f"{number}\n{stamp(begin)} --> {stamp(end)}\n{body}\n")
+    return "\n".join(blocks)
+
+
+def write_subtitles(folder: Path, name: str, lines: Sequence[Line]) -> None:
+    """NAME.srt and NAME.vtt."""
+    for kind in ("srt", "vtt"):
+        write_text_atomic(folder / f"{name}.{kind}", subtitles(lines, kind=kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What one `live replay` left in its folder, without and with drafts."""
+
+    language: str
+    target: str
+    signature: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedResult:
+    """What `--json` prints for a folder."""
+
+    replays: tuple[Replay, ...]
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def markdown(self) -> str:
+        rows = [
+            (f"{one.language}, {one.target}: {named(row)}", row)
+            for one in self.replays
+            for row in one.rows
+        ]
+        title = "Re-translation with and without drafts, by language and target"
+        return f"{table(title, rows)}\nNE counts: {self.replays[0].signature}\n"
+
+
+def join(folder: Path) -> JoinedResult:
+    """The replays in the folders of this folder.
+
+    Raises:
+        InputError: there are none, one cannot be read, or their erasures do not compare.
+    """
+    replays = tuple(_read(path) for path in sorted(folder.glob("*/table.json")))
+    if not replays:
+        raise InputError(f"{folder} holds no folder of `live replay` (with a table.json)")
+    if len({one.signature for one in replays}) > 1:
+        names = ", ".join(sorted({one.signature for one in replays}))
+        raise InputError(f"{folder}: replays that count NE alike can be joined, got {names}")
+    return JoinedResult(replays=replays)
+
+
+def _read(path: Path) -> Replay:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        rows = [from_dict(Row, row, where=str(path)) for row in values["rows"]]
+        told = {name: str(values[name]) for name in ("language", "target", "signature")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None
+    return Replay(**told, rows=tuple(pair_of(rows)))

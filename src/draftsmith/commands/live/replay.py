@@ -1,0 +1,186 @@
+"""`draftsmith live replay`: one stream under many settings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from draftsmith.commands._live_verbs import LiveReplayOptions
+from draftsmith.commands._loading import open_target
+from draftsmith.commands.live._shared import Line, maker, units_of, write_subtitles
+from draftsmith.errors import InputError
+from draftsmith.live import plots
+from draftsmith.live.latency import simuleval_lines
+from draftsmith.live.metrics import check_installed, flores_pieces
+from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
+from draftsmith.live.replay import Method, Replayed, Row, replay, settings, table
+from draftsmith.live.translator import LiveTranslator
+from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
+
+SECONDS = 1.0
+"""Between updates of a stream that has no times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """What `--json` prints."""
+
+    rows: tuple[Row, ...]
+    signature: str
+    """Of the erasure."""
+    updates: int
+    degenerate: dict[str, int]
+    """Per setting, outputs that said nothing or did not end; the other figures count them, too."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: LiveReplayOptions) -> ReplayResult:
+    """Replay, and write everything to `options.out`."""
+    stream = read_stream(options.stream, options.limit)
+    has_references = any(one.reference for one in stream)
+    if has_references:
+        check_installed()  # before hours of decoding, not behind them
+    record = start_run("live replay", options)
+    target = open_target(options.model)
+    methods = [known for known in get_args(Method) if known in options.methods()]
+    wanted = settings(methods, options.biases(), options.masks(), options.mask)
+    make = maker(target, options.prompt, options.redraft)
+    check_fits(stream, make(wanted[0]), options.stream)
+    made = list(replay(stream, wanted, make, _progress).values())
+    pieces = flores_pieces()
+    rows = table(made, pieces, target_language=options.prompt.language if has_references else None)
+    result = ReplayResult(
+        rows=tuple(rows),
+        signature=f"erasure:{pieces.name}",
+        updates=len(made[0].records),
+        degenerate={
+            one.setting.name: sum(record.degenerate for record in one.records) for one in made
+        },
+    )
+    facts = {"language": options.prompt.language, "target": options.model.target}
+    write(options.out, made, result, stream, facts)
+    payload = result.json_payload()
+    write_json_atomic(options.out / "run.json", record.record(results=payload))
+    console = Console(highlight=False)
+    console.print(Markdown(plots.markdown(rows)))
+    console.print(notes(result), markup=False, soft_wrap=True)
+    console.print(f"wrote {options.out}", markup=False, soft_wrap=True)
+    return result
+
+
+def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
+    """The first segments of a stream.
+
+    Raises:
+        InputError: it cannot be read, is empty, or is in no order.
+    """
+    stream = list(read_lines(path, Hypothesis))
+    if not stream:
+        raise InputError(f"{path} holds no updates")
+    for before, after in pairwise(stream):
+        if after.seg < before.seg:
+            sentence = f"segment {after.seg} comes back after {before.seg}"
+        elif after.seg == before.seg and before.final:
+            sentence = f"segment {after.seg} goes on after its final update"
+        elif after.seg == before.seg and after.rev <= before.rev:
+            sentence = f"segment {after.seg} has revision {after.rev} after {before.rev}"
+        else:
+            continue
+        raise InputError(f"{path}: {sentence}; segments and revisions ascend")
+    kept = set(list(dict.fromkeys(one.seg for one in stream))[:limit])
+    return [one for one in stream if one.seg in kept]
+
+
+def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: Path) -> None:
+    """InputError for what could not be translated, before hours of decoding."""
+    for one in stream:
+        try:
+            source = translator.wanted(one.text)
+            if source is not None:
+                translator.job(source, final=one.final)
+        except InputError as error:
+            where = f"{path}: segment {one.seg} revision {one.rev}"
+            raise InputError(f"{where}: {error}; leave this segment out of the stream") from None
+
+
+def write(
+    folder: Path,
+    made: Sequence[Replayed],
+    result: ReplayResult,
+    stream: Sequence[Hypothesis],
+    facts: dict[str, str],
+) -> None:
+    """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = result.rows
+    write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
+    )
+    write_text_atomic(folder / "table.csv", text.getvalue())
+    said = f"{plots.markdown(rows)}\n{notes(result)}\n"
+    write_text_atomic(folder / "tables.md", said)
+    plots.save(rows, folder)
+    times = clock(stream)
+    for one in made:
+        own = folder / one.setting.name
+        own.mkdir(exist_ok=True)
+        write_lines(own / "records.jsonl", one.records)
+        lines = simuleval_lines(one.records, target=units_of(facts["language"]))
+        log = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_text_atomic(own / "instances.log", log)
+        write_subtitles(own, "subtitles", spoken(one.records, times))
+
+
+def notes(result: ReplayResult) -> str:
+    """What stands below the tables."""
+    odd = ", ".join(f"{name} {count}" for name, count in result.degenerate.items() if count)
+    return (
+        f"NE counts: {result.signature}. c: cost of drafts, in decoding steps per output token.\n"
+        f"Outputs that said nothing or did not end, of {result.updates} per setting: "
+        f"{odd or 'none'}; what was shown before stays, their tokens and seconds count."
+    )
+
+
+def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
+    """When each update came, in seconds; one after the other where the stream does not say it.
+
+    They never go back: an update that came late has the time of the one before it.
+    """
+    times: dict[tuple[int, int], float] = {}
+    now = -SECONDS
+    for one in stream:
+        now = now + SECONDS if one.time is None else max(now, one.time)
+        times[one.seg, one.rev] = now
+    return times
+
+
+def spoken(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
+    """What was shown and how long: every state of the screen until the next."""
+    begins = [times[one.seg, one.rev] for one in records]
+    ends = [*begins[1:], begins[-1] + SECONDS] if begins else []
+    return [
+        (begin, end, one.shown)
+        for begin, end, one in zip(begins, ends, records, strict=True)
+        if one.shown
+    ]
+
+
+def _progress(done: int, of: int) -> None:
+    if done == of or done % 10 == 0:
+        print(f"replayed {done} of {of} segments", file=sys.stderr, flush=True)

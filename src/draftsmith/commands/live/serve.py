@@ -1,0 +1,97 @@
+"""`draftsmith live serve`: live translation for programs and people."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from draftsmith.commands._live_verbs import LiveServeOptions
+from draftsmith.commands._loading import open_target
+from draftsmith.commands.live._shared import (
+    live_config,
+    make_display_options,
+    make_template,
+    warn,
+)
+from draftsmith.errors import BackendError, InputError
+from draftsmith.live.templates import Template
+
+
+def run(options: LiveServeOptions) -> dict[str, Any]:
+    """Serve until interrupted.
+
+    Raises:
+        InputError: the packages for serving are not installed.
+        BackendError: the address is taken.
+    """
+    try:
+        from draftsmith.serve.app import Door, create_app, origins
+        from draftsmith.serve.live.protocol import Settings
+        from draftsmith.serve.live.runtime import Gauges, Server
+        from draftsmith.serve.live.sessions import Hall, HallOptions
+    except ImportError as error:
+        raise InputError(
+            f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
+        ) from None
+    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    listener = _listen(options.host, options.port)
+    with listener:
+        target = open_target(options.model)
+
+        def template(language: str) -> Template:
+            return make_template(dataclasses.replace(options.prompt, language=language), target)
+
+        gauges = Gauges()
+        display = make_display_options(options.screen, no_shrink=True)
+        settings = Settings(
+            target=options.prompt.language,
+            bias=options.bias,
+            final_bias=options.redraft.final_bias,
+            revision_bias=options.redraft.revision_bias,
+            mask_k=display.hide,
+            mask="display",
+            no_shrink=display.no_shrink,
+            whole_words=display.whole_words,
+            context=options.prompt.context,
+        )
+        hall = Hall(
+            target,
+            template,
+            HallOptions(
+                settings=settings,
+                live=live_config(options.redraft, display),
+                sessions=options.sessions,
+                keep_seconds=options.keep_seconds,
+            ),
+            gauges.count,
+        )
+        door = Door(
+            origins=origins(options.allow_origin),
+            token=options.token,
+            local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
+        )
+        model = "/".join(Path(options.model.target).parts[-2:])  # mini-ende/target, org/model
+        app = create_app(hall, gauges, model, door)
+        host, port = listener.getsockname()[:2]
+        query = f"?token={quote(options.token)}" if options.token else ""
+        name = f"[{host}]" if ":" in host else host
+        print(f"live translation at http://{name}:{port}/{query}", flush=True)
+        print("stop with Ctrl-C", file=sys.stderr, flush=True)
+        Server(app, hall).run(sockets=[listener])
+    return {}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Taken before the model is loaded: who cannot have the port need not wait for it."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, reuse_port=False)
+    except (OSError, OverflowError) as error:
+        raise BackendError(
+            f"cannot listen at {host}:{port} ({error}): choose another --port or --host"
+        ) from None

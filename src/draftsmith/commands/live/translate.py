@@ -1,0 +1,145 @@
+"""`draftsmith live translate`: a stream on stdin, its translation on stdout."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from draftsmith.commands._live_verbs import Feed, LiveTranslateOptions
+from draftsmith.commands._loading import open_target
+from draftsmith.commands.live._shared import coloured, make_display_options, maker, warn
+from draftsmith.errors import InputError
+from draftsmith.live.feeds import open_feed
+from draftsmith.live.metrics import CHARACTERS, report
+from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
+from draftsmith.live.replay import Setting
+from draftsmith.live.translator import LiveTranslator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One that is final."""
+
+    seg: int
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateResult:
+    """What `--json` prints."""
+
+    segments: tuple[Segment, ...]
+    updates: int
+    accepted_of_drafted: float | None
+    tokens_per_second: float | None
+    left_out: tuple[str, ...]
+    """Lines and hypotheses that could not be used, and why; the translation went on."""
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(options: LiveTranslateOptions) -> TranslateResult:
+    """Translate until the input ends. On an interrupt, what was said so far is still written.
+
+    Raises:
+        InputError: not a line of the input could be used.
+    """
+    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    target = open_target(options.model)
+    display = make_display_options(options.screen, no_shrink=options.no_shrink)
+    setting = Setting(method="ssbd", bias=options.bias, mask_k=display.hide)
+    follower = _Follower(maker(target, options.prompt, options.redraft, display)(setting))
+    try:
+        follower.follow(options.format)
+    finally:
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            write_lines(options.out, follower.records)
+    if follower.left_out and not follower.records:
+        raise InputError(f"nothing could be translated: {follower.left_out[0]}")
+    found = report(follower.records, CHARACTERS)
+    result = TranslateResult(
+        segments=tuple(
+            Segment(seg=one.seg, source=one.source, text=one.full)
+            for one in follower.records
+            if one.final
+        ),
+        updates=found.updates,
+        accepted_of_drafted=found.accepted_of_drafted,
+        tokens_per_second=found.tokens_per_second,
+        left_out=tuple(follower.left_out),
+    )
+    print(_summary(result), file=sys.stderr, flush=True)
+    return result
+
+
+class _Follower:
+    """Update by update; a terminal shows the segment growing, other readers get it when it ends."""
+
+    def __init__(self, translator: LiveTranslator) -> None:
+        self.translator = translator
+        self.records: list[UpdateRecord] = []
+        self.left_out: list[str] = []
+        """What could not be used, in words."""
+        self._console = Console(highlight=False, markup=False)
+        self._screen = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def follow(self, feed: Feed) -> None:
+        """All of stdin. An interrupt, also in mid-update, makes what was heard last final."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        heard: Hypothesis | None = None
+        with self._screen:
+            try:
+                for heard in open_feed(feed)(sys.stdin, self._leave_out):
+                    self._hear(heard)
+            except KeyboardInterrupt:
+                if heard is not None and not self._is_over(heard.seg):
+                    rev = heard.rev if heard.final else heard.rev + 1
+                    self._hear(replace(heard, rev=rev, final=True))
+                raise
+
+    def _leave_out(self, error: InputError) -> None:
+        self.left_out.append(str(error))
+        print(f"left out: {error}", file=sys.stderr, flush=True)
+
+    def _is_over(self, seg: int) -> bool:
+        return bool(self.records) and self.records[-1].final and self.records[-1].seg == seg
+
+    def _hear(self, heard: Hypothesis) -> None:
+        before = self.translator.last
+        try:
+            update = self.translator.update(heard.text, final=heard.final)
+        except InputError as error:  # too long, or no text: the segment stays as it was before
+            self._leave_out(InputError(f"segment {heard.seg} revision {heard.rev}: {error}"))
+            if not heard.final:
+                return
+            update = self.translator.update("", final=True)
+        if update is None or update is before:
+            return
+        own = replace(update.record, seg=heard.seg, rev=heard.rev, reference=heard.reference)
+        self.records.append(own)
+        if update.final:
+            self._screen.update(Text(""), refresh=True)
+            self._console.print(Text(update.text), soft_wrap=True)
+        elif self._console.is_terminal:
+            self._screen.update(coloured(update), refresh=True)
+
+
+def _summary(result: TranslateResult) -> str:
+    parts = [f"{len(result.segments)} segments, {result.updates} updates"]
+    if result.accepted_of_drafted is not None:
+        parts.append(f"{result.accepted_of_drafted:.0%} of the drafts stayed")
+    if result.tokens_per_second is not None:
+        parts.append(f"{result.tokens_per_second:.0f} tokens/s")
+    if result.left_out:
+        parts.append(f"{len(result.left_out)} left out")
+    return ", ".join(parts)

@@ -1,0 +1,66 @@
+"""`draftsmith plan check`: what a ladder predicted, beside what was measured later."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from draftsmith.commands._plan_verbs import PlanCheckOptions
+from draftsmith.commands.plan._shared import read_measured, say, say_written, show
+from draftsmith.errors import InputError
+from draftsmith.plan.ladder import PREDICTED_KIND, Comparison, compare, read_predictions
+from draftsmith.provenance import jsonable, start_run, write_json_atomic
+
+
+def run(options: PlanCheckOptions) -> dict[str, Any]:
+    """Read, compare, print, draw."""
+    record = start_run("plan check", options)
+    predictions = read_predictions(options.predictions)
+    found = read_measured(options.records)
+    rows, said = compare(predictions, found)
+    if not rows and not said:
+        wanted = sorted(name for one in predictions for name in one.drafts.values())
+        raise InputError(
+            f"none of the drafts of {options.predictions} was measured in these folders: it is "
+            f"about {', '.join(wanted)}; they hold "
+            f"{', '.join(sorted({one.draft for one in found})) or 'none'}"
+        )
+    judged = [row for row in rows if row.kind == PREDICTED_KIND and row.inside is not None]
+    payload: dict[str, Any] = jsonable(
+        {
+            "comparisons": [asdict(row) for row in rows],
+            "inside": sum(row.inside is True for row in judged),
+            "judged": len(judged),
+            "warnings": said,
+        }
+    )
+    if options.out is not None:
+        from draftsmith.plan.plots import predicted_measured, save
+
+        save([predicted_measured(predictions, rows)], options.out)
+        write_json_atomic(options.out / "check.json", payload)
+        record.write(options.out)
+    show(
+        "Predicted (before distillation) and measured",
+        ("figure", "size", "draft", "temperature", "predicted", "measured", "inside"),
+        [_cells(row) for row in rows],
+    )
+    say(said)
+    if judged:
+        inside = f"{payload['inside']} of {len(judged)} figures of pre-trained drafts"
+        say([inside], "inside the interval")
+    say_written(options.out)
+    return payload
+
+
+def _cells(row: Comparison) -> tuple[str | float | None, ...]:
+    inside = {True: "yes", False: "no", None: None}[row.inside]
+    return (
+        row.quantity,
+        row.size,
+        row.kind,
+        row.temperature,
+        row.predicted.text(),
+        row.measured.text(),
+        inside,
+    )

@@ -1,0 +1,245 @@
+"""`draftsmith plan ladder`: from a budget to drafts to train, with commands and predictions.
+
+OUT/ladder.json   sizes, predictions with intervals, commands: what `plan check` reads
+OUT/ladder.sh     the commands, to run as they stand
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.commands._plan_verbs import PlanLadderOptions
+from draftsmith.commands.plan._ladder_script import (
+    KINDS,
+    Command,
+    commands,
+    draft_folder,
+    script,
+)
+from draftsmith.commands.plan._shared import (
+    extrapolated,
+    interval,
+    laws_of,
+    say,
+    say_written,
+    show,
+    show_values,
+    with_spread,
+)
+from draftsmith.config import parse_count
+from draftsmith.distill.model_sizes import (
+    FAMILIES,
+    PRESETS,
+    Config,
+    Preset,
+    count_parameters,
+    read_config,
+    resized,
+    shape_for,
+)
+from draftsmith.errors import InputError
+from draftsmith.plan.ladder import Ladder, ladder
+from draftsmith.plan.optimum import Budget, FlopBudget, Setting, TokenBudget
+from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetFacts:
+    """What is known of the target without its weights."""
+
+    params: float
+    tokens: float
+    context: int | None
+    config: Config
+    """Of the family that drafts are made in."""
+    warnings: tuple[str, ...]
+
+    def params_of(self, shape: Preset) -> float:
+        """Of a draft."""
+        return float(count_parameters(resized(self.config, shape), f"a draft of {shape.name}"))
+
+
+def run(options: PlanLadderOptions) -> dict[str, Any]:
+    """Solve, print, write."""
+    record = start_run("plan ladder", options)
+    facts = target_facts(options)
+    law, loss = laws_of(options.laws)
+    spread = with_spread(law, options.laws)
+    setting = Setting(
+        target_params=facts.params,
+        target_tokens=facts.tokens,
+        budget=budget_of(options),
+        law=spread,
+        loss=loss,
+        cost_floor=options.cost_floor or 0.0,
+    )
+    shapes: dict[str, Preset] = dict(PRESETS.items())
+
+    def build(params: float) -> tuple[str, float]:
+        shape = shape_for(facts.config, params)
+        shapes[shape.name] = shape
+        return shape.name, facts.params_of(shape)
+
+    named: dict[str, float] = {name: facts.params_of(shape) for name, shape in PRESETS.items()}
+    found = ladder(setting, named, build)
+    pays = found.recommended is not None
+    lines = commands(options, found, shapes, facts.context) if pays else []
+    said = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
+    if spread.cov is None or spread.residual is None:
+        said.append(
+            "there are no intervals: the errors of the coefficients are not known; give them with "
+            "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
+        )
+    payload = _payload(options, setting, found, shapes, lines, said)
+    write_json_atomic(options.out / "ladder.json", payload)
+    if lines:
+        path = options.out / "ladder.sh"
+        title = "made by `draftsmith plan ladder`; it may be interrupted and run again"
+        write_text_atomic(path, script(lines, title))
+        path.chmod(0o755)
+    record.write(options.out)
+    _show(found)
+    say(said)
+    say_written(options.out)
+    return payload
+
+
+def target_facts(options: PlanLadderOptions) -> TargetFacts:
+    """From options, config.json and, for the training tokens, the run.json beside it.
+
+    Raises:
+        InputError: something that nobody tells.
+    """
+    said: list[str] = []
+    folder = None if options.target is None else Path(options.target)
+    if folder is None or not folder.is_dir():
+        if options.target_params is None:
+            raise InputError(
+                f"--target {options.target} is no folder here: give --target-params and "
+                "--target-tokens, too"
+            )
+        config = _unknown_target(options.vocab_size)
+        params, context = parse_count(options.target_params, "--target-params"), None
+        said.append(
+            f"sizes of drafts are those of Llama with a vocabulary of {options.vocab_size} "
+            "(--vocab-size): a target's folder would tell"
+        )
+    else:
+        config, where = read_config(folder), str(folder / "config.json")
+        context = config.get("max_position_embeddings")
+        if options.target_params is None:
+            params = float(count_parameters(config, where))
+        else:
+            params = parse_count(options.target_params, "--target-params")
+        if config.get("model_type") not in FAMILIES:
+            kind, config = config.get("model_type"), {**config, "model_type": "llama"}
+            said.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
+    return TargetFacts(
+        params=params,
+        tokens=_training_tokens(options, folder),
+        context=context,
+        config=config,
+        warnings=tuple(said),
+    )
+
+
+def budget_of(options: PlanLadderOptions) -> Budget:
+    tokens = options.training_tokens()
+    if tokens is not None:
+        flag = "--tokens" if options.hours is None else "--hours x --tokens-per-second"
+        return TokenBudget(amount=tokens, name=flag)
+    assert options.flops is not None, "validate lets no plan without a budget by"
+    return FlopBudget(amount=parse_count(options.flops, "--flops"), name="--flops")
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _unknown_target(vocab_size: int) -> dict[str, Any]:
+    return {"model_type": "llama", "vocab_size": vocab_size, "tie_word_embeddings": True}
+
+
+def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
+    if options.target_tokens is not None:
+        return parse_count(options.target_tokens, "--target-tokens")
+    try:
+        assert folder is not None
+        record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        tokens = record["results"]["tokens"]
+        return parse_count(str(tokens), "results.tokens")
+    except (AssertionError, OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            "give --target-tokens: how many tokens the target was trained on is not said beside it"
+        ) from None
+
+
+def _payload(
+    options: PlanLadderOptions,
+    setting: Setting,
+    found: Ladder,
+    shapes: Mapping[str, Preset],
+    lines: list[Command],
+    said: list[str],
+) -> dict[str, Any]:
+    rungs: list[Mapping[str, Any]] = [
+        {
+            **asdict(rung),
+            "shape": asdict(shapes[rung.size]),
+            "recommended": place == found.recommended,
+            "drafts": {kind: str(draft_folder(options.out, rung.size, kind)) for kind in KINDS},
+        }
+        for place, rung in enumerate(found.rungs)
+    ]
+    payload: dict[str, Any] = jsonable(
+        {
+            "target": options.target,
+            "target_params": setting.target_params,
+            "target_tokens": setting.target_tokens,
+            "target_ppl": setting.target_ppl,
+            "budget": {
+                "tokens": options.training_tokens(),
+                "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
+            },
+            "law": asdict(setting.law),
+            "loss": asdict(setting.loss),
+            "cost_floor": setting.cost_floor,
+            "n_opt": found.best_params,
+            "ci95": found.ci95,
+            "rungs": rungs,
+            "commands": [one.text for one in lines],
+            "warnings": said,
+        }
+    )
+    return payload
+
+
+def _show(found: Ladder) -> None:
+    best, pays = found.best_params, found.recommended is not None
+    show_values(
+        "",
+        {
+            "best draft size N*": best,
+            "95 %": interval(found.ci95),
+            "to train": ", ".join(rung.size for rung in found.rungs) if pays else "nothing",
+        },
+    )
+    show(
+        "Drafts, and what to expect of them before they are distilled",
+        ("size", "parameters", "tokens", "acceptance", "draft length", "tokens/step", "speed-up"),
+        [
+            (
+                rung.size + (" *" if place == found.recommended else ""),
+                rung.params,
+                rung.tokens,
+                rung.alpha.text(),
+                rung.gamma,
+                rung.tau.text(),
+                rung.speedup.text(),
+            )
+            for place, rung in enumerate(found.rungs)
+        ],
+    )

@@ -1,0 +1,96 @@
+"""`draftsmith plan law`: how the acceptance rate follows from perplexities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from draftsmith.commands._plan_verbs import PlanLawOptions
+from draftsmith.commands.plan._shared import interval, say, say_written, show, show_values
+from draftsmith.plan.fit import (
+    AffineFit,
+    FormFit,
+    Prediction,
+    affine_law,
+    one_target,
+    per_target,
+)
+from draftsmith.plan.law_file import law_payload
+from draftsmith.plan.observations import naming, read_observations
+from draftsmith.provenance import jsonable, start_run, write_json_atomic
+
+
+def run(options: PlanLawOptions) -> dict[str, Any]:
+    """Fit, print, draw."""
+    record = start_run("plan law", options)
+    observations = [
+        one for path in options.observations for one in read_observations(path, options.protocol)
+    ]
+    curves, said = per_target(observations)
+    lacking = one_target(observations) if curves and not options.predict else None
+    fit = None
+    if lacking is None:
+        with naming(*options.observations):
+            fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
+    warnings = (lacking,) if fit is None else fit.warnings
+    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*warnings, *said)))
+    if options.out is not None:
+        from draftsmith.plan import plots
+
+        drawings = [] if fit is None else [plots.plane_drawing(observations, fit)]
+        plots.save([*drawings, plots.curves(observations, curves)], options.out)
+        write_json_atomic(options.out / "law.json", payload)
+        record.write(options.out)
+    if fit is not None:
+        _show(fit)
+    _show_curves(curves)
+    if fit is not None and fit.predictions:
+        _show_predictions(fit.predictions)
+    say(payload["warnings"])
+    say_written(options.out)
+    return payload
+
+
+def _show(fit: AffineFit) -> None:
+    classic = fit.errors["classic"]
+    show(
+        f"alpha = A draft perplexity + B target perplexity + C, {fit.n} pairs",
+        ("", "estimate", "95 %", *(f"error, {kind}" for kind in fit.errors)),
+        [
+            (
+                name,
+                getattr(fit, name),
+                interval(classic.ci95[name]),
+                *(errors.se[name] for errors in fit.errors.values()),
+            )
+            for name in classic.se
+        ],
+    )
+    values: dict[str, str | float | None] = {"R2": fit.r2, "MSE": fit.mse}
+    if fit.fixed_effects is not None:
+        values["A with a constant per target"] = fit.fixed_effects.A
+        values["its 95 %"] = interval(fit.fixed_effects.errors.ci95["A"])
+        values["R2 with a constant per target"] = fit.fixed_effects.r2
+    show_values("", values)
+
+
+def _show_curves(curves: dict[str, dict[str, FormFit | None]]) -> None:
+    rows = [
+        (target, form, *found.params, found.mse, found.r2)
+        for target, forms in curves.items()
+        for form, found in forms.items()
+        if found is not None
+    ]
+    if rows:
+        show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
+
+
+def _show_predictions(predictions: Sequence[Prediction]) -> None:
+    show(
+        "Predicted",
+        ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
+        [
+            (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
+            for one in predictions
+        ],
+    )

@@ -1,0 +1,71 @@
+"""`draftsmith plan sweep`: rules of thumb for the draft size, and how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from draftsmith.commands._plan_verbs import PlanSweepOptions
+from draftsmith.commands.plan._shared import (
+    interval,
+    laws_of,
+    say,
+    say_written,
+    show,
+    show_values,
+    with_spread,
+    write_csv,
+)
+from draftsmith.plan.sweep import PooledFit, Sweep, sweep
+from draftsmith.provenance import jsonable, start_run
+
+
+def run(options: PlanSweepOptions) -> dict[str, Any]:
+    """Find the optima, fit, print, draw."""
+    record = start_run("plan sweep", options)
+    law, loss = laws_of(options.laws)
+    found = sweep(options.grid, law=law, loss=loss)
+    payload: dict[str, Any] = jsonable(
+        {
+            "table8": found.table8.payload(),
+            "table9": found.table9.payload(),
+            "power_law": asdict(found.power_law),
+            "warnings": found.warnings,
+        }
+    )
+    if options.out is not None:
+        from draftsmith.plan import plots
+
+        spread = with_spread(law, options.laws)
+        plots.save(plots.pooled(found, spread, loss), options.out)
+        columns = asdict(found.optima)
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        write_csv(options.out / "optima.csv", list(columns), rows)
+        record.write(options.out, results=payload)
+    _show(found)
+    say(found.warnings)
+    say_written(options.out)
+    return payload
+
+
+def _show(found: Sweep) -> None:
+    _show_fit("N* / M = mu + M0 / M + gamma ln D + gamma' ln D' (Table 8)", found.table8)
+    _show_fit("N* = mu M + M0 (Table 9)", found.table9)
+    power = found.power_law
+    show_values(
+        "N* = factor M^exponent",
+        {
+            "factor": power.factor,
+            "exponent": power.exponent,
+            "95 % of the exponent": interval(power.ci95),
+            "R2 in logarithms": power.r2_log,
+            "R2": power.r2,
+        },
+    )
+    if power.r2 > found.table9.r2:
+        say(["the power law fits better than the line: N* / M has no limit"], "note")
+
+
+def _show_fit(title: str, fit: PooledFit) -> None:
+    rows = [(name, value, interval(fit.ci95[name])) for name, value in fit.estimates.items()]
+    show(title, ("", "estimate", "95 %"), [*rows, ("R2", fit.r2, None)])

@@ -1,0 +1,40 @@
+"""`draftsmith plan table`: the tables of the scaling-laws paper, recomputed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftsmith.commands._plan_verbs import PlanTableOptions
+from draftsmith.commands.plan._shared import say, say_written, show, write_csv
+from draftsmith.plan.tables import TABLES, PaperTable, paper_table
+from draftsmith.provenance import jsonable, start_run
+
+
+def run(options: PlanTableOptions) -> dict[str, Any]:
+    """Recompute, print, draw."""
+    record = start_run("plan table", options)
+    numbers = list(TABLES) if options.number == "all" else [int(options.number)]
+    tables = [paper_table(number) for number in numbers]
+    if options.out is not None:
+        from draftsmith.plan import plots
+
+        for table in tables:
+            stem = f"table_{table.number}"
+            write_csv(options.out / f"{stem}.csv", table.columns, table.rows)
+            plots.save(plots.of_table(table.number), options.out / stem)
+        record.write(options.out)
+    for table in tables:
+        show(f"Table {table.number}. {table.title}", table.columns, table.rows)
+        say(table.notes, "note")
+    say_written(options.out)
+    payload: dict[str, Any] = jsonable({"tables": [_payload(table) for table in tables]})
+    return payload
+
+
+def _payload(table: PaperTable) -> dict[str, Any]:
+    return {
+        "number": table.number,
+        "title": table.title,
+        "rows": table.records(),
+        "notes": table.notes,
+    }

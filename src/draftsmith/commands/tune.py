@@ -1,0 +1,189 @@
+"""`draftsmith tune`: which drafter, and which length or tree, pays on this machine; or that none
+does.
+
+OUT/tune.json     all figures, and what to do;   OUT/figures/   the same to look at
+OUT/run.json      how it was made; written last
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftsmith.bench.plots import save_pictures
+from draftsmith.bench.summary import short_name
+from draftsmith.bench.tuner import Tuner
+from draftsmith.commands._tune_verb import TuneOptions
+from draftsmith.commands._verbs import GenerateOptions
+from draftsmith.config import to_argv
+from draftsmith.plan.tune import (
+    Candidate,
+    Trial,
+    Tuning,
+    advice,
+    batch_advice,
+    evidence,
+    rates,
+)
+from draftsmith.provenance import (
+    jsonable,
+    machine_summary,
+    portable_text,
+    refuse_file,
+    start_run,
+    versions,
+    write_json_atomic,
+)
+from draftsmith.targets.hf import HFTarget
+
+
+def run(options: TuneOptions) -> dict[str, Any]:
+    """Measure, decode, rank; everything goes to `options.out`."""
+    record = start_run("tune", options, seed=options.sampling.seed)
+    refuse_file(options.out)
+    tuner = Tuner(options)
+    tuning = tuner.tune()
+    console = Console(highlight=False)
+    sentences = {
+        "sentence": advice(tuning.winner),
+        "evidence": evidence(tuning.winner, len(tuning.candidates)),
+        "batches": batch_advice(tuning.by_batch),
+    }
+    command = paste(options, tuning.winner)
+    content = payload(options, tuner.target, tuning, sentences, command)
+    write_json_atomic(options.out / "tune.json", content)
+    save_pictures(tuning, options.out / "figures")
+    record.write(options.out, results=content["recommendation"])
+    console.print(ranking(tuning))
+    if len(tuning.by_batch) > 1:
+        console.print(batch_table(tuning))
+    for sentence in filter(None, [*sentences.values(), command]):
+        console.print(sentence, soft_wrap=True, markup=False)
+    return content
+
+
+def paste(options: TuneOptions, winner: Candidate) -> str | None:
+    """A command line that decodes with the winner; None when nothing pays."""
+    if winner.speedup <= 1.0:
+        return None
+    name, alone = winner.trial.drafter, len(options.drafters()) == 1
+    own = replace(
+        options.drafting,
+        drafter_option=options.drafting.assignments(name, alone=alone),
+        draft_proposal=None,  # among the winner's flags, if it has one
+    )
+    asked = GenerateOptions(
+        model=options.model,
+        drafter=name,
+        prompts=Path(options.suite),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        sampling=options.sampling,
+        drafting=own,
+    )
+    return shlex.join(["draftsmith", "generate", *to_argv(asked), *winner.trial.flags])
+
+
+def payload(
+    options: TuneOptions,
+    target: HFTarget,
+    tuning: Tuning,
+    sentences: Mapping[str, str],
+    command: str | None,
+) -> dict[str, Any]:
+    """The content of tune.json."""
+    longest = {
+        one.trial.drafter: one.trial
+        for one in sorted(tuning.candidates, key=lambda one: one.trial.length or 0)
+    }
+    content = {
+        "target": portable_text(options.model.target),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "temperature": options.temperature,
+        "plain_tokens_per_second_by_costs": tuning.plain_tokens_per_second,
+        "recommendation": {
+            "speculate": tuning.winner.speedup > 1.0,
+            **sentences,
+            "command": None if command is None else portable_text(command),
+        },
+        "candidates": [_entry(one) for one in tuning.candidates],
+        "acceptance_by_depth": {
+            portable_text(name): rates(trial.by_depth) for name, trial in longest.items()
+        },
+        "step_seconds": {portable_text(name): costs for name, costs in tuning.costs.items()},
+        "batches": [
+            {"rows": one.rows, **_shape(one.trial), "speedup": one.speedup}
+            for one in tuning.batches
+        ],
+        "machine": machine_summary(),
+        "versions": versions(),
+    }
+    plain: dict[str, Any] = jsonable(content)
+    return plain
+
+
+def _entry(one: Candidate) -> dict[str, Any]:
+    return {
+        **_shape(one.trial),
+        "length": one.trial.length,
+        "tokens_per_step": one.trial.tokens_per_step,
+        "prompts": len(one.trial.prompts),
+        "speedup": one.speedup,
+        "low": one.low,
+        "high": one.high,
+        "tokens_per_second_by_costs": one.tokens_per_second,
+    }
+
+
+def _shape(trial: Trial) -> dict[str, Any]:
+    return {
+        "drafter": portable_text(trial.drafter),
+        "shape": trial.shape,
+        "flags": trial.flags,
+    }
+
+
+def ranking(tuning: Tuning) -> Table:
+    """All that was tried, the fastest first."""
+    table = Table(
+        title="Predicted from measured costs and real acceptance",
+        caption="tokens/s: of forwards and drafts alone",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("drafter", "draft"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("tokens/step", "tokens/s", "speed-up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in tuning.candidates:
+        promise = f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})"
+        table.add_row(
+            short_name(one.trial.drafter),
+            one.trial.label,
+            f"{one.trial.tokens_per_step:.2f}",
+            f"{one.tokens_per_second:.0f}",
+            promise,
+            style="bold" if one is tuning.winner else None,
+        )
+    table.add_row("none", "", "1.00", f"{tuning.plain_tokens_per_second:.0f}", "1")
+    return table
+
+
+def batch_table(tuning: Tuning) -> Table:
+    """Speed-up by batch size, with the best draft of each drafter."""
+    table = Table(title="By batch size, over plain decoding of as many rows", title_justify="left")
+    table.add_column("rows", justify="right")
+    table.add_column("drafter")
+    table.add_column("draft")
+    table.add_column("speed-up", justify="right")
+    for one in tuning.batches:
+        name, promise = short_name(one.trial.drafter), f"{one.speedup:.2f}"
+        table.add_row(str(one.rows), name, one.trial.label, promise)
+    return table

@@ -1,0 +1,1 @@
+"""The decoding core: laws, trees, verification, caches and the decoding loop."""

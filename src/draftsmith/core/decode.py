@@ -1,0 +1,361 @@
+"""The decoding loop, once. Everything that generates text consumes it.
+
+One step, for every row of the batch:
+
+    propose          drafter -> tree below the root
+    forward          pending tokens + tree through the target, one pass
+    verify           walk the tree with the target's laws -> accepted path + one token
+    commit           cache keeps pending + path; the new token is the next root
+    advance          the drafter takes in what was settled
+
+Autoregressive decoding is this loop with an empty tree; prefill is a step whose pending part is the
+prompt, so a drafter that needs no target signals drafts in it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.law import Noise
+from draftsmith.core.rows import Row, StopStrings, common_prefix, start_rows
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import Recorder
+from draftsmith.core.trees import limit_depth, pad_nodes
+from draftsmith.core.types import (
+    PADDING,
+    DecodeStep,
+    DraftTree,
+    LengthPolicy,
+    RequestBatch,
+    Signals,
+    TargetOutput,
+    TreeShape,
+    Verdict,
+)
+from draftsmith.core.verify import Rule, candidate_children, offered_depth
+from draftsmith.core.verify_step import make_rule, settle
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.errors import InputError
+from draftsmith.targets.base import Target, feed_beginning
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOptions:
+    """How to decode; the same for all rows of a batch."""
+
+    sampler: Sampler = field(default_factory=Sampler)
+    max_new_tokens: int = 128
+    judged_by: Sampler | None = None
+    """Whose laws the rule looks at; None: those of `sampler`, which drafters always follow."""
+    rule: str | Rule = "auto"
+    """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
+    `typical` changes the law (see `core/lossy_rules.py`) and wants `allow_lossy`."""
+    shape: TreeShape | None = None
+    """Shape of the draft; None: the drafter's default."""
+    policy: LengthPolicy | None = None
+    """Chooses the draft depth per row and step; None: always the shape's."""
+    seed: int = 0
+    stop_strings: tuple[str, ...] = ()
+    ignore_end: bool = False
+    """Generate past end tokens (for measurements)."""
+    allow_lossy: bool = False
+    """Leave to use a rule after which the output law is not the target's."""
+    static_shapes: bool = False
+    """Fill every draft up with padding to its largest size: the target's forward then sees few
+    shapes (the key view grows in buckets anyway), as a compiled forward wants."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Cache and drafter state that outlive a call of `decode`, for prompts that share a beginning.
+
+    A later call reuses each row's longest common prefix of tokens; what was computed beyond it is
+    forgotten. The number of rows stays the same.
+    """
+
+    cache: KVCache | None = None
+    state: DraftState | None = None
+    tokens: list[list[int]] | None = None
+    """Per row, the tokens that the cache holds."""
+
+    def clear(self) -> None:
+        """Forget everything: the next call starts afresh, as behind an interrupted step."""
+        self.cache = self.state = self.tokens = None
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    *,
+    request_ids: Sequence[int] | None = None,
+    predictions: Sequence[Sequence[int]] = (),
+    session: Session | None = None,
+    recorder: Recorder | None = None,
+) -> Generator[DecodeStep, None, None]:
+    """Decode a batch of prompts, one `DecodeStep` per target forward.
+
+    Args:
+        target: whose law is preserved.
+        drafter: bound to the target (`drafter.bind(target)`).
+        prompts: token ids, at least one each.
+        request_ids: name the rows' random streams; None: 0, 1, 2, ...
+        predictions: an expected continuation per row, for drafters that use one.
+        session: keeps cache and drafter state across calls.
+        recorder: receives seconds under `draft`, `target`, `verify`.
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room in the context.
+        LossyRule, UnsupportedProposal: see `verify`.
+    """
+    ids = tuple(range(len(prompts))) if request_ids is None else tuple(request_ids)
+    rows = start_rows(
+        prompts,
+        ids,
+        max_new_tokens=options.max_new_tokens,
+        target=target.name,
+        vocab_size=target.vocab_size,
+        max_length=target.max_length,
+    )
+    end_ids = frozenset() if options.ignore_end else target.end_ids
+    stops = StopStrings(options.stop_strings, target.tokenizer)
+    shape = drafter.default_shape if options.shape is None else options.shape
+    recorder = recorder or Recorder()
+    request = RequestBatch(
+        tokens=[row.tokens for row in rows],
+        request_ids=ids,
+        max_new_tokens=options.max_new_tokens,
+        predictions=tuple(predictions),
+    )
+    cache, state = _open(target, drafter, request, rows, shape, session)
+    base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
+    live = list(range(len(rows)))  # rows of the request that the cache still holds
+    try:
+        while any(row.finish is None for row in rows):
+            if session is not None:
+                session.clear()  # until the step is whole
+            active = [rows[i] for i in live]
+            noise = base_noise.at([len(row.tokens) for row in active])
+            depth_B = _depths(active, shape, options.policy)
+            pending = [row.tokens[int(cache.lengths_B[b]) :] for b, row in enumerate(active)]
+            with recorder.time("draft"):
+                tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
+                if options.static_shapes:
+                    tree = pad_nodes(tree, drafter.max_nodes(shape))
+            with recorder.time("target"):
+                if drafter.signals == Signals():  # else the drafter reads those of all tokens
+                    pending = feed_beginning(target, cache, pending)
+                out = _forward(target, drafter, cache, pending, tree)
+            with recorder.time("verify"), torch.inference_mode():
+                tree, verdict = settle(
+                    tree,
+                    out.logits_BNV,
+                    options.judged_by or options.sampler,
+                    [row.history() for row in active],
+                    make_rule(options.rule, tree.proposal),
+                    noise,
+                    widest=shape.widest,
+                    allow_lossy=options.allow_lossy,
+                )
+            verdict, step = _emit(active, tree, verdict, end_ids, stops, pending)
+            _commit(cache, active, pending, verdict, step)
+            with recorder.time("draft"), torch.inference_mode():
+                state = drafter.advance(
+                    state,
+                    Accepted(
+                        tree=tree, verdict=verdict, emitted=step.emitted, pending=pending, out=out
+                    ),
+                )
+            if session is not None:
+                session.cache, session.state = cache, state
+                session.tokens = [
+                    row.tokens[: int(cache.lengths_B[b])] for b, row in enumerate(active)
+                ]
+            yield _spread(step, live, len(rows))
+            if session is None and any(row.finish for row in active):
+                keep = [b for b, row in enumerate(active) if row.finish is None]
+                live = [live[b] for b in keep]
+                if keep:
+                    cache.take(keep)
+                    state, base_noise = state.take(keep), base_noise.take(keep)
+    finally:
+        cache.rollback()
+        if options.policy is not None:
+            options.policy.learn([row.counts for row in rows])
+
+
+def _open(
+    target: Target,
+    drafter: Drafter,
+    request: RequestBatch,
+    rows: list[Row],
+    shape: TreeShape,
+    session: Session | None,
+) -> tuple[KVCache, DraftState]:
+    """Cache and drafter state for these rows: fresh, or a session's cut to the common prefix."""
+    if session is None or session.cache is None:
+        longest = max(len(row.tokens) + row.room for row in rows)
+        margin = drafter.max_nodes(shape)  # the staged tree stands behind the text
+        cache = target.new_cache(len(rows), longest + margin)
+        with torch.inference_mode():
+            return cache, drafter.start(request)
+    cache, state, tokens = session.cache, session.state, session.tokens
+    assert state is not None and tokens is not None
+    if len(rows) != cache.num_rows:
+        raise InputError(
+            f"This session has {cache.num_rows} rows; it cannot continue with {len(rows)}."
+        )
+    session.clear()  # what fails from here on leaves nothing half rewound
+    cache.rewind(
+        [
+            min(common_prefix(row.tokens, old), len(row.tokens) - 1)
+            for row, old in zip(rows, tokens, strict=True)
+        ]
+    )
+    return cache, drafter.resume(state, request)
+
+
+def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) -> np.ndarray:
+    """[B] how deep each row may draft: a step emits one token more than it accepts."""
+    out = np.zeros(len(active), dtype=np.int64)
+    for b, row in enumerate(active):
+        if row.finish is None:
+            wanted = shape.depth if policy is None else min(policy.length(row.stats), shape.depth)
+            out[b] = row.asked = max(min(wanted, row.room - 1), 0)
+    return out
+
+
+def _propose(
+    drafter: Drafter,
+    state: DraftState,
+    shape: TreeShape,
+    depth_B: np.ndarray,
+    active: list[Row],
+    sampler: Sampler,
+    noise: Noise,
+) -> DraftTree:
+    deepest = int(depth_B.max())
+    if deepest == 0:
+        return DraftTree.empty(len(depth_B))
+    with torch.inference_mode():
+        tree = drafter.propose(state, shape.clip(deepest), sampler, noise)
+    # probes: as far as the target knows positions, in rows that draft at all
+    beyond_B = np.array([row.context_left for row in active])
+    return limit_depth(tree, depth_B, np.where(depth_B > 0, beyond_B, 0))
+
+
+def _forward(
+    target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
+) -> TargetOutput:
+    parents_BN = tree.parents_BN
+    tokens_BT, block = lay_out(
+        cache,
+        pending,
+        tree.tokens_BN,
+        parents_BN.numpy() if parents_BN.device.type == "cpu" else parents_BN,
+    )
+    return target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
+
+
+def _emit(
+    active: list[Row],
+    tree: DraftTree,
+    verdict: Verdict,
+    end_ids: frozenset[int],
+    stops: StopStrings,
+    pending: list[list[int]],
+) -> tuple[Verdict, DecodeStep]:
+    """Hand tokens to the rows. A row that stops inside the block gets the verdict it would have had
+    if nothing beyond the stop had been drafted."""
+    tokens = tree.tokens_BN.numpy()
+    origin = None if tree.origin_BN is None else tree.origin_BN.numpy()
+    children = candidate_children(tree)
+    path_BD = verdict.path_BD.numpy().copy()
+    num, last = verdict.num_accepted_B.numpy().copy(), verdict.next_token_B.numpy().copy()
+    emitted: list[tuple[int, ...]] = []
+    accepted: list[int] = []
+    offered: list[int] = []
+    origins: list[tuple[int, ...]] = []
+    was_active = tuple(row.finish is None for row in active)
+    for b, row in enumerate(active):
+        if not was_active[b]:
+            path_BD[b], num[b] = PADDING, 0
+            emitted.append(())
+            accepted.append(0)
+            offered.append(0)
+            origins.append(())
+            continue
+        path = [int(n) for n in path_BD[b, : num[b]]]
+        block = [int(tokens[b, n]) for n in path] + [int(last[b])]
+        taken = row.append(block, end_ids, stops)
+        depth = offered_depth(children[b], path)
+        if len(taken) <= len(path):  # stopped at a drafted token: it is the row's last, not cached
+            depth = len(taken)
+            num[b], last[b] = len(taken) - 1, taken[-1]
+            path_BD[b, num[b] :] = PADDING
+        drafted = min(len(taken), len(path))
+        row.count(depth, drafted)
+        emitted.append(tuple(taken))
+        accepted.append(drafted)
+        offered.append(depth)
+        origins.append(tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted]))
+    settled = Verdict(
+        path_BD=torch.from_numpy(path_BD),
+        num_accepted_B=torch.from_numpy(num),
+        next_token_B=torch.from_numpy(last),
+    )
+    step = DecodeStep(
+        emitted=tuple(emitted),
+        accepted=tuple(accepted),
+        offered_depth=tuple(offered),
+        proposed=tuple(sum(map(len, kids.values())) for kids in children),
+        origins=tuple(origins),
+        finish=tuple(row.finish for row in active),
+        prefill=any(len(row) > 1 for row in pending),
+        active=was_active,
+    )
+    return settled, step
+
+
+def _commit(
+    cache: KVCache,
+    active: list[Row],
+    pending: list[list[int]],
+    verdict: Verdict,
+    step: DecodeStep,
+) -> None:
+    """Keep pending tokens and accepted path. A row that was done before keeps what it had."""
+    head = np.array(
+        [len(known) if on else 0 for known, on in zip(pending, step.active, strict=True)]
+    )
+    cache.commit(head, verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
+
+
+def _spread(step: DecodeStep, live: list[int], num_rows: int) -> DecodeStep:
+    """The step in the numbering of the request: rows that left the batch are empty."""
+    if len(live) == num_rows:
+        return step
+    place = {row: b for b, row in enumerate(live)}
+
+    def pick(values: tuple[X, ...], absent: X) -> tuple[X, ...]:
+        return tuple(values[place[i]] if i in place else absent for i in range(num_rows))
+
+    return DecodeStep(
+        emitted=pick(step.emitted, ()),
+        accepted=pick(step.accepted, 0),
+        offered_depth=pick(step.offered_depth, 0),
+        proposed=pick(step.proposed, 0),
+        origins=pick(step.origins, ()),
+        finish=pick(step.finish, None),
+        prefill=step.prefill,
+        active=pick(step.active, False),
+    )

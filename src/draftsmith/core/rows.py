@@ -1,0 +1,214 @@
+"""What the decoding loop knows of one request: its tokens, when it stops, and what it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftsmith.core.sampling import History
+from draftsmith.core.types import RowStats, StepCount
+from draftsmith.errors import InputError
+
+
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many tokens (pieces, characters) two sequences share from their beginning."""
+    different = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(different, min(len(a), len(b)))
+
+
+def until_end(tokens: list[int], end_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first end token: nothing behind it can be emitted."""
+    for i, token in enumerate(tokens):
+        if token in end_ids:
+            return tokens[: i + 1]
+    return tokens
+
+
+class StopStrings:
+    """Finds a stop string as soon as the token that completes it is there.
+
+    Only a tail of the text is decoded: a string of n bytes spans at most n tokens, and a few more
+    settle what a tokenizer does at the edge.
+
+    Raises:
+        InputError: an empty string, or no tokenizer to find any with.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        if strings and tokenizer is None:
+            raise InputError("Stop strings need a tokenizer, and this target has none.")
+        if "" in strings:
+            raise InputError("A stop string is empty: it would stop everywhere.")
+        self.strings, self._tokenizer = tuple(strings), tokenizer
+        self._window = max((len(s.encode()) for s in strings), default=0) + 8
+
+    def complete(self, tokens: Sequence[int], num_prompt: int) -> bool:
+        """Whether the last token completes a stop string in the generated text."""
+        if not self.strings:
+            return False
+        tail = tokens[max(num_prompt, len(tokens) - self._window) :]
+        # with special tokens, which may be meant, and without, as the text will read
+        for skip in (False, True):
+            text = self._tokenizer.decode(tail, skip_special_tokens=skip)
+            before = self._tokenizer.decode(tail[:-1], skip_special_tokens=skip)
+            if any(s in text and s not in before for s in self.strings):
+                return True
+        return False
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string."""
+        places = [text.find(s) for s in self.strings if s in text]
+        return text[: min(places)] if places else text
+
+
+_TRACKED = 32
+"""Places deeper in a draft are not counted one by one."""
+_BRIEF, _AGEING, _LONG = 10.0, 0.7, 64.0
+"""For how many steps counts are remembered: at first, more per step, and at most."""
+_BAD_LUCK = 2
+"""So many drafts in a row may miss before what is remembered is doubted."""
+
+
+def one_more(past: RowStats, step: StepCount) -> RowStats:
+    """With one step more.
+
+    Counts fade with every step, also with those that draft nothing: a row that has stopped
+    drafting forgets why, and tries again. Its memory grows with it: who fails at once soon has
+    another try, who has failed for long seldom. Where drafts used to be accepted and miss again and
+    again, the text has changed, and the counts lose up to half. (`plan.control` reads them.)
+    """
+    offered, accepted = step.offered, step.accepted
+    missed = offered > 0 and accepted == 0
+    misses = past.misses + 1 if missed else past.misses if offered == 0 else 0
+    fade = 1.0 - 1.0 / min(_BRIEF + _AGEING * past.steps, _LONG)
+    if missed and misses > _BAD_LUCK and past.tried_D:
+        fade *= 1.0 - 0.5 * (past.kept_D[0] / past.tried_D[0]) ** 2
+    tried_D = [fade * count for count in past.tried_D]
+    kept_D = [fade * count for count in past.kept_D]
+    reached = min(accepted + 1, offered, _TRACKED)
+    new = [0.0] * (reached - len(tried_D))
+    tried_D += new
+    kept_D += new
+    for d in range(reached):
+        tried_D[d] += 1.0
+        kept_D[d] += d < accepted
+    return RowStats(
+        steps=past.steps + 1,
+        offered=past.offered + offered,
+        accepted=past.accepted + accepted,
+        last_offered=offered,
+        last_accepted=accepted,
+        misses=misses,
+        idle=0 if missed else past.idle + (step.asked == 0),
+        asked=fade * past.asked + (step.asked > 0),
+        found=fade * past.found + (offered > 0),
+        tried_D=tuple(tried_D),
+        kept_D=tuple(kept_D),
+    )
+
+
+@dataclass(slots=True)
+class Row:
+    """One request on its way."""
+
+    request_id: int
+    tokens: list[int]
+    """Prompt and generated tokens; the last one is the root."""
+    num_prompt: int
+    max_new_tokens: int
+    max_length: int | None
+    """Positions the target knows."""
+    finish: str | None = None
+    counts: list[StepCount] = field(default_factory=list)
+    """Of all its steps."""
+    stats: RowStats = field(default_factory=RowStats)
+    """The same, as policies look at it."""
+    asked: int = 0
+    """How deep the step at hand may draft."""
+
+    @property
+    def room(self) -> int:
+        """How many more tokens may be emitted."""
+        left = self.max_new_tokens - (len(self.tokens) - self.num_prompt)
+        if self.max_length is not None:
+            left = min(left, self.max_length - len(self.tokens))
+        return left
+
+    @property
+    def context_left(self) -> int:
+        """How many positions the target has behind the root (a large number: no known limit)."""
+        return (1 << 30) if self.max_length is None else self.max_length - len(self.tokens)
+
+    def history(self) -> History:
+        return History(tokens=self.tokens, num_prompt=self.num_prompt)
+
+    def append(
+        self, tokens: Sequence[int], end_ids: frozenset[int], stops: StopStrings
+    ) -> list[int]:
+        """Take tokens up to and including the first that ends the row; returns those taken."""
+        taken: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            taken.append(token)
+            if token in end_ids or stops.complete(self.tokens, self.num_prompt):
+                self.finish = "stop"
+            elif len(self.tokens) - self.num_prompt >= self.max_new_tokens:
+                self.finish = "length"
+            elif self.max_length is not None and len(self.tokens) >= self.max_length:
+                self.finish = "context"
+            if self.finish:
+                break
+        return taken
+
+    def count(self, offered: int, accepted: int) -> None:
+        step = StepCount(asked=self.asked, offered=offered, accepted=accepted)
+        self.counts.append(step)
+        self.stats = one_more(self.stats, step)
+
+
+def start_rows(
+    prompts: Sequence[Sequence[int]],
+    ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    target: str,
+    vocab_size: int,
+    max_length: int | None,
+) -> list[Row]:
+    """A row per prompt, for a target of this name, vocabulary and context.
+
+    Raises:
+        InputError: a prompt that cannot be continued, or no room for a new token.
+    """
+    if not prompts:
+        raise InputError("There is no prompt to continue.")
+    if len(ids) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts need as many request ids, got {len(ids)}.")
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
+    rows = []
+    for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        if not len(prompt):
+            raise InputError(f"Prompt {number} is empty: give at least one token.")
+        if max_length is not None and len(prompt) >= max_length:
+            raise InputError(
+                f"Prompt {number} has {len(prompt)} tokens, but {target} has a context of "
+                f"{max_length}: shorten it so that at least one token fits behind it."
+            )
+        bad = [t for t in prompt if not 0 <= t < vocab_size]
+        if bad:
+            raise InputError(
+                f"Prompt {number} holds token {bad[0]}, outside the target's vocabulary of "
+                f"{vocab_size}: it was made with another tokenizer."
+            )
+        rows.append(
+            Row(
+                request_id=request_id,
+                tokens=list(prompt),
+                num_prompt=len(prompt),
+                max_new_tokens=max_new_tokens,
+                max_length=max_length,
+            )
+        )
+    return rows

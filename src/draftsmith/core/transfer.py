@@ -1,0 +1,76 @@
+"""Moving numbers between host and device without waiting more often than one must.
+
+Work is given to a device and runs there while the host goes on. Uploading small arrays does not
+stop that; looking at a result does, so what a step wants to know comes down in one piece.
+
+Where the seconds of a decoding go.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Upload without waiting for the device. (The driver has copied `values` when this returns.)"""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    # towards the host the same request would return before the numbers are there
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
+def to_host(*values: Tensor) -> list[np.ndarray]:
+    """All of them in one transfer, the only place where the host waits. Integers and booleans come
+    as int64, other numbers as float64."""
+    words = torch.cat([_words(value).reshape(-1) for value in values]).cpu()
+    parts = torch.split(words, [value.numel() for value in values])
+    return [
+        (part.view(torch.float64) if value.is_floating_point() else part)
+        .numpy()
+        .reshape(value.shape)
+        for part, value in zip(parts, values, strict=True)
+    ]
+
+
+def _words(value: Tensor) -> Tensor:
+    """As int64; the bits of other numbers."""
+    if value.is_floating_point():
+        return value.double().contiguous().view(torch.int64)
+    return value.long()
+
+
+class Recorder:
+    """Adds up wall-clock seconds by name: `with recorder.time("draft"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, name: str) -> _Timing:
+        return _Timing(self, name)
+
+    def snapshot(self) -> dict[str, float]:
+        return dict(self.seconds)
+
+
+class _Timing:
+    __slots__ = ("_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        spent = time.perf_counter() - self._start
+        seconds = self._recorder.seconds
+        seconds[self._name] = seconds.get(self._name, 0.0) + spent

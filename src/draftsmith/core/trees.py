@@ -1,0 +1,217 @@
+"""Shapes, ancestor masks and depths of draft trees. Pure index arithmetic on the host.
+
+nodes     0   1   2   3         root -+- 0 --- 2        depth   1 1 2 2
+parents  -1  -1   0   1               `- 1 --- 3
+
+sees_NN   node 2 sees 0 and 2:   [1 . . .]
+          (ancestors and self)   [. 1 . .]
+                                 [1 . 1 .]
+                                 [. 1 . 1]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any, overload
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftsmith.core.sampling import History
+from draftsmith.core.transfer import to_device, to_host
+from draftsmith.core.types import PADDING, ROOT, DraftTree, TreeShape
+
+
+@lru_cache(maxsize=256)
+def shape_parents(shape: TreeShape) -> tuple[int, ...]:
+    """Parents of a full tree of this shape, level by level (siblings adjacent, in order)."""
+    if shape.paths:
+        ordered = sorted(shape.paths, key=lambda path: (len(path), path))
+        place = {(): ROOT} | {path: n for n, path in enumerate(ordered)}
+        return tuple(place[path[:-1]] for path in ordered)
+    parents: list[int] = []
+    level = [ROOT]
+    for width in shape.widths:
+        start = len(parents)
+        for node in level:
+            parents.extend([node] * width)
+        level = list(range(start, len(parents)))
+    return tuple(parents)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Level:
+    """One depth of a tree of fixed shape: F parents, up to W children each.
+
+    parents   -1  -1  0  0  1        frontier  0  1
+    nodes      0   1  2  3  4        kids      2  3        N (here 5) where there is no child
+                                               4  5
+    """
+
+    frontier_F: np.ndarray
+    """Nodes of the depth before that have children (ROOT for the first)."""
+    kids_FW: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def levels(shape: TreeShape) -> tuple[Level, ...]:
+    """The depths of a tree of fixed shape, from the root down."""
+    parents = shape_parents(shape)
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    out: list[Level] = []
+    frontier = [ROOT]
+    while any(node in children for node in frontier):
+        frontier = [node for node in frontier if node in children]
+        width = max(len(children[node]) for node in frontier)
+        kids = np.full((len(frontier), width), len(parents), dtype=np.int64)
+        for row, node in enumerate(frontier):
+            kids[row, : len(children[node])] = children[node]
+        out.append(Level(np.array(frontier), kids))
+        frontier = [node for own in frontier for node in children[own]]
+    return tuple(out)
+
+
+def depths(parents_BN: np.ndarray) -> np.ndarray:
+    """[B, N]: 1 for children of the root, 0 for padding."""
+    return geometry(parents_BN)[0]
+
+
+def sees(parents_BN: np.ndarray) -> np.ndarray:
+    """[B, N, N] bool: node n sees node m when m is n or an ancestor of n. Padding sees itself."""
+    return geometry(parents_BN)[1]
+
+
+@overload
+def geometry(parents_BN: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+@overload
+def geometry(parents_BN: Tensor) -> tuple[Tensor, Tensor]: ...
+def geometry(
+    parents_BN: np.ndarray | Tensor,
+) -> tuple[np.ndarray, np.ndarray] | tuple[Tensor, Tensor]:
+    """(depths, sees), both read-only. Shapes recur from step to step, so rows are remembered; for
+    parents that only a device knows, it finds them there."""
+    if isinstance(parents_BN, Tensor):
+        return _geometry_there(parents_BN)
+    rows = [_row_geometry(row.tobytes()) for row in np.ascontiguousarray(parents_BN)]
+    if len(rows) == 1:
+        return rows[0][0][None], rows[0][1][None]
+    return np.stack([depth for depth, _ in rows]), np.stack([see for _, see in rows])
+
+
+def _geometry_there(parents_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """By squaring the relation "is or has as its parent": paths of 1, 2, 4, ... steps."""
+    nodes_N = torch.arange(parents_BN.shape[1], device=parents_BN.device)
+    see_BNN = (parents_BN[:, :, None] == nodes_N) | (nodes_N[:, None] == nodes_N)
+    for _ in range(max(len(nodes_N) - 1, 0).bit_length()):
+        see_BNN = see_BNN.float() @ see_BNN.float() > 0
+    depth_BN = see_BNN.sum(-1).masked_fill(parents_BN == PADDING, 0)
+    return depth_BN, see_BNN
+
+
+@lru_cache(maxsize=512)
+def _row_geometry(parents_bytes: bytes) -> tuple[np.ndarray, np.ndarray]:
+    parents: list[int] = np.frombuffer(parents_bytes, dtype=np.int64).tolist()
+    depth: list[int] = []
+    see = np.eye(len(parents), dtype=bool)
+    for n, parent in enumerate(parents):
+        depth.append(0 if parent == PADDING else 1 if parent == ROOT else depth[parent] + 1)
+        if parent >= 0:
+            see[n] |= see[parent]
+    out = np.array(depth, dtype=np.int64)
+    out.flags.writeable = see.flags.writeable = False
+    return out, see
+
+
+def limit_depth(
+    tree: DraftTree, depth_B: np.ndarray, probe_depth_B: np.ndarray | None = None
+) -> DraftTree:
+    """The tree with nodes deeper than each row allows turned into padding.
+
+    The cut looks at depth alone, which was known before drawing, so it keeps sampled laws exact.
+    Probes are never accepted, so they may have a limit of their own: the target's context.
+    """
+    parents_BN, limit_BN = tree.parents_BN, depth_B[:, None]
+    if tree.candidate_BN is not None and probe_depth_B is not None:
+        limit_BN = np.where(tree.candidate_BN.numpy(), limit_BN, probe_depth_B[:, None])
+    if parents_BN.device.type == "cpu":
+        too_deep_BN = torch.from_numpy(depths(parents_BN.numpy()) > limit_BN)
+        if not too_deep_BN.any():
+            return tree
+    else:
+        too_deep_BN = geometry(parents_BN)[0] > to_device(limit_BN, parents_BN.device)
+    return dataclasses.replace(tree, parents_BN=parents_BN.masked_fill(too_deep_BN, PADDING))
+
+
+def on_host(tree: DraftTree, *more: Tensor) -> tuple[DraftTree, list[np.ndarray]]:
+    """The tree with its numbers on the host, and `more` numbers from the device with them.
+
+    Its law `q` stays where it is.
+    """
+    there = {
+        name: values
+        for name in ("tokens_BN", "parents_BN", "q_rows_BN", "candidate_BN", "origin_BN", "fed_BN")
+        if (values := getattr(tree, name)) is not None and values.device.type != "cpu"
+    }
+    if not there and not more:
+        return tree, []
+    came = to_host(*there.values(), *more)
+    here: dict[str, Any] = {
+        name: torch.from_numpy(values).to(there[name].dtype)
+        for name, values in zip(there, came, strict=False)
+    }
+    return dataclasses.replace(tree, **here), came[len(there) :]
+
+
+def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
+    """The tree filled up with padding to a fixed number of nodes, so that shapes stay the same."""
+    missing = num_nodes - tree.num_nodes
+    if missing <= 0:
+        return tree
+
+    def fill(values: Tensor | None, value: int) -> Tensor | None:
+        return None if values is None else F.pad(values, (0, missing), value=value)
+
+    return DraftTree(
+        tokens_BN=F.pad(tree.tokens_BN, (0, missing)),
+        parents_BN=F.pad(tree.parents_BN, (0, missing), value=PADDING),
+        proposal=tree.proposal,
+        q=tree.q,
+        q_rows_BN=fill(tree.q_rows_BN, 0),
+        candidate_BN=fill(tree.candidate_BN, 0),
+        origin_BN=fill(tree.origin_BN, 0),
+        fed_BN=fill(tree.fed_BN, -1),
+    )
+
+
+def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:
+    """The tokens before the law behind a node: the row's own, and the path down to it."""
+    tail: list[int] = []
+    while node != ROOT:
+        tail.append(int(tokens_N[node]))
+        node = int(parents_N[node])
+    return History(tokens=[*known.tokens, *reversed(tail)], num_prompt=known.num_prompt)
+
+
+def stack_chains(
+    chains: list[list[int]], origins: list[list[int]] | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ragged chains -> (tokens_BN, parents_BN, origin_BN), padded on the right."""
+    width = max((len(chain) for chain in chains), default=0)
+    tokens = np.zeros((len(chains), width), dtype=np.int64)
+    parents = np.full((len(chains), width), PADDING, dtype=np.int64)
+    origin = np.zeros((len(chains), width), dtype=np.int64)
+    for b, chain in enumerate(chains):
+        tokens[b, : len(chain)] = chain
+        parents[b, : len(chain)] = np.arange(-1, len(chain) - 1)
+        if origins is not None:
+            origin[b, : len(chain)] = origins[b]
+    return (
+        torch.from_numpy(tokens),
+        torch.from_numpy(parents),
+        None if origins is None else torch.from_numpy(origin),
+    )

@@ -1,0 +1,399 @@
+"""The typed data that crosses module boundaries: frozen, keyword-only, slotted. No nn, no I/O.
+
+Shape letters: B rows, N tree nodes, P pending tokens, D path depth, T time, V vocabulary,
+H hidden, K top-k. A suffix names the axes: `tokens_BN` is [B, N].
+
+A step feeds the pending tokens (known, but not in the cache yet) and the tree in one forward.
+The last pending token is the root; tree nodes are the drafted tokens below it:
+
+    pending_BP            tree nodes 0..N-1           parents_BN
+    [... known  root]     root -+- n0 --- n2          n0: -1 (the root)   n1: -1
+                                `- n1                 n2: 0               padding: -2
+
+A node's position is the root's position plus its depth; node n sees all that is in the cache,
+all pending tokens, its ancestors and itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.config import check_paths
+
+if TYPE_CHECKING:
+    from draftsmith.core.law import Law
+
+ROOT = -1
+ALIGNED = 0
+"""An origin, see `DraftTree`."""
+PADDING = -2
+
+
+class Proposal(enum.Enum):
+    """How the children of a node arose: it decides which verification is lossless."""
+
+    SAMPLED = "sampled"
+    """i.i.d. draws from q. Node order is draw order, duplicates are kept, nothing is dropped."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Successive draws from q renormalised. Siblings stay in draw order, never re-ranked."""
+    OPAQUE = "opaque"
+    """Any choice that is independent of the verifier's noise (top-k, n-grams, old outputs)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signals:
+    """Which target outputs a drafter reads beyond tokens; the engine computes no others."""
+
+    last_hidden: bool = False
+    """The state after the final norm, [.., H]."""
+    layers: tuple[int, ...] = ()
+    """Outputs of these decoder layers (0-based), concatenated: [.., len(layers) * H]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeShape:
+    """How large a tree may be, in one of three ways:
+
+    widths (2, 1)                    every node at depth d has widths[d] children; a chain: all 1
+    paths ((0,), (1,), (0, 0))       just these nodes: the first and second child of the root, and
+                                     the first child of the first (EAGLE-1, Medusa)
+    widths (10, 10, 10), keep 59     grown from what the drafter says: widths[d] beams live on at
+                                     each depth, and of all nodes seen on the way the `keep` most
+                                     probable paths are proposed (EAGLE-2)
+    """
+
+    widths: tuple[int, ...] = ()
+    paths: tuple[tuple[int, ...], ...] = ()
+    """Each node by the ranks of its ancestors and its own, in order of length; all its ancestors
+    are there, and all its elder siblings."""
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.paths:
+            check_paths(self.paths)
+        if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
+            raise ValueError("a tree has either widths (and perhaps keep) or paths")
+        if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
+            raise ValueError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        return cls(widths=(1,) * length)
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1]) if self.paths else len(self.widths)
+
+    @property
+    def is_chain(self) -> bool:
+        if self.paths:
+            return len(self.paths) == self.depth
+        return self.keep is None and all(width == 1 for width in self.widths)
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.keep is not None
+
+    @property
+    def num_nodes(self) -> int:
+        """The most that are proposed."""
+        if self.paths:
+            return len(self.paths)
+        nodes, level = 0, 1
+        for width in self.widths:
+            level *= width
+            nodes += level
+        return nodes if self.keep is None else min(self.keep, nodes)
+
+    @property
+    def widest(self) -> int:
+        """The most children that a node has."""
+        return max(self.widths) if self.widths else 1 + max((p[-1] for p in self.paths), default=-1)
+
+    def clip(self, depth: int) -> TreeShape:
+        """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
+        depth = max(depth, 0)
+        if self.paths:
+            return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))
+        return TreeShape(widths=self.widths[:depth], keep=self.keep if depth else None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftTree:
+    """What a drafter proposes below the root. Parents precede children; see the drawing above.
+
+    Its numbers stand on the host, or, where a model drafted them on a device, still there: looking
+    at them would make the host wait. `Drafter.advance` gets them on the host.
+    """
+
+    tokens_BN: Tensor
+    parents_BN: Tensor
+    proposal: Proposal
+    q: Law | None = None
+    """For sampled proposals: the laws that children were drawn from, one row per parent."""
+    q_rows_BN: Tensor | None = None
+    """Row of `q` that node n was drawn from (siblings share one)."""
+    candidate_BN: Tensor | None = None
+    """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
+    origin_BN: Tensor | None = None
+    """Which source proposed the node (small integers, meaning is the drafter's). None: all 0.
+    `ALIGNED` in a tree that says so: what somebody expects at just this place."""
+    fed_BN: Tensor | None = None
+    """A note of the drafter's to itself: which of the tokens that it fed its own model the node was
+    (-1: none). None: not wanted."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens_BN.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens_BN.shape[1]
+
+    @classmethod
+    def empty(cls, num_rows: int) -> DraftTree:
+        none = torch.empty((num_rows, 0), dtype=torch.long)
+        return cls(tokens_BN=none, parents_BN=none, proposal=Proposal.OPAQUE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the verifier decided: the accepted path, and one token of the target's own."""
+
+    path_BD: Tensor
+    """Accepted node ids in order, padded with -2, on the CPU."""
+    num_accepted_B: Tensor
+    next_token_B: Tensor
+    """The correction or bonus token: it becomes the next root."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetOutput:
+    """One target forward over `pending + tree`; node axis 0 is the root, axis 1 + n is node n."""
+
+    logits_BNV: Tensor
+    """[B, 1 + N, V]."""
+    signals_BTS: Tensor | None = None
+    """Signals of pending and tree tokens, [B, P + N, S], or None when none were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeStep:
+    """What one target forward gave, per row of the request batch (rows that are done: empty)."""
+
+    emitted: tuple[tuple[int, ...], ...]
+    """New tokens, cut at the first stop: accepted drafts first, then the target's own token."""
+    accepted: tuple[int, ...]
+    """How many of `emitted` were drafted."""
+    offered_depth: tuple[int, ...]
+    """Depth of candidates below the best path that was verified (a chain: its length)."""
+    proposed: tuple[int, ...]
+    """Candidate nodes in the tree (probes and padding do not count)."""
+    origins: tuple[tuple[int, ...], ...]
+    """Origin of each accepted token."""
+    finish: tuple[str | None, ...]
+    """None while running, else `stop` (end token or stop string), `length` or `context`."""
+    prefill: bool
+    """The forward carried a prompt: its cost is not a decoding step's."""
+    active: tuple[bool, ...] = ()
+    """Which rows took part in this step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowStats:
+    """What a length policy may look at: the past of one row, never the coming noise."""
+
+    steps: int = 0
+    offered: int = 0
+    accepted: int = 0
+    last_offered: int = 0
+    last_accepted: int = 0
+    misses: int = 0
+    """Drafts since one had a token accepted."""
+    idle: int = 0
+    """Steps that were not to draft, since a draft last had no token accepted."""
+    asked: float = 0.0
+    """Steps that were to draft. This and the counts below: old ones count less."""
+    found: float = 0.0
+    """Those of them that had something to draft."""
+    tried_D: tuple[float, ...] = ()
+    """Drafts with a token at place d and all before it accepted."""
+    kept_D: tuple[float, ...] = ()
+    """Those of them whose token there was accepted too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCount:
+    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path."""
+
+    asked: int
+    """How deep it was to draft."""
+    offered: int
+    """How deep it did."""
+    accepted: int
+
+
+@runtime_checkable
+class LengthPolicy(Protocol):
+    """Chooses how deep to draft for a row from its past. Never changes the law."""
+
+    def length(self, stats: RowStats) -> int: ...
+
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
+        """Take note of all steps of rows whose decoding has ended. Nothing, unless redefined."""
+        return
+
+    @property
+    def max_length(self) -> int: ...
+
+
+# --------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopLaws:
+    """The teacher's most probable tokens at N places: true probabilities at temperature 1, not
+    renormalised, so that they sum to less than 1 by what lies outside."""
+
+    ids_NK: Tensor
+    log_p_NK: Tensor
+    """-inf in cells that hold nothing (then the id is 0)."""
+    vocab_size: int | None = None
+    """Entries of the teacher's head, from which these are; None: not known."""
+
+    def __len__(self) -> int:
+        return len(self.ids_NK)
+
+    def take(self, rows_N: Tensor) -> TopLaws:
+        """The laws at these places (indices or a mask)."""
+        return replace(self, ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullLaws:
+    """The teacher's whole laws at N places, as states and the head that turns them into logits:
+    the laws of a few places at a time are made when they are needed."""
+
+    hidden_NH: Tensor
+    head: Callable[[Tensor], Tensor]
+    """[.., H] -> logits [.., V]."""
+
+    def __len__(self) -> int:
+        return len(self.hidden_NH)
+
+    def take(self, rows_N: Tensor) -> FullLaws:
+        """The laws at these places (indices or a mask)."""
+        return FullLaws(hidden_NH=self.hidden_NH[rows_N], head=self.head)
+
+
+TeacherLaws = TopLaws | FullLaws
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryBatch:
+    """Token sequences to learn from. It owns every index shift:
+
+    position           0    1    2    3
+    tokens_BT          a    b    c    d
+    tokens_ahead(1)    b    c    d    .      what position t predicts one step ahead
+    mask_ahead(1)      1    1    1    0      1 where that prediction exists and counts
+    law_row_BT         -    5    6    -      row of `laws` that *predicts the token* here; -1: none
+    law_ahead(1)       5    6    -    -      row of the law that position t is to imitate
+    """
+
+    tokens_BT: Tensor
+    loss_mask_BT: Tensor
+    """True where a token counts as something to be predicted (position of the *token*)."""
+    documents_BT: Tensor | None = None
+    """Document number inside the packed block; None: attention may cross documents."""
+    laws: TeacherLaws | None = None
+    """What the teacher said, place after place."""
+    law_row_BT: Tensor | None = None
+    """Row of `laws` that the token at this position was drawn from; -1: no law, learn the token."""
+    weights_BT: Tensor | None = None
+    """How much a token counts (position of the *token*); None: every one as much as another."""
+    features_BTS: Tensor | None = None
+    """Hidden signals of the target at each position; None: not collected."""
+
+    def tokens_ahead(self, k: int) -> Tensor:
+        """[B, T]: the token k places to the right of each position (0 past the end)."""
+        out = torch.zeros_like(self.tokens_BT)
+        out[:, : max(out.shape[1] - k, 0)] = self.tokens_BT[:, k:]
+        return out
+
+    def features_ahead(self, k: int) -> Tensor:
+        """[B, T, S]: the target's signals k places to the right (0 past the end)."""
+        assert self.features_BTS is not None, "collect them with the trajectories"
+        out = torch.zeros_like(self.features_BTS)
+        out[:, : max(out.shape[1] - k, 0)] = self.features_BTS[:, k:]
+        return out
+
+    def law_ahead(self, k: int) -> Tensor:
+        """[B, T]: row of `laws` for the token k places to the right; -1 where there is none."""
+        out = torch.full_like(self.tokens_BT, -1)
+        if self.law_row_BT is not None:
+            out[:, : max(out.shape[1] - k, 0)] = self.law_row_BT[:, k:]
+        return out
+
+    def weights_ahead(self, k: int) -> Tensor:
+        """[B, T] float32: weight of the token k places to the right (0 past the end)."""
+        out = torch.zeros(self.tokens_BT.shape, device=self.tokens_BT.device)
+        known = self.weights_BT
+        out[:, : max(out.shape[1] - k, 0)] = 1.0 if known is None else known[:, k:].float()
+        return out
+
+    def mask_ahead(self, k: int) -> Tensor:
+        """[B, T] bool: `tokens_ahead(k)` exists, counts and lies in the same document."""
+        out = torch.zeros_like(self.loss_mask_BT, dtype=torch.bool)
+        out[:, : max(out.shape[1] - k, 0)] = self.loss_mask_BT[:, k:].bool()
+        if self.documents_BT is not None:
+            same = self.documents_BT[:, k:] == self.documents_BT[:, : max(out.shape[1] - k, 0)]
+            out[:, : max(out.shape[1] - k, 0)] &= same
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowHead:
+    """A head over some of the target's tokens."""
+
+    ids_D: Tensor
+    """[D]: the target's ids of its columns, upwards."""
+    head: Callable[[Tensor], Tensor]
+    """[.., H] -> logits [.., D]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftPrediction:
+    """A drafter's training output: states, no logits. The objective applies the head in chunks."""
+
+    hidden_BTH: Tensor
+    mask_BT: Tensor
+    """True where this prediction counts, before the batch's own mask."""
+    ahead: int
+    """How many places ahead of its position each state predicts."""
+    feature_BTH: Tensor | None = None
+    """States that shall equal the target's features one place before what is predicted."""
+    weight: float = 1.0
+    """How much this step counts beside the others (EAGLE-3 and Medusa: 0.8 ** step)."""
+    head: Callable[[Tensor], Tensor] | None = None
+    """What turns these states into logits; None: the drafter's own `head()`."""
+    narrow: NarrowHead | None = None
+    """A drafter that knows only some tokens learns over these; None: it knows all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestBatch:
+    """What a drafter is told when rows begin: their tokens, and how to draw."""
+
+    tokens: Sequence[Sequence[int]]
+    """The known tokens of each row (prompt, or the whole context of a continued session)."""
+    request_ids: tuple[int, ...]
+    max_new_tokens: int
+    predictions: Sequence[Sequence[int]] = field(default_factory=tuple)
+    """An expected continuation per row, for drafters that use one; empty: none given."""

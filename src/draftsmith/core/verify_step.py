@@ -1,0 +1,259 @@
+"""One step's verdict, by the rule's name, wherever the laws are.
+
+On a CPU a rule makes laws as it comes by their nodes, which are few. On a device every look at a
+number makes the host wait until all work is done; so what the rule *can* ask is computed for all
+nodes without looking, and comes to the host together with the tree, in one transfer:
+
+    device   logits -> laws of root and nodes -> what each would draw, and what its children are
+                                                 judged by
+    host     one transfer; then the very walk that a CPU does, which only looks up
+
+Penalties want each node's history, hence the tokens of the tree on the host: with them the tree
+comes first, and the walk makes laws as on a CPU.
+
+Shape letters: P places (root and nodes of all rows, row by row), S siblings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.lossy_rules import Typical
+from draftsmith.core.sampling import History, Sampler, require_finite
+from draftsmith.core.transfer import to_device
+from draftsmith.core.trees import depths, geometry, on_host
+from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
+from draftsmith.core.verify import (
+    Children,
+    Foreseen,
+    Match,
+    NodeLaw,
+    Rejection,
+    Rule,
+    TreeLaws,
+    candidate_children,
+    check_rule,
+    verify,
+)
+from draftsmith.errors import InputError, nearest
+
+CELLS = 1 << 27
+"""Numbers of laws that are made at once."""
+
+
+def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
+    """`match`, `rejection`, `typical`, or `auto`: rejection where q is known, else match."""
+    if not isinstance(rule, str):
+        return rule
+    if rule == "auto":
+        return Match() if proposal is Proposal.OPAQUE else Rejection()
+    rules: dict[str, Callable[[], Rule]] = {
+        "match": Match,
+        "rejection": Rejection,
+        "typical": Typical,
+    }
+    if rule not in rules:
+        raise InputError(f"Unknown rule {rule!r}{nearest(rule, [*rules, 'auto'])}.")
+    return rules[rule]()
+
+
+def settle(
+    tree: DraftTree,
+    logits_BNV: Tensor,
+    sampler: Sampler,
+    histories: Sequence[History],
+    rule: Rule,
+    noise: Noise,
+    *,
+    widest: int,
+    allow_lossy: bool = False,
+) -> tuple[DraftTree, Verdict]:
+    """The verdict, and the tree with its numbers on the host.
+
+    Args:
+        logits_BNV: [B, 1 + N, V]; column 0 is the root.
+        histories: known tokens per row, up to and including the root.
+        widest: no node has more children, if only the device knows the tree.
+
+    Raises:
+        LossyRule, UnsupportedProposal: see `check_rule`.
+        BackendError: logits that the walk came by are NaN.
+    """
+    check_rule(rule, tree, allow_lossy=allow_lossy)
+    if logits_BNV.device.type == "cpu" or sampler.needs_history:
+        tree, _ = on_host(tree)
+        laws = TreeLaws(
+            logits_BNV=logits_BNV,
+            sampler=sampler,
+            histories=histories,
+            tokens_BN=tree.tokens_BN.numpy(),
+            parents_BN=tree.parents_BN.numpy(),
+        )
+        return tree, verify(tree, laws, rule, noise, allow_lossy=allow_lossy)
+    tree, told = _foreseen(tree, logits_BNV, sampler, rule, noise, widest)
+    # what children are judged by has q in it already: to the rule they are opaque
+    asked = dataclasses.replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
+    return tree, verify(asked, told, rule, noise, allow_lossy=allow_lossy)
+
+
+# --------------------------------------------------------------------------- on the device
+
+
+def _foreseen(
+    tree: DraftTree, logits_BNV: Tensor, sampler: Sampler, rule: Rule, noise: Noise, widest: int
+) -> tuple[DraftTree, _Told]:
+    device, places = logits_BNV.device, logits_BNV.shape[:2]
+    logits_PV, u_P = logits_BNV.flatten(0, 1), _uniform(tree, noise, device).flatten()
+
+    table = cache(partial(_children, tree, widest, device))
+    found: list[Foreseen] = []
+    drawn: list[Tensor] = []
+    top: list[Tensor] = []
+    size = max(1, CELLS // logits_PV.shape[1])
+    for start in range(0, len(logits_PV), size):
+        some = slice(start, start + size)
+        law = sampler.law(logits_PV[some], check=top.append)
+        found.append(rule.foresee(law, partial(_below, tree, table, some)))
+        drawn.append(found[-1].last.at(u_P[some]))
+    judged = [part.prob_PS for part in found if part.prob_PS is not None]
+    entropy = [part.entropy_P for part in found if part.entropy_P is not None]
+    drafted = [] if tree.q is None else [tree.q.probs_RK.sum(-1)]
+    parts = (drawn, top, drafted, judged, entropy)
+    tree, came = on_host(tree, *(torch.cat(part) for part in parts if part))
+    numbers = iter(came)
+    drawn_P, top_P, drafted_R, judged_PS, entropy_P = (
+        next(numbers) if part else None for part in parts
+    )
+    assert drawn_P is not None and top_P is not None
+    if drafted_R is not None:
+        require_finite(torch.from_numpy(drafted_R))
+    return tree, _Told(
+        tokens=tree.tokens_BN.tolist(),
+        children=candidate_children(tree),
+        drawn_BP=drawn_P.reshape(places),
+        top_BP=top_P.reshape(places),
+        judged_BPS=None if judged_PS is None else judged_PS.reshape(*places, -1),
+        entropy_BP=None if entropy_P is None else entropy_P.reshape(places),
+    )
+
+
+def _uniform(tree: DraftTree, noise: Noise, device: torch.device) -> Tensor:
+    """[B, 1 + N]: what the last token is drawn with, should the walk end there."""
+    rows, count = tree.num_rows, tree.num_nodes + 1
+    depth = np.tile(np.arange(count), rows)
+    u = noise.uniform(np.repeat(np.arange(rows), count), depth, Purpose.TARGET)
+    if tree.parents_BN.device.type == "cpu":
+        depth_BN = to_device(depths(tree.parents_BN.numpy()).copy(), device)
+    else:
+        depth_BN, _ = geometry(tree.parents_BN)
+    return to_device(u.reshape(rows, count), device).gather(1, F.pad(depth_BN, (1, 0)))
+
+
+def _children(tree: DraftTree, widest: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """([P, S] nodes below each place in proposal order, N where there are no more; [P] row)."""
+    rows, count = tree.num_rows, tree.num_nodes
+    if tree.parents_BN.device.type == "cpu":
+        counts = [len(kids) for row in candidate_children(tree) for kids in row.values()]
+        widest = max(counts, default=1)
+    parents_BN = to_device(tree.parents_BN, device)
+    if tree.candidate_BN is not None:
+        parents_BN = parents_BN.masked_fill(~to_device(tree.candidate_BN, device), PADDING)
+    nodes_N = torch.arange(count, device=device)
+    siblings_BNN = parents_BN[:, :, None] == parents_BN[:, None, :]
+    rank_BN = (siblings_BNN & (nodes_N[:, None] > nodes_N)).sum(-1)
+    # padding goes to a cell of its own behind the others
+    spare = (1 + count) * widest
+    cell_BN = ((parents_BN + 1) * widest + rank_BN).masked_fill(parents_BN == PADDING, spare)
+    table = torch.full((rows, spare + 1), count, device=device)
+    table.scatter_(1, cell_BN, nodes_N.expand(rows, -1))
+    row_BP = torch.arange(rows, device=device)[:, None].expand(-1, 1 + count)
+    return table[:, :spare].reshape(-1, widest), row_BP.flatten()
+
+
+def _below(tree: DraftTree, table: Callable[[], tuple[Tensor, Tensor]], some: slice) -> Children:
+    kids_PS, row_P = (one[some] for one in table())
+    device = kids_PS.device
+    tokens_BN = F.pad(to_device(tree.tokens_BN, device), (0, 1))
+    q = None
+    if tree.proposal is not Proposal.OPAQUE:
+        assert tree.q is not None and tree.q_rows_BN is not None
+        q_rows_BN = F.pad(to_device(tree.q_rows_BN, device), (0, 1))
+        q = tree.q.take(q_rows_BN[row_P, kids_PS[:, 0]])  # siblings share one
+    return Children(
+        tokens_PS=tokens_BN[row_P[:, None], kids_PS],
+        there_PS=kids_PS < tree.num_nodes,
+        q=q,
+        distinct=tree.proposal is Proposal.WITHOUT_REPLACEMENT,
+    )
+
+
+# --------------------------------------------------------------------------- on the host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Told:
+    """Answers for all nodes (a `LawSource`)."""
+
+    tokens: list[list[int]]
+    children: list[dict[int, list[int]]]
+    drawn_BP: np.ndarray
+    top_BP: np.ndarray
+    judged_BPS: np.ndarray | None
+    entropy_BP: np.ndarray | None
+
+    def at(self, rows: np.ndarray, nodes: np.ndarray) -> NodeLaw:
+        require_finite(torch.from_numpy(self.top_BP[rows, nodes + 1]))
+        return _Answers(self, rows, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Of R nodes, behind `passed` children that did not stay (a `NodeLaw`)."""
+
+    told: _Told
+    rows: np.ndarray
+    nodes: np.ndarray
+    passed: int = 0
+
+    def prob(self, tokens_R: Tensor) -> Tensor:
+        told = self.told
+        assert told.judged_BPS is not None
+        out = []
+        for b, node, token in zip(self.rows, self.nodes, tokens_R.tolist(), strict=True):
+            kids = told.children[b][int(node)]
+            place = next(
+                s for s in range(self.passed, len(kids)) if told.tokens[b][kids[s]] == token
+            )
+            out.append(told.judged_BPS[b, node + 1, place])
+        return torch.tensor(out, dtype=torch.float64)
+
+    def entropy(self) -> Tensor:
+        assert self.told.entropy_BP is not None
+        return torch.from_numpy(self.told.entropy_BP[self.rows, self.nodes + 1])
+
+    def gap(self, tokens_R: Tensor) -> Tensor:
+        return self.prob(tokens_R)  # a rule foresees one of the two
+
+    def mode(self) -> NodeLaw:
+        return self  # likewise of what it draws from
+
+    def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor:
+        return torch.from_numpy(self.told.drawn_BP[self.rows, self.nodes + 1])
+
+    def take(self, rows: np.ndarray) -> NodeLaw:
+        return dataclasses.replace(self, rows=self.rows[rows], nodes=self.nodes[rows])
+
+    def without(self, tokens_R: Tensor) -> NodeLaw:
+        return dataclasses.replace(self, passed=self.passed + 1)
+
+    def residual(self, q: Law) -> NodeLaw:
+        raise AssertionError("q is in the numbers already")

@@ -1,0 +1,1 @@
+"""Prompts, suites, text and languages: everything that is read from users' files."""

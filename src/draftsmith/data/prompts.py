@@ -1,0 +1,311 @@
+"""What to ask: a text to continue or a chat, and how a tokenizer sees it.
+
+Texts that become prompts: with places for a source and a language, and of whole characters.
+
+One record of a prompt file -> a prompt, whatever its author called the fields.
+
+A record's first field of these makes the prompt; the rest of the table is optional:
+
+    messages        [{"role", "content"}]              conversations   ShareGPT: [{"from", "value"}]
+    turns           user turns, one after the other    prompt          plain text (or messages)
+    question        one user turn                      instruction     one user turn, with `input`
+    text            plain text
+    reference       text(s) a good answer matches (where a chat has several turns and the list as
+                    many items: one for each turn); also answer, canonical_solution, output
+    language, tag (also category), id (also question_id, task_id, prompt_id)
+
+A plain prompt is continued as it stands. The others are chats: rendered by the tokenizer's chat
+template where it has one. A chat that ends with an answer is replayed: its first user turn is the
+prompt, its later user turns follow in `turns`, and its answers are what each is expected to get.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any, Protocol
+
+from draftsmith.errors import InputError, nearest
+
+MINI = "Translate to {language}: {source}\n"
+"""What the shipped translation model was trained with."""
+SOURCE = "{source}"
+
+
+def filled(text: str, *, language: str, source: str) -> str:
+    """A prompt's text with these in their places; what they hold themselves stays as it is."""
+    values = {"language": language, "source": source}
+    return re.sub(r"\{(language|source)\}", lambda found: values[found[1]], text)
+
+
+def check_prompt(text: str, name: str) -> None:
+    """Raise `InputError` unless a source has one place in this text."""
+    if text.count(SOURCE) != 1:
+        raise InputError(f"{name} must hold {SOURCE} once, got {text!r}")
+
+
+def check_whole(text: str, where: str) -> None:
+    """Raise `InputError` for half a character: half an emoji, written as an escape, is JSON but no
+    text, and no tokenizer or file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+
+
+class ChatTokenizer(Protocol):
+    """What rendering needs of a transformers tokenizer."""
+
+    chat_template: Any
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One utterance of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What to ask: a plain `text` to continue, or a chat: `messages`, then further `turns`."""
+
+    id: str
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The chat up to and including the first user turn that is to be answered."""
+    turns: tuple[str, ...] = ()
+    """Further user turns, each asked after the answer to the one before."""
+    answers: tuple[str, ...] = ()
+    """Of a chat, what the file answers to each turn from the first on; fewer where its messages do
+    not take turns (tools speak, somebody speaks twice)."""
+    reference: tuple[str, ...] = ()
+    """Texts that a good answer to the first turn matches."""
+    language: str | None = None
+    tag: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.text is None
+
+    def expected(self, turn: int) -> tuple[str, ...]:
+        """What a good answer to this turn matches, 0 the first; nothing where nobody knows."""
+        return self.answers[turn : turn + 1] if turn else self.reference
+
+    def conversation(self, answers: Sequence[str] = ()) -> tuple[Message, ...]:
+        """The chat after these answers: one answer more, one turn of `turns` more."""
+        if len(answers) > len(self.turns):
+            raise InputError(
+                f"prompt {self.id}: {len(answers)} answers leave no turn to ask; "
+                f"it has {len(self.turns) + 1}"
+            )
+        chat = list(self.messages)
+        for answer, turn in zip(answers, self.turns, strict=False):
+            chat += [Message(role="assistant", content=answer), Message(role="user", content=turn)]
+        return tuple(chat)
+
+    def render(self, tokenizer: ChatTokenizer, answers: Sequence[str] = ()) -> str:
+        """The text that the model sees, special tokens of a chat template included."""
+        if self.text is not None:
+            return self.text
+        chat = self.conversation(answers)
+        if not tokenizer.chat_template:
+            return "\n\n".join(message.content for message in chat)
+        return str(
+            tokenizer.apply_chat_template(
+                [{"role": message.role, "content": message.content} for message in chat],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        )
+
+    def token_ids(self, tokenizer: ChatTokenizer, answers: Sequence[str] = ()) -> tuple[int, ...]:
+        """`render` as tokens; a chat template has written its own special tokens already."""
+        templated = self.is_chat and bool(tokenizer.chat_template)
+        text = self.render(tokenizer, answers)
+        return tuple(tokenizer.encode(text, add_special_tokens=not templated))
+
+
+_PROMPT_FIELDS = (
+    "messages",
+    "conversations",
+    "turns",
+    "prompt",
+    "question",
+    "instruction",
+    "text",
+)
+_REFERENCE_FIELDS = ("reference", "answer", "canonical_solution", "output")
+_TAG_FIELDS = ("tag", "category")
+_ID_FIELDS = ("id", "question_id", "task_id", "prompt_id")
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant"} | {
+    "assistant": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+}
+
+
+def read_record(record: object, number: str, where: str, keep_empty: bool) -> Prompt:
+    """The prompt that this JSON value asks for; `number` names it if it has no id.
+
+    Raises:
+        InputError: naming `where`, and the field if one is at fault.
+    """
+    if not isinstance(record, Mapping):
+        raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    name = next((name for name in _PROMPT_FIELDS if record.get(name) is not None), None)
+    if name is None:
+        found = ", ".join(map(str, record)) or "none"
+        known = ", ".join(_PROMPT_FIELDS)
+        raise InputError(f"{where}: no prompt in the fields {found}; a prompt is one of {known}")
+    value, field = record[name], f"{where}: field {name!r}"
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    turns: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    items = _references(record, where)
+    if name in ("messages", "conversations") or (name == "prompt" and isinstance(value, list)):
+        messages, turns, answers = _replay(_chat(value, field), field)
+    elif name == "turns":
+        first, *later = _texts(value, field)
+        messages, turns = (Message(role="user", content=first),), tuple(later)
+    elif name in ("prompt", "text"):
+        empty = keep_empty and isinstance(value, str) and not value.strip()
+        text = "" if empty else _text(value, field)
+    else:
+        question = _text(value, field)
+        extra = _input(record, where) if name == "instruction" else ""
+        content = f"{question}\n\n{extra}" if extra else question
+        messages = (Message(role="user", content=content),)
+    reference = tuple(text for item in items for text in item)
+    if turns and len(items) == len(turns) + 1 and all(items):  # MT-bench: one for each turn
+        answers, reference = tuple(item[0] for item in items), items[0]
+    made = Prompt(
+        id=_label(record, _ID_FIELDS, where) or number,
+        text=text,
+        messages=messages,
+        turns=turns,
+        answers=answers,
+        reference=reference or answers[:1],
+        language=_label(record, ("language",), where),
+        tag=_label(record, _TAG_FIELDS, where),
+    )
+    check_whole(json.dumps(asdict(made), ensure_ascii=False), where)
+    return made
+
+
+def _chat(value: object, field: str) -> list[Message]:
+    if not isinstance(value, list):
+        raise InputError(f"{field}: expected a list of messages, got {type(value).__name__}")
+    chat = []
+    for index, item in enumerate(value, start=1):
+        place = f"{field}, message {index}"
+        if not isinstance(item, Mapping):
+            raise InputError(f"{place}: expected an object with role and content")
+        role = item.get("role", item.get("from"))
+        if not isinstance(role, str) or role.lower() not in _ROLES:
+            raise InputError(f"{place}: unknown role {role!r}{nearest(str(role), _ROLES)}")
+        role = _ROLES[role.lower()]
+        content = item.get("content", item.get("value"))
+        if isinstance(content, list):  # content parts: [{"type": "text", "text": "..."}]
+            parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+            texts = [part for part in parts if isinstance(part, str)]
+            if len(texts) < len(parts):
+                raise InputError(f"{place}: only text can be used, not images or sound")
+            content = "".join(texts)
+        # An empty system or assistant message is odd but harmless; an empty question is neither.
+        if not isinstance(content, str) or (role == "user" and not content.strip()):
+            raise InputError(f"{place}: expected text, got {_short(content)}")
+        chat.append(Message(role=role, content=content))
+    return chat
+
+
+def _replay(
+    chat: list[Message], field: str
+) -> tuple[tuple[Message, ...], tuple[str, ...], tuple[str, ...]]:
+    """(messages, later turns, answers): see the module's last paragraph."""
+    first = next((i for i, message in enumerate(chat) if message.role == "user"), None)
+    if first is None:
+        raise InputError(f"{field}: no message of the user, so there is nothing to answer")
+    if chat[-1].role != "assistant":
+        return tuple(chat), (), ()
+    # system user assistant user assistant      messages: system user      turns: the second user
+    # An answer before the first question (ShareGPT has such fragments) answers nothing: left out.
+    opening = [message for message in chat[:first] if message.role == "system"]
+    later = tuple(message.content for message in chat[first + 1 :] if message.role == "user")
+    pairs = zip(chat[first::2], chat[first + 1 :: 2], strict=False)
+    in_turn = takewhile(lambda pair: [m.role for m in pair] == ["user", "assistant"], pairs)
+    return (*opening, chat[first]), later, tuple(said.content for _, said in in_turn)
+
+
+def _input(record: Mapping[str, Any], where: str) -> str:
+    """The material that an instruction works on (Alpaca's `input`, Self-Instruct's instances)."""
+    value = record.get("input")
+    instances = record.get("instances")
+    if value is None and isinstance(instances, list) and instances:
+        value = instances[0].get("input") if isinstance(instances[0], Mapping) else None
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{where}: field 'input': expected text, got {_short(value)}")
+    return value
+
+
+def _references(record: Mapping[str, Any], where: str) -> list[tuple[str, ...]]:
+    """Each item of the field: a text, or (some have them) a list of texts that are as good."""
+    for name in _REFERENCE_FIELDS:
+        value = record.get(name)
+        if value is None:
+            continue
+        items = value if isinstance(value, list) else [value]
+        found = [tuple(item) if isinstance(item, list) else (item,) for item in items]
+        if all(isinstance(text, str) for some in found for text in some):
+            return found
+        if name == "reference":  # the other names may mean something else
+            raise InputError(f"{where}: field {name!r}: expected text or a list of texts")
+    instances = record.get("instances")
+    if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
+        output = instances[0].get("output")
+        return [(output,)] if isinstance(output, str) and output else []
+    return []
+
+
+def _label(record: Mapping[str, Any], names: Sequence[str], where: str) -> str | None:
+    for name in names:
+        value = record.get(name)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return str(value)
+        if value is not None and value != "":
+            raise InputError(f"{where}: field {name!r}: expected text, got {_short(value)}")
+    return None
+
+
+def _texts(value: object, field: str) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{field}: expected a list of user turns, got {_short(value)}")
+    return [_text(item, f"{field}, turn {index}") for index, item in enumerate(value, start=1)]
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{field}: expected text, got {_short(value)}")
+    if not value.strip():
+        raise InputError(f"{field}: the prompt is empty")
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

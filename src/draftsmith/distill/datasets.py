@@ -1,0 +1,550 @@
+"""From options of `distill` to what is learnt from: what all kinds of lesson have in common.
+
+`_stored_lesson.py` learns from trajectory stores, `_online_lesson.py` from texts drawn meanwhile.
+
+Texts of a trajectory store, shard by shard: a damaged one stops, or is said and left out.
+
+shard 0   good       its texts, laws and hidden states
+shard 1   damaged    nothing of it, however far it could be read
+shard 2   good       ..
+
+What a distillation learns from trajectory stores.
+
+What a distillation learns from continuations that are drawn while it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.core.types import Signals
+from draftsmith.data import text as _text
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill import tokenizer_training
+from draftsmith.distill.batches import BatchSource, PackedBlocks, Weighted, fits
+from draftsmith.distill.evaluation import EvaluationSource
+from draftsmith.distill.sources import (
+    HeldOutBlocks,
+    HeldOutInLoop,
+    InLoop,
+    Multi,
+    Online,
+    TextRows,
+    TrajectoryBlocks,
+)
+from draftsmith.distill.training import check_parts, say, text_config
+from draftsmith.distill.trajectories import features
+from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.features import refuse, revision_of, why_not
+from draftsmith.distill.trajectories.readers import LawFile, StoredFeatures
+from draftsmith.distill.trajectories.shards import EncodedLaws
+from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Trajectory,
+)
+from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import digest, portable_text
+from draftsmith.targets.base import Target
+from draftsmith.targets.hf import HFTarget
+
+EVALUATION_BLOCKS = 8
+"""Blocks of a held-out batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a distillation learns from."""
+
+    source: BatchSource
+    held_out: EvaluationSource | None
+    steps_per_epoch: float
+    longest: int
+    """Tokens of the longest text that is learnt from, as far as a block goes."""
+    furthest: int
+    """The same of all texts that are read, held-out ones and plain ones too: at most so many."""
+    facts: dict[str, Any]
+    """What run.json says about the data; `data` in it decides whether a run may be resumed."""
+    teacher: str | None = None
+    """Digest of the weights of a target in memory."""
+    counts_V: Tensor | None = None
+    """How often the answers hold each token; None: they are still to be drawn."""
+    highest: int | None = None
+    """Token of all texts that are read, plain ones excepted; None: they are still to be drawn."""
+
+
+def prompt_key(tokens: Sequence[int]) -> str:
+    """Names a prompt by its tokens."""
+    return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()
+
+
+def held_out(keys: Iterable[str], share: float) -> set[str]:
+    """The prompts to hold out: by their key alone, so that the choice never depends on the others;
+    but one at least, of two or more."""
+    known = sorted(set(keys))
+    chosen = {key for key in known if int(key[:16], 16) < share * 2**64}
+    return chosen or set(known[:1] if share and len(known) > 1 else [])
+
+
+def text_digest(options: DistillOptions) -> str | None:
+    """Of the content of --text; None without any."""
+    return _text.digest(_text.find_files(options.text)) if options.text else None
+
+
+def _with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
+    """Pre-training text below the rows of `source`, when --text names some."""
+    if not options.text:
+        return source
+    files = _text.find_files(options.text)
+    documents, _ = tokenizer_training.encode(tokenizer, _text.documents(files))
+    length = options.training.block_length
+    text = PackedBlocks(
+        documents,
+        end_id=tokenizer.eos_token_id,
+        length=length,
+        batch_tokens=text_blocks(options) * length,
+        seed=options.seed,
+        attend_across=False,
+    )
+    return TextRows(first=source, text=text)
+
+
+def source_of(
+    options: DistillOptions,
+    tokenizer: Any,
+    source: BatchSource,
+    teacher: HFTarget | None,
+    signals: Signals,
+) -> BatchSource:
+    """With a teacher in memory and --text, if they are there. For a drafter that reads hidden
+    states the teacher says those of the text too, and with them its laws."""
+    if teacher is None:
+        return _with_text(options, tokenizer, source)
+    if signals == Signals():
+        return _with_text(options, tokenizer, InLoop(source=source, teacher=teacher))
+    both = _with_text(options, tokenizer, source)
+    return InLoop(source=both, teacher=teacher, signals=signals)
+
+
+def held_out_batches(
+    options: DistillOptions,
+    tokenizer: Any,
+    answers: Sequence[Weighted],
+    teacher: HFTarget | None,
+    signals: Signals,
+) -> EvaluationSource | None:
+    """Of these answers, every one once; with a teacher in memory, its laws. None: no answers."""
+    if not answers:
+        return None
+    blocks = HeldOutBlocks(
+        answers,
+        end_id=tokenizer.eos_token_id,
+        length=options.training.block_length,
+        batch_blocks=EVALUATION_BLOCKS,
+    )
+    if teacher is None:
+        return blocks
+    return HeldOutInLoop(source=blocks, teacher=teacher, signals=signals)
+
+
+def multi_of(options: DistillOptions, most: int | None) -> Multi:
+    """How trajectories of one prompt count; only the best `most` of them."""
+    return Multi(
+        aggregate=options.aggregate,
+        weights=options.beam_weights,
+        score_temperature=options.score_temperature,
+        most=most,
+    )
+
+
+def batch_blocks(options: DistillOptions) -> int:
+    """How many blocks a batch has.
+
+    Raises:
+        InputError: they do not fill it.
+    """
+    training = options.training
+    blocks, rest = divmod(training.batch_tokens, training.block_length)
+    if rest or not blocks:
+        raise InputError(
+            f"--batch-tokens {training.batch_tokens} must be a multiple of --block-length "
+            f"{training.block_length}"
+        )
+    return blocks
+
+
+def check_batch(options: DistillOptions) -> None:
+    """InputError for a batch that cannot be put together or divided; nothing is loaded for this."""
+    training, text = options.training, text_blocks(options)
+    if options.online:
+        prompts = options.prompts_per_step
+        check_parts(training, prompts, "prompts (--prompts-per-step)")  # any part may have no text
+        return
+    share = f", less --text-share {options.text_share:g}" if text else ""
+    blocks = f"--batch-tokens {training.batch_tokens} / --block-length {training.block_length}"
+    check_parts(training, batch_blocks(options) - text, f"blocks ({blocks}{share})")
+
+
+def text_blocks(options: DistillOptions) -> int:
+    """How many blocks of a batch are --text.
+
+    Raises:
+        InputError: none, or all of them.
+    """
+    if not options.text:
+        return 0
+    share, blocks = options.text_share, batch_blocks(options)
+    text = round(blocks * share)
+    if not 0 < text < blocks:
+        raise InputError(
+            f"--text-share {share:g} of {blocks} blocks per batch leaves less than one block for "
+            f"the {'answers' if text else 'text'}: give more --batch-tokens, a smaller "
+            "--block-length or another share"
+        )
+    return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A text of a shard, its laws as they are kept, and where its hidden states are."""
+
+    trajectory: Trajectory
+    laws: EncodedLaws | None
+    features: StoredFeatures | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTexts:
+    """What can be learnt of a store."""
+
+    store: TrajectoryStore
+    good: tuple[int, ...]
+    """Numbers of the shards that are learnt from."""
+    bad: tuple[int, ...]
+    """Of those that are damaged."""
+    documents: tuple[Weighted, ...]
+
+    def checksum(self) -> str:
+        """Of everything in the good shards, by the checksums that they name."""
+        files = [file for number in self.good for file in self.store.shard(number).files]
+        return digest([[file.name, file.sha256] for file in files])
+
+
+def read_shards(
+    store: TrajectoryStore, laws: LawFile | None, width: int, on_bad: Literal["stop", "skip"]
+) -> StoredTexts:
+    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`.
+
+    Args:
+        width: of their hidden states, which stay where they are; 0: none are wanted.
+        on_bad: what to do about a damaged shard.
+
+    Raises:
+        BackendError: a shard is damaged, or there is no room for the laws.
+    """
+    good: list[int] = []
+    bad: list[int] = []
+    documents: list[Weighted] = []
+    for number in store.shards():
+        try:
+            rows = _rows(store, number, width)
+        except BackendError as error:
+            if on_bad == "stop":
+                raise BackendError(f"{error} (--on-bad-shard skip leaves it out)") from error
+            say(f"left out a shard: {error}")
+            bad.append(number)
+            continue
+        good.append(number)
+        # a full disk is no damage of the shard: it stops in any case
+        for row in rows:
+            kept = None if laws is None or row.laws is None else laws.add(row.laws)
+            documents.append(Weighted(trajectory=row.trajectory, laws=kept, features=row.features))
+    return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
+
+
+def say_unfinished(store: TrajectoryStore) -> None:
+    """Say on stderr where `collect` has not ended, or shards that it wrote have gone since.
+
+    Nothing is said of a store that was filled from Python: only who fills it knows when it is full.
+    """
+    if "shard_size" not in store.header.settings:  # which `collect` puts there
+        return
+    there, written = len(store.shards()), _written(store)
+    if written is None:
+        what = (
+            "has no run.json of `collect`, which writes it last: the collection has not ended, or "
+            "that file was not copied"
+        )
+    elif there < written:
+        what = f"lacks {written - there} of the {written} shards that its collection ended with"
+    else:
+        return
+    say(
+        f"warning: {store.folder} {what}; the {there} shards that are there are learnt from, and "
+        "the same `collect` command again does what is missing"
+    )
+
+
+def _written(store: TrajectoryStore) -> int | None:
+    """How many shards there were when `collect` ended, which may since be at work again; None: it
+    has not, or nothing tells."""
+    try:
+        record: Any = json.loads((store.folder / "run.json").read_text(encoding="utf-8"))
+        found = record["results"]["shards"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if type(found) is int else None
+
+
+def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:
+    """Those of one shard, all of it checked. Raises BackendError."""
+    file = store.features(number)
+    rows = []
+    for place, (trajectory, laws) in enumerate(store.undecoded(number)):
+        if not trajectory.tokens:
+            continue
+        # ids are names within one prompt file; two stores may use one for two prompts
+        named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
+        places = len(named.prompt) + len(named.tokens)
+        features = file.of(place, places, width) if width else None
+        if features is not None:
+            features.read(places)  # NaN is named now, not in the middle of a training
+        rows.append(Row(trajectory=named, laws=laws, features=features))
+    return rows
+
+
+def stored_lesson(
+    options: DistillOptions,
+    tokenizer: Any,
+    vocab_size: int,
+    teacher: HFTarget | None,
+    signals: Signals,
+) -> Lesson:
+    """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
+
+    Args:
+        vocab_size: the target's.
+        signals: what the drafter reads of the target: the teacher says it, or else the stores hold
+            just this.
+
+    Raises:
+        InputError: a store is of another target, holds other hidden states, or nothing to learn.
+        BackendError: a shard is damaged, and --on-bad-shard skip is not given.
+    """
+    if len({folder.resolve() for folder in options.store}) < len(options.store):
+        raise InputError("--store names one store twice")
+    stores = [TrajectoryStore.open(folder) for folder in options.store]
+    # as a store of this folder has it, and as one of the hub model of which it is a copy
+    tokenizers = (
+        tokenizer_training.sha256(tokenizer, Path(options.target)),
+        tokenizer_training.content_sha256(tokenizer),
+    )
+    revision = revision_of(options.target)
+    for store in stores:
+        store.check_teacher(options.target, revision, tokenizers, vocab_size)
+        say_unfinished(store)
+    laws, width = None, 0
+    if teacher is None:
+        features.check_stores(stores, signals, with_text=bool(options.text))
+        laws = LawFile(options.out / "work", vocab_size)
+        width = features.width(signals, text_config(options.target))
+    found = [read_shards(store, laws, width, options.fitting.on_bad_shard) for store in stores]
+    every = [document for one in found for document in one.documents]
+    bad = sum(len(one.bad) for one in found)
+    if not every:
+        left = f" ({bad} damaged shards were left out)" if bad else ""
+        raise InputError(f"no trajectory in {', '.join(map(str, options.store))}{left}")
+    length = options.training.block_length
+    known = begun = [one for one in every if len(one.trajectory.prompt) < length] or every
+    if options.fitting.long_texts == "drop":
+        known = [one for one in known if fits(one.trajectory, length)]
+        if not known:
+            raise InputError(
+                f"every text is longer than --block-length {length}, and --long-texts drop leaves "
+                "these out: give a larger one"
+            )
+    chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
+    kept = [one for one in known if one.trajectory.prompt_id not in chosen]
+    held = [one for one in known if one.trajectory.prompt_id in chosen]
+    if not kept:
+        raise InputError("--hold-out leaves no prompt to learn from")
+    documents = multi_of(options, options.beams).apply(kept, laws)
+    learnt = [item.trajectory for item in documents]
+    blocks = TrajectoryBlocks(
+        documents,
+        end_id=tokenizer.eos_token_id,
+        length=length,
+        batch_blocks=batch_blocks(options) - text_blocks(options),
+        seed=options.seed,
+        keep_laws=teacher is None,
+        one_per_block=options.fitting.one_per_block,
+    )
+    cut = sum(not fits(one, length) for one in (*learnt, *(one.trajectory for one in held)))
+    for done, count, what in (
+        ("left out", len(every) - len(begun), "texts: the prompt alone fills"),
+        ("left out", len(begun) - len(known), "texts: longer than"),
+        ("cut", cut, "answers: longer than what the prompt leaves of"),
+    ):
+        if count:
+            say(f"{done} {count} {what} --block-length {length}")
+    summaries = [one.store.summary(one.good) for one in found]
+    kept_ids = {store.header.top_k for store in stores}
+    top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
+    return Lesson(
+        source=source_of(options, tokenizer, blocks, teacher, signals),
+        held_out=held_out_batches(options, tokenizer, held, teacher, signals),
+        steps_per_epoch=blocks.steps_per_epoch,
+        longest=_longest(learnt, length),
+        furthest=length if options.text else _longest([d.trajectory for d in known], length),
+        counts_V=_counts(learnt, vocab_size),
+        highest=max(max(*one.trajectory.prompt, *one.trajectory.tokens) for one in known),
+        facts={
+            "data": [one.checksum() for one in found],
+            "stores": [portable_text(str(folder)) for folder in options.store],
+            "forcing": "+".join(sorted({t.forcing for t in learnt})),
+            "beams": _most_per_prompt(learnt),
+            "top_k": None if teacher is not None else top_k,
+            "bad_shards": bad,
+            "trajectories": len(learnt),
+            "too_long": len(every) - len(known),
+            "cut": cut,
+            "prompts": len({t.prompt_id for t in learnt}),
+            "held_out_prompts": len(chosen),
+            "answer_tokens": sum(len(t.tokens) for t in learnt),
+            "store_bytes": sum(summary.bytes for summary in summaries),
+            "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
+        },
+    )
+
+
+def _longest(trajectories: Iterable[Trajectory], length: int) -> int:
+    """Tokens of the longest, as far as a block of this length goes."""
+    return min(max(len(t.prompt) + len(t.tokens) for t in trajectories), length)
+
+
+def _counts(trajectories: Iterable[Trajectory], vocab_size: int) -> Tensor:
+    counts = np.zeros(vocab_size, np.int64)
+    for trajectory in trajectories:
+        counts += np.bincount(trajectory.tokens, minlength=vocab_size)
+    return torch.from_numpy(counts)
+
+
+def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
+    return max(Counter(t.prompt_id for t in trajectories).values())
+
+
+def online_lesson(
+    options: DistillOptions,
+    tokenizer: Any,
+    teacher: HFTarget,
+    signals: Signals,
+    draws: Target,
+    student: TransformersBackend | None,
+    refresh: Callable[[], None] | None,
+) -> Lesson:
+    """Prompts that the teacher (partly the student) continues step by step.
+
+    Args:
+        signals: what the drafter reads of the teacher.
+        draws: a target that draws as the teacher, of tokens that the student has, too.
+        student: draws the on-policy share, of tokens that the teacher has, too.
+        refresh: brings that one's weights up to date.
+    """
+    assert options.prompts is not None
+    prompts = load_prompts(options.prompts, keep_empty=True)
+    encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
+    length, most = options.training.block_length, options.max_new_tokens
+    reasons = [_why_not(ids, draws, length) for ids in encoded]
+    bad = [
+        Skipped(prompt_id=prompt.id, reason=why)
+        for prompt, why in zip(prompts, reasons, strict=True)
+        if why is not None
+    ]
+    refuse(options.bad_prompts, bad)
+    skipped = Counter(one.reason for one in bad)
+    for reason, count in skipped.items():
+        say(f"left out {count} prompts: {reason}")
+    # named by what they are, so that a prompt that comes twice is not learnt and held out
+    fitting = {prompt_key(x): x for x, why in zip(encoded, reasons, strict=True) if why is None}
+    requests = [CollectRequest(prompt_id=key, prompt=ids) for key, ids in fitting.items()]
+    chosen = held_out(fitting, options.hold_out)
+    kept = [r for r in requests if r.prompt_id not in chosen]
+    held = [r for r in requests if r.prompt_id in chosen]
+    if not requests:
+        raise InputError(
+            f"no prompt of {options.prompts} can be continued and learnt from: {', '.join(skipped)}"
+        )
+    if not kept:
+        raise InputError("--hold-out leaves no prompt to learn from")
+    tight = sum(len(request.prompt) + most > length for request in requests)
+    if tight:
+        say(
+            f"{tight} prompts leave less than --max-new-tokens {most} of --block-length {length}: "
+            "a longer answer is learnt up to there"
+        )
+    settings = CollectSettings(
+        forcing="sample" if options.beams is None else "beam",
+        beams=options.beams or 1,
+        max_new_tokens=most,
+        top_k=1,  # whole laws come from the forward over the packed block
+    )
+    backend = TransformersBackend(draws)
+    drawn = Online(
+        kept,
+        teacher=backend,
+        settings=settings,
+        multi=multi_of(options, None),
+        end_id=tokenizer.eos_token_id,
+        length=length,
+        prompts_per_step=options.prompts_per_step,
+        seed=options.seed,
+        student=student,
+        refresh=refresh,
+        on_policy=options.on_policy,
+    )
+    samples = replace(settings, forcing="sample", seed=options.seed)
+    answers = backend.collect(held, samples) if held else []
+    return Lesson(
+        source=source_of(options, tokenizer, drawn, teacher, signals),
+        held_out=held_out_batches(
+            options,
+            tokenizer,
+            [Weighted(trajectory=answer) for answer in answers],
+            teacher,
+            signals,
+        ),
+        steps_per_epoch=len(kept) / options.prompts_per_step,
+        longest=length,  # as far as is known before they are drawn
+        furthest=length if options.text else min(length, max(map(len, fitting.values())) + most),
+        facts={
+            "data": [digest([[r.prompt_id, r.prompt] for r in kept])],
+            "forcing": settings.forcing,
+            "beams": options.beams or 1,
+            "on_policy": options.on_policy,
+            "top_k": None,
+            "prompts": len(kept),
+            "skipped": dict(skipped),
+            "tight": tight,
+            "held_out_prompts": len(held),
+        },
+    )
+
+
+def _why_not(prompt: Sequence[int], draws: Target, length: int) -> str | None:
+    """Why nothing is learnt behind a prompt; None: something is."""
+    bad = why_not(prompt, context=draws.max_length, vocab_size=draws.vocab_size)
+    if bad is None and len(prompt) >= length:
+        return f"the prompt alone fills --block-length {length}"
+    return bad

@@ -1,0 +1,432 @@
+"""How the weights of a run lie over its processes: whole on each, or a part on each.
+
+    data      process 0  [w0 w1 w2 w3]      process 1  [w0 w1 w2 w3]     DDP, through accelerate
+    sharded   process 0  [w0 w1      ]      process 1  [      w2 w3]     FSDP2, torch's fully_shard
+
+A sharded run holds its part of weights, gradients and optimiser state; the weights of one decoder
+layer at a time are gathered while they are needed. Both average gradients over processes, and both
+write the same checkpoints: whole tensors, so that a run may go on with another layout or number of
+processes. torch is used directly because accelerate's plug-in ignores processes on CPUs silently.
+
+Objectives that normalise over a whole step, however many parts it is divided into.
+
+    step      part 0   part 1   ..      parts of this process, then of all
+    count     [2]    + [2]    + ..      a pass without gradient
+    learn     loss     loss     ..      with what all parts said
+
+A step that is one part needs no pass of its own: the loss counts what it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list, convert_to_fp32
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.distill.objectives.base import Head, LossTerms, Objective
+from draftsmith.drafters.base import Drafter
+from draftsmith.errors import BackendError
+
+MakeOptimizer = Callable[[], torch.optim.Optimizer]
+
+
+class Learner(nn.Module):
+    """Drafter and objective in one forward, so that wrappers see every weight and gradient."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+        prediction, carry = self.drafter(batch, carry)
+        terms = objective.loss(prediction, batch, prediction.head or self.drafter.head())
+        return {
+            "total": terms.total,
+            "weight": terms.weight,
+            "share": prediction.weight,
+            "carry": carry,
+        }
+
+
+class Layout(Protocol):
+    """What the training loop needs of the processes it runs on."""
+
+    optimizer: torch.optim.Optimizer
+
+    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+        """One call of the learner, in the run's precision."""
+
+    def mode(self, train: bool) -> None:
+        """Training or evaluation. Called before and after evaluating: nothing stays gathered."""
+
+    def apart(self) -> AbstractContextManager[Any]:
+        """Backward in here need not reach the other processes: a later one of this step does."""
+
+    def backward(self, loss: Tensor) -> None: ...
+
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
+        """Multiply the gradients, clip them, and return the norm of the whole before clipping."""
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        """All parameters by name, whole, shared ones once. Every process calls this; the main one
+        gets them, and the others if `everywhere`."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """As the optimiser of a single process would say it; see `weights`."""
+
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Take these in, to go on training; every process gives the same."""
+
+
+class Replicated:
+    """Every process holds everything; gradients are averaged while they are computed."""
+
+    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.drafter = learner.drafter
+        self.optimizer = optimizer()
+        self.learner, self.prepared = accelerator.prepare(learner, self.optimizer)
+
+    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+        out: dict[str, Any] = self.learner(batch, carry, objective)
+        return out
+
+    def mode(self, train: bool) -> None:
+        self.learner.train(train)
+
+    def apart(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.accelerator.no_sync(self.learner)
+        return context
+
+    def backward(self, loss: Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
+        _scale_gradients(self.drafter, factor)
+        norm = float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
+        _clip_values(self.drafter, clip_value)
+        return norm
+
+    def step(self) -> None:
+        self.prepared.step()
+
+    def zero_grad(self) -> None:
+        self.prepared.zero_grad(set_to_none=True)
+
+    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        return {name: parameter.data for name, parameter in self.drafter.named_parameters()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        fill(self.drafter, weights)
+        self.optimizer.load_state_dict(optimizer)
+
+
+class Sharded:
+    """Every process holds its part of everything. Gradients are spread over the processes after
+    each backward, also while they accumulate: a whole gradient would cost what sharding saves."""
+
+    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.drafter = learner.drafter
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        learner.to(accelerator.device)
+        for layer in decoder_layers(learner):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(learner, mesh=mesh)
+        self.learner = learner
+        self.optimizer = optimizer()  # of the parts: `fully_shard` made other parameters
+
+    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+        # As `accelerator.prepare` does it for replicated weights.
+        with self.accelerator.autocast():
+            out: dict[str, Any] = convert_to_fp32(self.learner(batch, carry, objective))
+        return out
+
+    def mode(self, train: bool) -> None:
+        self.learner.train(train)
+        # Without a backward the outermost weights stay gathered: others may be loaded next.
+        for module in self.learner.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def apart(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
+        _scale_gradients(self.drafter, factor)
+        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), clip_norm)
+        _clip_values(self.drafter, clip_value)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=not everywhere)
+        found: dict[str, Any] = get_model_state_dict(self.drafter, options=options)
+        return {name: found[name] for name, _ in self.drafter.named_parameters() if name in found}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on the main process
+        found = get_optimizer_state_dict(self.drafter, self.optimizer, options=options)
+        return _renamed(found, {name: i for i, name in enumerate(self._names())}) if found else {}
+
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        # Not strict: a second name of a shared parameter is in no checkpoint.
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(self.drafter, dict(weights), options=options)
+        named = _renamed(optimizer, dict(enumerate(self._names())))
+        set_optimizer_state_dict(self.drafter, self.optimizer, named, options=options)
+
+    def _names(self) -> list[str]:
+        """Names of the parameters in the order in which an optimiser numbers them."""
+        name = {parameter: name for name, parameter in self.drafter.named_parameters()}
+        groups = self.optimizer.param_groups
+        return [name[parameter] for group in groups for parameter in group["params"]]
+
+
+class Engine:
+    """DeepSpeed, through accelerate. Its backward also clips and steps, so the losses of a step's
+    parts are kept until their mean is known, and go through it together. Its checkpoints hold
+    weights alone: a run cannot be continued from them."""
+
+    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.drafter = learner.drafter
+        self.names = [name for name, _ in learner.drafter.named_parameters()]
+        self.optimizer = optimizer()
+        self.learner, self.prepared = accelerator.prepare(learner, self.optimizer)
+        self.losses: list[Tensor] = []
+
+    forward = Replicated.forward
+    mode = Replicated.mode
+
+    def apart(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        self.losses.append(loss)
+
+    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
+        # The engine divides by the accumulation that its file names, and clips as that file says.
+        factor *= self.accelerator.gradient_accumulation_steps
+        self.accelerator.backward(torch.stack(self.losses).sum() * factor)
+        return float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
+
+    def step(self) -> None:
+        self.prepared.step()
+
+    def zero_grad(self) -> None:
+        self.losses.clear()
+
+    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        found = self.accelerator.get_state_dict(self.learner)
+        if everywhere and self.accelerator.num_processes > 1:
+            # With ZeRO-3 only the main process has been given any.
+            box = [found]
+            broadcast_object_list(box)
+            found = box[0]
+        return {name: found[f"drafter.{name}"] for name in self.names} if found else {}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        raise BackendError(
+            "a run with DeepSpeed cannot take weights from a checkpoint; begin in another folder"
+        )
+
+
+LAYOUTS: dict[str, Callable[[Learner, MakeOptimizer, Accelerator], Layout]] = {
+    "data": Replicated,
+    "sharded": Sharded,
+    "deepspeed": Engine,
+}
+
+
+def make_layout(
+    parallel: Literal["data", "sharded"],
+    drafter: Drafter,
+    optimizer: MakeOptimizer,
+    accelerator: Accelerator,
+) -> Layout:
+    """Spread the drafter over the processes. One process holds everything in either layout."""
+    kind: str = parallel if accelerator.num_processes > 1 else "data"
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        kind = "deepspeed"
+    return LAYOUTS[kind](Learner(drafter), optimizer, accelerator)
+
+
+def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
+    """Let the main process do it while the others wait; its failure is everybody's."""
+    if accelerator.num_processes == 1:
+        work()
+        return
+    failure: list[str | None] = [None]
+    raised: Exception | None = None
+    if accelerator.is_main_process:
+        try:
+            work()
+        except Exception as error:
+            failure, raised = [str(error) or type(error).__name__], error
+    broadcast_object_list(failure)
+    if raised is not None:
+        raise raised
+    if failure[0] is not None:
+        raise BackendError(f"on the main process: {failure[0]}")
+
+
+def added(accelerator: Accelerator, sums: Tensor) -> Tensor:
+    """`sums` of all processes in one, on the CPU."""
+    if accelerator.num_processes == 1:
+        return sums
+    total: Tensor = accelerator.reduce(sums.to(accelerator.device), "sum").cpu()
+    return total
+
+
+def decoder_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost transformers layers in `module`: each is called as a module, once per forward.
+    What lies outside of them (embedding, head, layers of another make) is gathered together."""
+    for child in module.children():
+        if isinstance(child, GradientCheckpointingLayer):
+            yield child
+        else:
+            yield from decoder_layers(child)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The same frozen dataclass with every tensor that it holds, at any depth, on `device`."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{name: to_device(part, device) for name, part in parts.items()})
+    return value
+
+
+def check_weights(drafter: Drafter, weights: dict[str, Tensor], path: Path) -> None:
+    """BackendError when the weights of the checkpoint `path` are not this drafter's."""
+    own = {name: parameter.shape for name, parameter in drafter.named_parameters()}
+    if own.keys() != weights.keys():
+        raise BackendError(f"{path} holds other parameters than this model")
+    for name, shape in own.items():
+        if shape != weights[name].shape:
+            raise BackendError(f"{path} holds {name} in another shape")
+
+
+def fill(drafter: Drafter, weights: dict[str, Tensor]) -> None:
+    """Copy these weights into the parameters of the same names."""
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def _clip_values(drafter: nn.Module, most: float) -> None:
+    if most < math.inf:
+        nn.utils.clip_grad_value_(drafter.parameters(), most)
+
+
+def _scale_gradients(module: nn.Module, factor: float) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def _renamed(state: dict[str, Any], other: dict[Any, Any]) -> dict[str, Any]:
+    """An optimiser's state with its parameters called otherwise."""
+    return {
+        "state": {other[key]: value for key, value in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [other[key] for key in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+@runtime_checkable
+class Pooling(Protocol):
+    """An objective whose loss may hang on what all places of a step say together."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether it does, with its options."""
+
+    def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
+        """[2] float64, no gradient: what is summed over all parts."""
+
+    def given(self, counts: Tensor) -> Objective:
+        """The objective of a step with these sums."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """A pass that only counts: an objective whose two terms are the two sums."""
+
+    objective: Pooling
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        total, weight = self.objective.count(prediction, batch, head)
+        return LossTerms(total=total, weight=weight)
+
+
+Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
+"""A batch, what the steps before it carry, and an objective: `Learner.forward`."""
+
+
+def pools(objective: Objective) -> bool:
+    """Whether it has to hear of all parts of a step."""
+    return isinstance(objective, Pooling) and objective.pools
+
+
+def pooled(
+    objective: Objective,
+    batches: Iterable[TrajectoryBatch],
+    num_steps: int,
+    forward: Forward,
+    add: Callable[[Tensor], Tensor],
+) -> Sequence[Objective]:
+    """The objective of each of the drafter's steps. `batches`: the parts of this process; `add`:
+    over all processes, every one of which calls this."""
+    assert isinstance(objective, Pooling)
+    counts = torch.zeros(num_steps, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for batch in batches:
+            carry = None
+            for sums in counts:
+                out = forward(batch, carry, Counting(objective=objective))
+                carry = out["carry"]
+                sums += torch.stack([out["total"], out["weight"]]).cpu()
+    return [objective.given(own) for own in add(counts)]

@@ -1,0 +1,432 @@
+"""Learning a teacher's laws: the objective, and what an evaluation asks.
+
+    position       0     1     2     3
+    law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
+    learnt         D(5)  -lq   D(6)  .        D a divergence from that law, -lq: -log q(next token)
+
+As in `objective.py` no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
+run on a few places at a time, and again in the backward pass. B rows, T time, N places, K kept
+tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
+
+Where something is learnt or measured, and the laws there.
+
+    position       0      1      2      3
+    law_ahead(1)   5      -      6      .     row of the next token's law: - none, . no next token
+    masks          law    token  law    .     what is learnt there, if it counts
+
+A teacher and a student with one tokenizer may have heads of different sizes, by rows of padding
+behind the tokens (Qwen2.5: 152,064 and 151,936). Whole laws are learnt and measured over the
+entries that both have, each law renormalised; no draft can be of the target's other ones.
+
+B rows, T time, N places, K kept tokens, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from draftsmith.core.types import (
+    DraftPrediction,
+    FullLaws,
+    TeacherLaws,
+    TopLaws,
+    TrajectoryBatch,
+)
+from draftsmith.distill.objectives import divergence as div
+from draftsmith.distill.objectives.base import Head, LossTerms, cached_places, vocabulary
+from draftsmith.distill.objectives.divergence import (
+    REST,
+    Cells,
+    Divergence,
+    Knobs,
+    Reading,
+    Rewards,
+    Tail,
+    truncated_cells,
+)
+from draftsmith.errors import InputError, nearest
+
+CELLS = 1 << 24
+"""Places times vocabulary at a time where they are not in a cache anyway: 64 MiB in float32, which
+glibc gives back (blocks above 32 MiB; many of a few MiB less pile up)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """What is known of N places that count."""
+
+    hidden_NH: Tensor
+    tokens_N: Tensor
+    rows_N: Tensor
+    """Row of `all_laws`; -1: none."""
+    weights_N: Tensor
+    uniform_N: Tensor
+    """A number in [0, 1), for objectives that draw."""
+    all_laws: TeacherLaws | None
+
+    def __len__(self) -> int:
+        return len(self.tokens_N)
+
+    def laws(self) -> TeacherLaws:
+        """The laws of these places."""
+        assert self.all_laws is not None
+        return self.all_laws.take(self.rows_N)
+
+    def _cached(self, vocab: int) -> int | None:
+        width = self.hidden_NH.shape[-1]
+        if isinstance(self.all_laws, FullLaws):
+            width = max(width, self.all_laws.hidden_NH.shape[-1])
+        return cached_places(vocab, width, self.hidden_NH.device)
+
+    def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
+        """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
+        else `CELLS`."""
+        size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
+        for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
+            at = slice(part * size, (part + 1) * size)
+            yield Places(
+                hidden_NH=hidden_NH,
+                tokens_N=self.tokens_N[at],
+                rows_N=self.rows_N[at],
+                weights_N=self.weights_N[at],
+                uniform_N=self.uniform_N[at],
+                all_laws=self.all_laws,
+            )
+
+
+def masks(
+    prediction: DraftPrediction, batch: TrajectoryBatch, record: Divergence | None
+) -> tuple[Tensor, Tensor]:
+    """[B, T] each: counted places that learn a law, and those that learn their token."""
+    counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
+    has_law_BT = batch.law_ahead(prediction.ahead) >= 0
+    if record is not None and record.hard:
+        has_law_BT = torch.zeros_like(has_law_BT)
+    return counted_BT & has_law_BT, counted_BT & ~has_law_BT
+
+
+def gather(
+    prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
+) -> Places:
+    """What is known of the places of a mask. `draws`: a number in [0, 1) for each, too."""
+    weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
+    return Places(
+        hidden_NH=prediction.hidden_BTH[mask_BT],
+        tokens_N=batch.tokens_ahead(prediction.ahead)[mask_BT],
+        rows_N=batch.law_ahead(prediction.ahead)[mask_BT],
+        weights_N=weights_N,
+        uniform_N=torch.rand_like(weights_N) if draws else torch.zeros_like(weights_N),
+        all_laws=batch.laws,
+    )
+
+
+def check_laws(places: Places, vocab: int) -> None:
+    """InputError when truncated laws cannot be those of this student's vocabulary."""
+    if not len(places) or isinstance(places.all_laws, FullLaws):
+        return
+    if places.all_laws is None:
+        raise InputError("the batch names rows of laws but carries no laws; read them with it")
+    laws = places.all_laws.take(places.rows_N)
+    if int(laws.ids_NK.max()) >= vocab:
+        empty_NK = laws.log_p_NK == -math.inf
+        highest = int(laws.ids_NK.masked_fill(_whole(laws) | empty_NK, 0).max())
+        if highest >= vocab:
+            raise InputError(
+                f"a law holds token {highest}, the student's vocabulary has {vocab}; "
+                "distil a student with the teacher's tokenizer"
+            )
+    if not bool((laws.log_p_NK.amax(-1) > -math.inf).all()):
+        raise InputError("a law holds no token at all; collect the trajectories again")
+
+
+def both_logits(laws: FullLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """The teacher's logits at these places (no gradient) and the student's, over the entries that
+    both heads have."""
+    with torch.no_grad():
+        teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
+    size = min(teacher_NV.shape[-1], logits_NV.shape[-1])
+    return teacher_NV[:, :size], logits_NV[:, :size]
+
+
+def over_both(laws: TopLaws, logits_NV: Tensor) -> tuple[TopLaws, Tensor]:
+    """The same of laws that were kept whole, each renormalised. Laws of the best tokens alone stay
+    as they are: what lies outside of these is no single entry to them."""
+    size, vocab = laws.vocab_size, logits_NV.shape[-1]
+    if size is None or size == vocab or laws.ids_NK.shape[-1] < size:
+        return laws, logits_NV
+    if size < vocab:
+        return laws, logits_NV[:, :size]
+    inside_NK = laws.ids_NK < vocab
+    log_p_NK = laws.log_p_NK.masked_fill(~inside_NK, -math.inf)
+    log_p_NK = log_p_NK.log_softmax(-1).where(_whole(laws), log_p_NK)
+    there_K = inside_NK.any(0)  # where ids stand in order, just the student's
+    inside = TopLaws(
+        ids_NK=laws.ids_NK.where(inside_NK, 0)[:, there_K],
+        log_p_NK=log_p_NK[:, there_K],
+        vocab_size=vocab,
+    )
+    return inside, logits_NV
+
+
+def _whole(laws: TopLaws) -> Tensor:
+    """[N, 1]: laws of every entry of the teacher's head. A batch may hold others beside them."""
+    kept_N1 = (laws.log_p_NK > -math.inf).sum(-1, keepdim=True)
+    return kept_N1 == (math.inf if laws.vocab_size is None else laws.vocab_size)
+
+
+def preferred(laws: TeacherLaws) -> Tensor:
+    """[N]: the teacher's most probable token."""
+    if isinstance(laws, FullLaws):
+        return laws.head(laws.hidden_NH).argmax(-1)
+    return laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))[:, 0].long()
+
+
+def wide(values: Tensor) -> Tensor:
+    """At least float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """A divergence of the student's law from the teacher's, in nats per place.
+
+    Places whose token has no law learn the token (as sft): the plain text of a mixed batch does.
+    Raises InputError for unknown names, for options that mean nothing to the divergence, and for
+    laws over another vocabulary than the student's.
+    """
+
+    divergence: str
+    """A name in `DIVERGENCES`."""
+    temperature: float = 1.0
+    """Of the teacher's law; laws come at 1. The student is left at 1, where it will draft."""
+    tail: Tail = "bucket"
+    """What lies outside the tokens that a truncated teacher kept; a whole law has no tail."""
+    floor: float = 1e-8
+    """tail `floor`: least probability of a vocabulary entry."""
+    beta: float = 0.5
+    """jsd: the teacher's share of the mixture; 0 is kl, 1 is rkl."""
+    reading: Reading = "exact"
+    """tvdpp: how its expectation is taken."""
+    rewards: Rewards | None = None
+    """tvdpp: statistics of all places that are learnt together; None: of those of one call."""
+    top_weight: float = 0.0
+    """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
+    top: int = 10
+    cells: int | None = None
+    """Places times vocabulary that exist at a time (one place at least); None: those that
+    stay in a cache, else `places.CELLS`."""
+
+    def __post_init__(self) -> None:
+        if (
+            not 0 <= self.beta <= 1
+            or not 0 < self.floor < 1
+            or (self.cells is not None and self.cells < 1)
+        ):
+            raise InputError("--beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
+        if not 0 <= self.top_weight < math.inf or self.top < 1:
+            raise InputError("--top-weight is 0 or more and finite, and top at least 1")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(
+                f"--teacher-temperature must be above 0, not {self.temperature:g}; to learn its "
+                "most probable tokens, collect greedily and use --objective sft"
+            )
+        for what, name, known in (
+            ("--tail", self.tail, get_args(Tail)),
+            ("--reading", self.reading, get_args(Reading)),
+        ):
+            if name not in known:
+                raise InputError(f"there is no {what} {name!r}{nearest(name, known)}")
+        _refuse_unused(self, div.divergence_named(self.divergence))
+
+    @property
+    def record(self) -> Divergence:
+        """The divergence that `divergence` and `beta` mean."""
+        return div.divergence_named(self.divergence, self.beta)
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum of weight x nats over the counted places, and the sum of their weights."""
+        taught_BT, plain_BT = masks(prediction, batch, self.record)
+        draws = self.record.pools_cells and self.reading == "sampled"
+        taught = gather(prediction, batch, taught_BT, draws=draws)
+        plain = gather(prediction, batch, plain_BT)
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        check_laws(taught, vocab)
+        rewards = self.rewards
+        if rewards is None and self.pools:
+            rewards = Rewards.of(self._count(head, taught, vocab))
+
+        def taught_nats(head: Head, part: Places) -> Tensor:
+            knobs = Knobs(
+                beta=self.beta, reading=self.reading, rewards=rewards, uniform_N=part.uniform_N
+            )
+            cells = self._cells(head, part)
+            nats_N = self.record.nats(cells, knobs)
+            if self.top_weight:
+                nats_N = nats_N + self.top_weight * div.top_cross_entropy(cells, self.top)
+            return _weighed(part, nats_N)
+
+        # A zero that depends on the hidden states keeps backward legal when nothing is counted.
+        total = wide(prediction.hidden_BTH[:0].sum())
+        for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
+            for part in places.split(self.cells, vocab):
+                summed = checkpoint(nats, head, part, use_reentrant=False)
+                assert isinstance(summed, Tensor)
+                total = total + summed
+        return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
+
+    @property
+    def pools(self) -> bool:
+        """Whether rewards are normalised over all places that are learnt together."""
+        return self.record.pools_cells
+
+    def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
+        """Of the rewards of all cells at the counted places: see `divergence.count_rewards`."""
+        taught_BT, _ = masks(prediction, batch, self.record)
+        taught = gather(prediction, batch, taught_BT)
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        check_laws(taught, vocab)
+        return self._count(head, taught, vocab)
+
+    def given(self, counts: Tensor) -> Distillation:
+        """With the sums of all parts."""
+        return replace(self, rewards=Rewards.of(counts))
+
+    def _count(self, head: Head, places: Places, vocab: int) -> Tensor:
+        """A pass of its own, before any loss."""
+        counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
+        with torch.no_grad():
+            for part in places.split(self.cells, vocab):
+                counts += div.count_rewards(self._cells(head, part))
+        return counts
+
+    def _cells(self, head: Head, places: Places) -> Cells:
+        logits_NV = wide(head(places.hidden_NH))
+        laws = places.laws()
+        if isinstance(laws, FullLaws):
+            teacher_NV, logits_NV = both_logits(laws, logits_NV)
+            log_p_NV = torch.log_softmax(teacher_NV / self.temperature, dim=-1)
+            return div.whole_cells(log_p_NV, logits_NV)
+        laws, logits_NV = over_both(laws, logits_NV)
+        return truncated_cells(
+            laws,
+            logits_NV,
+            tail=self.tail,
+            divergence=self.record,
+            temperature=self.temperature,
+            floor=self.floor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q). No gradient.
+
+    Both laws at the temperature of decoding (0: whether both prefer the same token). Exact for
+    whole laws and where all tokens were kept; otherwise a lower bound, the sum over the kept
+    tokens. Places without a law do not count. Higher is better.
+    """
+
+    temperature: float = 1.0
+    cells: int | None = None
+    """Places times vocabulary that exist at a time (one place at least); None: those that
+    stay in a cache, else `places.CELLS`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf or (self.cells is not None and self.cells < 1):
+            raise InputError("the temperature must be at least 0, and cells at least 1")
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum of weight x overlap over places with a law, and the sum of their weights."""
+        taught_BT, _ = masks(prediction, batch, None)
+        places = gather(prediction, batch, taught_BT)
+        with torch.no_grad():
+            vocab = vocabulary(head, prediction.hidden_BTH[0])
+            check_laws(places, vocab)
+            total = wide(prediction.hidden_BTH.new_zeros(()))
+            for part in places.split(self.cells, vocab):
+                overlap_N = self._overlap(part.laws(), wide(head(part.hidden_NH)))
+                total = total + _weighed(part, overlap_N)
+        return LossTerms(total=total, weight=places.weights_N.sum())
+
+    def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
+        if isinstance(laws, FullLaws):
+            teacher_NV, logits_NV = both_logits(laws, logits_NV)
+            best_N = teacher_NV.argmax(-1)
+        else:
+            laws, logits_NV = over_both(laws, logits_NV)
+            best_N = preferred(laws)
+        if self.temperature == 0:
+            return (best_N == logits_NV.argmax(-1)).to(logits_NV.dtype)
+        log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
+        if isinstance(laws, FullLaws):
+            return div.acceptance(torch.log_softmax(teacher_NV / self.temperature, -1), log_q_NV)
+        log_p_NK = _at_least(laws, self.temperature, logits_NV)
+        return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
+
+
+def _plain_nats(head: Head, places: Places) -> Tensor:
+    logits_NV = wide(head(places.hidden_NH))
+    return _weighed(places, F.cross_entropy(logits_NV, places.tokens_N, reduction="none"))
+
+
+def _weighed(places: Places, nats_N: Tensor) -> Tensor:
+    return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
+
+
+def _at_least(laws: TopLaws, temperature: float, logits_NV: Tensor) -> Tensor:
+    """[N, K]: lower bounds of the kept tokens' log p at a temperature.
+
+    p_T(v) = p(v)^a / (kept^a + outside^a), a = 1 / temperature, with x^a summed over tokens. Of the
+    n tokens outside the mass r is known, and that none exceeds the smallest kept p_K; so
+    outside^a <= p_K^(a - 1) r for a >= 1, and n^(1 - a) r^a for a <= 1 (all equal).
+    """
+    log_p_NK = laws.log_p_NK.to(logits_NV.dtype)
+    if temperature == 1:
+        return log_p_NK
+    used_NK = log_p_NK > -math.inf
+    number_N = logits_NV.shape[1] - used_NK.sum(-1)
+    log_r_N = (1 - log_p_NK.exp().sum(-1)).clamp(min=REST).log()
+    a = 1 / temperature
+    if a > 1:
+        bound_N = (a - 1) * log_p_NK.where(used_NK, 0.0).amin(-1) + log_r_N
+    else:
+        bound_N = (1 - a) * number_N.clamp(min=1).log() + a * log_r_N
+    bound_N = bound_N.masked_fill(number_N == 0, -math.inf)
+    total_N = torch.logaddexp((a * log_p_NK).logsumexp(-1), bound_N)
+    return a * log_p_NK - total_N[:, None]
+
+
+_ALWAYS = ("divergence", "cells", "top_weight", "top", "rewards")
+_FLAGS = {
+    "temperature": "--teacher-temperature",
+    "tail": "--tail",
+    "floor": "floor",
+    "beta": "--beta",
+    "reading": "--reading",
+}
+"""As the user of `distill` knows the options; the floor has no flag."""
+
+
+def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
+    """InputError for an option that was set and would be ignored."""
+    for option in fields(chosen):
+        given = getattr(chosen, option.name)
+        if option.name in _ALWAYS or given == option.default:
+            continue
+        flag = _FLAGS[option.name]
+        if option.name not in record.options:
+            other = [name for name, one in div.DIVERGENCES.items() if option.name in one.options]
+            raise InputError(
+                f"{flag} {given} means nothing to --objective {record.name}, only to "
+                f"{', '.join(other)}: leave it out"
+            )
+        if option.name == "floor" and chosen.tail != "floor":
+            raise InputError(f"floor {given} means nothing with --tail {chosen.tail}: leave it out")

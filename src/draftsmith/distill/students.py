@@ -1,0 +1,325 @@
+"""What `draftsmith distill` trains: a draft model, or a network over the target's hidden states.
+
+--drafter runs/my-draft              a transformers model                   ModelStudent
+--drafter griffin                    a network that begins from nothing     NetworkStudent
+--drafter griffin:runs/griffin       one that goes on learning              NetworkStudent
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.commands._options import ImitationOptions
+from draftsmith.commands._verbs import DistillOptions
+from draftsmith.config import as_dict
+from draftsmith.core.speedup import tokens_per_step
+from draftsmith.distill import tokenizer_training
+from draftsmith.distill.datasets import Lesson
+from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
+from draftsmith.distill.objectives.base import Objective
+from draftsmith.distill.objectives.distillation import Acceptance, Distillation
+from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.save import write_drafter, write_model
+from draftsmith.distill.training import text_config
+from draftsmith.drafters.base import Drafter, free_options
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.names import drafter_parts, kinds
+from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
+from draftsmith.drafters.vocabulary import Subset, same_tokens
+from draftsmith.errors import InputError, nearest
+from draftsmith.provenance import Run
+from draftsmith.targets.hf import HFTarget, load_model
+from draftsmith.targets.views import Ends
+
+DRAWN = "tokens_per_step_t1"
+"""The figure of chains that is exact for texts drawn at temperature 1."""
+
+
+class Student(abc.ABC):
+    """A drafter that is to be trained, and how it is measured and written."""
+
+    learner: Drafter
+    figure: str
+    """The held-out figure by which the best weights are chosen."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must agree on, as JSON."""
+        return {"drafter": weights_digest(self.learner.state_dict())}
+
+    @abc.abstractmethod
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        """What run.json says about it beside the objective, given its held-out figures."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int | None:
+        """Tokens that it can read, rows of padding counted; None: all of the target's."""
+
+    @abc.abstractmethod
+    def check(self, lesson: Lesson) -> None:
+        """InputError when it cannot learn from texts as short or as long as these, or not read
+        their tokens."""
+
+    @abc.abstractmethod
+    def hear(self, counts_V: Tensor | None) -> None:
+        """Told before the first step how often the answers hold each token; None: not known yet."""
+
+    @abc.abstractmethod
+    def objective(self, token: Distillation) -> Objective:
+        """What is learnt, around this divergence."""
+
+    @abc.abstractmethod
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
+        """What is measured while training on texts of this kind; it chooses the best weights."""
+
+    @abc.abstractmethod
+    def again(self) -> Student:
+        """The same, not yet trained: it takes the weights of a run that holds them in parts."""
+
+    @abc.abstractmethod
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        """Write the finished drafter and run.json to `options.out`. `text`: of its README."""
+
+
+def open_student(options: DistillOptions, tokenizer: Any) -> Student:
+    """The drafter in float32, ready to learn.
+
+    Raises:
+        InputError: it learns nothing, or has other tokens than the target.
+    """
+    kind, source = drafter_parts(options.drafter)
+    bare = source is None and "/" not in kind and not Path(kind).exists()
+    if kind in kinds() or (bare and nearest(kind, kinds())):  # a misspelt one is refused here
+        cls = drafter_class(kind)
+    else:
+        cls = Independent  # a model's hub id
+    if not cls.trains:
+        raise InputError(f"drafter {kind!r} has no weights: there is nothing to distil into it")
+    if issubclass(cls, Independent):
+        if kind in kinds() and not source:
+            raise InputError(f"--drafter {kind} needs a model: name its folder or hub id")
+        return ModelStudent(options, tokenizer)
+    if not takes_source(cls):
+        raise InputError(
+            f"drafter {kind!r} trains, but its Config has no field `source`: it could never be "
+            "loaded again"
+        )
+    return NetworkStudent(options, tokenizer)
+
+
+class ModelStudent(Student):
+    """A transformers model with the target's tokens."""
+
+    figure = "acceptance"
+
+    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+        if options.drafter_option:
+            raise InputError("--drafter-option is for drafters with options, not for draft models")
+        if options.imitation != ImitationOptions():
+            raise InputError(
+                "--token-weight, --feature-weight and --top-weight are for drafters over hidden "
+                "states: a draft model learns the divergence alone"
+            )
+        self._source = drafter_parts(options.drafter)[1] or options.drafter
+        self._tokenizer = tokenizer
+        if Subset.beside(self._source) is not None:
+            raise InputError(
+                f"{self._source} knows only a subset of the target's tokens; laws are over all of "
+                "them: distil a draft model with the whole vocabulary"
+            )
+        if not same_tokens(tokenizer_training.load_tokenizer(self._source), tokenizer):
+            raise InputError(
+                f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
+                "the target's laws; pretrain one with --tokenizer TARGET"
+            )
+        self._check_head(text_config(options.target).vocab_size)
+        self._adopt()
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = text_config(self._source).vocab_size
+        return size
+
+    def _check_head(self, target: int) -> None:
+        """InputError for a head that lacks tokens which one of the target, so large, has."""
+        head = self.vocab_size
+        tokens = max(self._tokenizer.get_vocab().values()) + 1
+        if head < min(tokens, target):
+            raise InputError(
+                f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
+                "it could neither read nor say the last of them; enlarge it (in transformers "
+                f"model.resize_token_embeddings({tokens})), or distil another draft model"
+            )
+
+    def _adopt(self) -> None:
+        self.model: PreTrainedModel = load_model(self._source, dtype="float32")
+        self.model.train().requires_grad_(True)
+        self.learner = Independent.learner(self.model)
+
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        alpha, gamma = held_out.get(self.figure), self.learner.default_shape.depth
+        tau = None if alpha is None else float(tokens_per_step(alpha, gamma))
+        return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
+
+    def check(self, lesson: Lesson) -> None:
+        if lesson.highest is not None and lesson.highest >= self.vocab_size:
+            raise InputError(
+                f"{self._source} has a head of {self.vocab_size} entries, and a text holds token "
+                f"{lesson.highest}, from the padding of the target's larger head: enlarge it (in "
+                f"transformers model.resize_token_embeddings({lesson.highest + 1})), or leave such "
+                "prompts out when you collect"
+            )
+        config = self.model.config.get_text_config(decoder=True)
+        context: int | None = getattr(config, "max_position_embeddings", None)
+        if context is not None and lesson.furthest > context:
+            raise InputError(
+                f"{self._source} has a context of {context} tokens, and the longest text has up to "
+                f"{lesson.furthest}: give --block-length {context} or less, which cuts what is "
+                "longer, or with --long-texts drop leaves it out of what a --store holds"
+            )
+
+    def hear(self, counts_V: Tensor | None) -> None:
+        """It knows all tokens."""
+
+    def twin(self) -> HFTarget:
+        """A copy that can draw continuations."""
+        return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
+
+    def objective(self, token: Distillation) -> Objective:
+        return token
+
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
+        return Evaluation(
+            batches=held_out,
+            objective=Acceptance(),
+            name=self.figure,
+            better="larger",
+            chooses=True,
+            weight_name="tokens",
+        )
+
+    def again(self) -> ModelStudent:
+        other = copy.copy(self)
+        other._adopt()
+        return other
+
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        dtype = getattr(torch, options.save_dtype)
+        write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
+
+
+class NetworkStudent(Student):
+    """A drafter with a network of its own over what it borrows of the target."""
+
+    figure = "tokens_per_step"
+    vocab_size = None
+
+    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+        self._options = options
+        self._kind, _ = drafter_parts(options.drafter)
+        config = text_config(options.target)
+        self._ends = Ends.load(options.target, config, tokenizer)
+        self._counts_V: Tensor | None = None
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.learner = make_drafter(self._options.drafter, self._options.drafter_option)
+        self.learner.bind(self._ends)
+        self.learner.train().requires_grad_(True)
+
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        config = as_dict(self.learner.config) | {"source": ""}
+        usual = as_dict(type(self.learner).Config())
+        weights = as_dict(self._options.imitation)
+        aside = free_options(self.learner.config) | {"seed"}  # of one setting all the same
+        said = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
+        said |= {key: value for key, value in weights.items() if value is not None}
+        name = " ".join([self._kind, *(f"{key}={value}" for key, value in said.items())])
+        return {
+            "drafter": name,
+            "drafter_options": config,
+            "imitation": weights,
+            "tau_predicted": held_out.get(self.figure),
+            "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
+        }
+
+    def check(self, lesson: Lesson) -> None:
+        least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
+        if lesson.longest < least:
+            raise InputError(
+                f"{self._kind} with {self.learner.num_steps} forwards learns from texts of at "
+                f"least {least} tokens, and the longest that fits has {lesson.longest}: give a "
+                "larger --block-length, longer answers or fewer forwards"
+            )
+
+    def hear(self, counts_V: Tensor | None) -> None:
+        self._counts_V = counts_V
+        self.learner.choose_vocabulary(counts_V)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        free = free_options(self.learner.config)
+        options = {k: v for k, v in as_dict(self.learner.config).items() if k not in free}
+        options |= as_dict(self._options.imitation)
+        return super().identity | {"drafter_options": options}
+
+    def objective(self, token: Distillation) -> Objective:
+        given, own = self._options.imitation, self.learner.loss_weights
+        if given.feature_weight and not own.feature:
+            raise InputError(
+                f"--feature-weight {given.feature_weight:g}: {self._kind} imitates no states; "
+                "leave it out"
+            )
+        if given.top_weight and token.record.hard:
+            raise InputError(
+                f"--top-weight {given.top_weight:g}: --objective {token.divergence} learns from "
+                "tokens, not from laws; leave one of them out"
+            )
+        token_weight = own.token if given.token_weight is None else given.token_weight
+        top = own.top if token_weight and not token.record.hard else 0.0
+        return Imitation(
+            token=token,
+            token_weight=token_weight,
+            feature_weight=own.feature if given.feature_weight is None else given.feature_weight,
+            top_weight=top if given.top_weight is None else given.top_weight,
+        )
+
+    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
+        # each of the two is exact for the texts of its own temperature
+        self.figure = DRAWN if "sample" in forcing else "tokens_per_step"
+        return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
+
+    def again(self) -> NetworkStudent:
+        other = copy.copy(self)
+        other._adopt()
+        other.hear(self._counts_V)
+        return other
+
+    def write(
+        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+    ) -> None:
+        dtype = getattr(torch, options.save_dtype)
+        write_drafter(options.out, self.learner, self._kind, dtype, record, results, text)
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Of all weights, by name."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,1 @@
+"""Trajectories of the target: collecting, storing and reading them."""

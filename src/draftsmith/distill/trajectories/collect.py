@@ -1,0 +1,465 @@
+"""Trajectories from our own decoding: any `Target`, and exactly what the other parts decode.
+
+    greedy, sample    the decoding loop, with the laws noted as it goes
+    beam              beam search, with the laws noted as it goes
+    gold              given references, one forward over each
+
+Hidden signals need a forward over the whole text (no loop feeds the last token): then the laws are
+read from that forward as well.
+
+Notes the teacher's laws while text is decoded, so that no second forward is needed for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.rows import until_end
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import DecodeStep, DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.distill.trajectories.beams import auto_search, beam_search, first_width
+from draftsmith.distill.trajectories.teacher import (
+    Laws,
+    TeacherCost,
+    Text,
+    judge,
+    read_laws,
+)
+from draftsmith.distill.trajectories.types import (
+    CollectRequest,
+    CollectSettings,
+    Forcing,
+    TopK,
+    Trajectory,
+)
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import InputError
+from draftsmith.targets.base import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One piece of work on a prompt: a continuation, or (for beams) all of them."""
+
+    index: int = 0
+    """The trajectory's."""
+    temperature: float | None = None
+    """Of a sample; None for the others."""
+    sample: int = 0
+    """Which sample of its prompt and temperature."""
+
+    def request_id(self, prompt_id: str) -> int:
+        """Names the random stream. It depends on the prompt's id and not on what else is collected,
+        or in which order: a run in parts gives what a run in one piece gives."""
+        key = f"{self.temperature!r} {self.sample} {prompt_id}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def draws(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
+    """The pieces of work that a prompt gives, in order of `index`.
+
+    Samples go temperature by temperature. At temperature 0 all are the same text: it is drawn once.
+    """
+    return _DRAWS[settings.forcing](request, settings)
+
+
+def _one(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
+    return (Draw(),)
+
+
+def _samples(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
+    pairs = [
+        (temperature, sample)
+        for temperature in settings.temperatures
+        for sample in range(settings.samples if temperature > 0 else 1)
+    ]
+    return tuple(
+        Draw(index=index, temperature=temperature, sample=sample)
+        for index, (temperature, sample) in enumerate(pairs)
+    )
+
+
+def _references(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
+    return tuple(Draw(index=index) for index in range(len(request.references)))
+
+
+_DRAWS: dict[Forcing, Callable[[CollectRequest, CollectSettings], tuple[Draw, ...]]] = {
+    "greedy": _one,
+    "sample": _samples,
+    "beam": _one,
+    "gold": _references,
+}
+
+
+# --------------------------------------------------------------------------- checks
+
+
+def check_settings(settings: CollectSettings, target: Target) -> None:
+    """Refuse what cannot be collected from this target.
+
+    Raises:
+        InputError: naming the setting.
+    """
+
+    def check(ok: bool, name: str, want: str) -> None:
+        if not ok:
+            raise InputError(f"{name} must be {want}, got {getattr(settings, name)}.")
+
+    check(settings.max_new_tokens >= 1, "max_new_tokens", "at least 1")
+    check(
+        settings.top_k is None or 1 <= settings.top_k <= target.vocab_size,
+        "top_k",
+        f"between 1 and the {target.vocab_size} tokens of {target.name}, or none for whole laws",
+    )
+    check(settings.samples >= 1, "samples", "at least 1")
+    check(bool(settings.temperatures), "temperatures", "at least one")
+    check(settings.beams == "auto" or settings.beams >= 1, "beams", "at least 1, or auto")
+    check(settings.max_beams >= 1, "max_beams", "at least 1")
+    check(0 <= settings.mass_gain < math.inf, "mass_gain", "0 or positive")
+    check(math.isfinite(settings.length_penalty), "length_penalty", "finite")
+    for temperature in settings.temperatures:
+        Sampler(temperature=temperature, top_p=settings.top_p)
+
+
+def check_request(request: CollectRequest, settings: CollectSettings, target: Target) -> None:
+    """Refuse a prompt that nothing can be collected for.
+
+    Raises:
+        InputError: naming the prompt.
+    """
+    who, prompt = f"Prompt {request.prompt_id!r}", request.prompt
+    if not prompt:
+        raise InputError(f"{who} is empty: give at least one token.")
+    if target.max_length is not None and len(prompt) >= target.max_length:
+        raise InputError(
+            f"{who} has {len(prompt)} tokens, but {target.name} has a context of "
+            f"{target.max_length}: shorten it so that at least one token fits behind it."
+        )
+    given = [prompt, *request.references] if settings.forcing == "gold" else [prompt]
+    outside = [t for tokens in given for t in tokens if not 0 <= t < target.vocab_size]
+    if outside:
+        raise InputError(
+            f"{who} holds token {outside[0]}, but {target.name} has {target.vocab_size}: it was "
+            "made with another tokenizer."
+        )
+    if settings.forcing == "gold" and not all(given[1:]):
+        raise InputError(f"{who} has an empty reference: leave it out, or end it.")
+    if settings.forcing == "gold" and not given[1:]:
+        raise InputError(f"{who} has no reference, which gold forcing needs.")
+
+
+# --------------------------------------------------------------------------- the backend
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    request: CollectRequest
+    place: int
+    """Of the request among those asked for."""
+    draw: Draw
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """A continuation; `top` is None while nobody has read its laws."""
+
+    job: _Job
+    index: int
+    text: Text
+    score: float = 0.0
+    top: TopK | None = None
+
+
+class TransformersBackend:
+    """Collects with draftsmith's own loops. A trajectory does not depend on its batch.
+
+    Args:
+        target: the teacher.
+        batch_size: sequences that are continued at a time, beams counted one by one.
+        drafter: bound to the target; it makes collecting faster and changes nothing.
+        on_done: told after every batch how many prompts and tokens of this call are done.
+
+    `cost` adds up what was asked of the teacher, over all calls.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        batch_size: int = 16,
+        drafter: Drafter | None = None,
+        on_done: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+        self.target, self.batch_size = target, batch_size
+        self.drafter = NoDrafter() if drafter is None else drafter
+        self.on_done = on_done
+        self.cost = TeacherCost()
+
+    def collect(
+        self, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[Trajectory]:
+        """All trajectories of these prompts, prompt by prompt, in order of `index`.
+
+        Raises:
+            InputError: see `check_settings` and `check_request`.
+        """
+        check_settings(settings, self.target)
+        for request in requests:  # behind this, batches are sorted: rows would name no prompt
+            check_request(request, settings, self.target)
+        make: Callable[[list[_Job], CollectSettings], list[_Made]] = {
+            "greedy": self._generated,
+            "sample": self._generated,
+            "beam": self._searched,
+            "gold": self._given,
+        }[settings.forcing]
+        jobs = [
+            _Job(request=request, place=place, draw=draw)
+            for place, request in enumerate(requests)
+            for draw in draws(request, settings)
+        ]
+        left = [0] * len(requests)
+        for job in jobs:
+            left[job.place] += 1
+        found: list[list[Trajectory]] = [[] for _ in requests]
+        prompts_done = tokens_done = 0
+        for batch in _batches(jobs, self._jobs_at_once(settings)):
+            for place, trajectory in self._judged(make(batch, settings), settings):
+                found[place].append(trajectory)
+                tokens_done += len(trajectory.tokens)
+            for job in batch:
+                left[job.place] -= 1
+                prompts_done += left[job.place] == 0
+            if self.on_done is not None:
+                self.on_done(prompts_done, tokens_done)
+        return [one for some in found for one in sorted(some, key=lambda one: one.index)]
+
+    def _jobs_at_once(self, settings: CollectSettings) -> int:
+        width = 1
+        if settings.forcing == "beam":
+            auto = settings.beams == "auto"
+            width = first_width(settings.max_beams) if auto else settings.most_beams
+        return max(1, self.batch_size // width)
+
+    def _judged(
+        self, made: list[_Made], settings: CollectSettings
+    ) -> Iterator[tuple[int, Trajectory]]:
+        """Trajectories and their prompts' places; laws and signals are read where they lack."""
+        for start in range(0, len(made), self.batch_size):
+            some = made[start : start + self.batch_size]
+            texts = [one.text for one in some if one.top is None]
+            opinions = iter(
+                judge(
+                    self.target,
+                    texts,
+                    top_k=settings.top_k,
+                    signals=settings.signals,
+                    cost=self.cost,
+                )
+                if texts
+                else ()
+            )
+            for one in some:
+                top, score, features = one.top, one.score, None
+                if top is None:
+                    opinion = next(opinions)
+                    top, score = opinion.laws.top, opinion.laws.score
+                    features = opinion.features_TS
+                request = one.job.request
+                trajectory = Trajectory(
+                    prompt_id=request.prompt_id,
+                    forcing=settings.forcing,
+                    index=one.index,
+                    temperature=one.job.draw.temperature,
+                    prompt=one.text.prompt,
+                    tokens=one.text.tokens,
+                    score=score,
+                    top=top,
+                    features=features,
+                    language=request.language,
+                    tag=request.tag,
+                )
+                yield one.job.place, trajectory
+
+    # ------------------------------------------------------------ ways to make texts
+
+    def _generated(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+        noting = settings.signals == Signals()
+        notes = Notes(self.drafter, settings.top_k, len(batch))
+        prompts = [job.request.prompt for job in batch]
+        tokens: list[list[int]] = [[] for _ in batch]
+        steps = decode(
+            self.target,
+            notes if noting else self.drafter,
+            prompts,
+            DecodeOptions(
+                # jobs of one batch have one temperature
+                sampler=_sampler(batch[0].draw.temperature, settings),
+                max_new_tokens=settings.max_new_tokens,
+                seed=settings.seed,
+            ),
+            request_ids=[job.draw.request_id(job.request.prompt_id) for job in batch],
+        )
+        for number, step in enumerate(steps):
+            self.cost.add(_fed(step, prompts if number == 0 else None))
+            for row, new in zip(tokens, step.emitted, strict=True):
+                row.extend(new)
+        made = []
+        for b, job in enumerate(batch):
+            text = Text(prompt=job.request.prompt, tokens=tuple(tokens[b]))
+            laws = Laws.cat(notes.laws[b]) if noting else None
+            made.append(
+                _Made(
+                    job=job,
+                    index=job.draw.index,
+                    text=text,
+                    score=0.0 if laws is None else laws.score,
+                    top=None if laws is None else laws.top,
+                )
+            )
+        return made
+
+    def _searched(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+        prompts = [job.request.prompt for job in batch]
+        # whole laws of all beams, those that die too, would fill the memory: they are read after
+        noted = (settings.top_k or 0) if settings.signals == Signals() else 0
+        if settings.beams == "auto":
+            found = auto_search(
+                self.target,
+                prompts,
+                max_width=settings.max_beams,
+                mass_gain=settings.mass_gain,
+                max_new_tokens=settings.max_new_tokens,
+                most_beams=self.batch_size,
+                length_penalty=settings.length_penalty,
+                top_k=noted,
+                cost=self.cost,
+            )
+        else:
+            found = beam_search(
+                self.target,
+                prompts,
+                width=settings.beams,
+                max_new_tokens=settings.max_new_tokens,
+                length_penalty=settings.length_penalty,
+                top_k=noted,
+                cost=self.cost,
+            )
+        return [
+            _Made(
+                job=job,
+                index=index,
+                text=Text(prompt=job.request.prompt, tokens=one.tokens),
+                score=one.score,
+                top=one.top,
+            )
+            for job, hypotheses in zip(batch, found, strict=True)
+            for index, one in enumerate(hypotheses)
+        ]
+
+    def _given(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+        made = []
+        for job in batch:
+            prompt = job.request.prompt
+            tokens = until_end(list(job.request.references[job.draw.index]), self.target.end_ids)
+            room = settings.max_new_tokens
+            if self.target.max_length is not None:
+                room = min(room, self.target.max_length - len(prompt))
+            text = Text(prompt=prompt, tokens=tuple(tokens[:room]))
+            made.append(_Made(job=job, index=job.draw.index, text=text))
+        return made
+
+
+def _batches(jobs: list[_Job], size: int) -> Iterator[list[_Job]]:
+    """Jobs of one temperature and of like lengths, the longest first: what does not fit into the
+    memory shows at once."""
+
+    def heat(job: _Job) -> float:
+        return -1.0 if job.draw.temperature is None else job.draw.temperature
+
+    order = sorted(jobs, key=lambda job: (heat(job), -len(job.request.prompt)))
+    for _, same in itertools.groupby(order, key=heat):
+        some = list(same)
+        for start in range(0, len(some), size):
+            yield some[start : start + size]
+
+
+def _sampler(temperature: float | None, settings: CollectSettings) -> Sampler:
+    if temperature is None:
+        return Sampler()
+    return Sampler(temperature=temperature, top_p=settings.top_p)
+
+
+def _fed(step: DecodeStep, prompts: Sequence[Sequence[int]] | None) -> int:
+    """Tokens of one forward: the prompts at first, else a root per row; and the drafts."""
+    known = sum(step.active) if prompts is None else sum(map(len, prompts))
+    return known + sum(step.proposed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted(DraftState):
+    inner: DraftState
+    rows: tuple[int, ...]
+    """Row of the request batch."""
+
+    def take(self, rows: Sequence[int]) -> _Noted:
+        return _Noted(self.inner.take(rows), tuple(self.rows[row] for row in rows))
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Noted:
+        return _Noted(self.inner.rewind(tokens), self.rows)
+
+
+class Notes(Drafter):
+    """A drafter as it is, that notes which law every emitted token was taken from.
+
+    tree        root -+- n0 --- n2       accepted n0 n2, then the teacher's own token y2
+                      `- n1
+    logits row  0        1  2   3        y0 = n0 from row 0, y1 = n2 from row 1, y2 from row 3
+    """
+
+    def __init__(self, inner: Drafter, top_k: int | None, num_rows: int) -> None:
+        super().__init__()
+        self.inner, self.top_k = inner, top_k
+        self.laws: list[list[Laws]] = [[] for _ in range(num_rows)]
+        # an instance's own: what this drafter reads is what the inner one reads
+        self.signals = inner.signals
+        self.default_shape = inner.default_shape
+
+    def max_nodes(self, shape: TreeShape) -> int:
+        return self.inner.max_nodes(shape)
+
+    def start(self, request: RequestBatch) -> _Noted:
+        return _Noted(self.inner.start(request), tuple(range(len(request.tokens))))
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        return self.inner.propose(_noted(state).inner, shape, sampler, noise)
+
+    def advance(self, state: DraftState, accepted: Accepted) -> _Noted:
+        noted, at = _noted(state), []
+        for b, tokens in enumerate(accepted.emitted):
+            path = accepted.verdict.path_BD[b, : max(len(tokens) - 1, 0)].tolist()
+            at += [(b, node) for node in [0, *(1 + n for n in path)][: len(tokens)]]
+        emitted = [token for tokens in accepted.emitted for token in tokens]
+        rows, nodes = zip(*at, strict=True)
+        laws = read_laws(accepted.out.logits_BNV[list(rows), list(nodes)], emitted, self.top_k)
+        first = 0
+        for b, tokens in enumerate(accepted.emitted):
+            if tokens:
+                self.laws[noted.rows[b]].append(laws.part(first, first + len(tokens)))
+            first += len(tokens)
+        return _Noted(self.inner.advance(noted.inner, accepted), noted.rows)
+
+
+def _noted(state: DraftState) -> _Noted:
+    assert isinstance(state, _Noted), "a state that this drafter started"
+    return state

@@ -1,0 +1,479 @@
+"""The rows of a shard: trajectories <-> a parquet file in memory, hidden signals <-> tensors.
+
+JSON files of a store with a checksum of their own content: a flipped bit is noticed.
+
+Top-K laws <-> bytes: exact ids, 16-bit log-probabilities, a size that no content can exceed.
+
+A law of K ids out of V takes, before any compression (K = 50, V = 128,256 in brackets):
+
+    ids_low      K * l bits, l = floor(log2(V / K))    lowest bits of every id        [68.75 bytes]
+    ids_high     K + ((V - 1) >> l) bits               the rest, as marks on a line   [14 bytes]
+    codes_high   K bytes                               log-probability, upper byte    [50 bytes]
+    codes_low    K bytes                               and lower byte                 [50 bytes]
+
+Ids are ascending, so their upper bits are steps up a line (Elias 1974, Fano 1971): one mark per id,
+one gap per step. Deltas in variable-length bytes take 100 and have no bound of their own.
+
+    ids, l = 2       1      6      7      13
+    low bits        01     10     11      01
+    upper            0      1      1       3
+    place + upper    0      2      3       6          line 1011001
+
+A law with all V ids stores none. The parts stay apart because they compress differently: the two
+upper ones shrink, the lower ones are noise.
+
+Codes: log p = -(c * s)**2 with s = sqrt(104) / 65534, so an entry near 1 is kept to 2e-8 and none
+is off by more than `error_bound`: at most 2 s sqrt(|log p|) + s**2, half of that for most. Below
+-104, where a probability is zero in float32 anyway, values are cut to -104; -inf has its own code.
+The probabilities that come back never sum to more than 1.
+
+One process at a time, by lock files that the system frees when their process dies.
+
+    held(path)                the file is made, locked, and removed at the end
+    after a kill              an empty file stays; it is free, and the next one takes it
+    waited for meanwhile      who gets the lock of a removed file sees that, and takes the new one
+
+Systems or disks that know no such locks have none: nothing is refused there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftsmith.distill.trajectories.types import TopK, Trajectory
+from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import digest, jsonable, write_error, write_json_atomic
+
+FORMAT = 1
+
+
+def write_sealed(path: Path, value: object) -> None:
+    """JSON with a checksum of its own content."""
+    content = jsonable(value)
+    write_json_atomic(path, {"format": FORMAT, "sha256": digest(content), **content})
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_sealed` was given. Raises BackendError: damaged, or of another format."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackendError(f"cannot read {path}: {error}; {remedy}") from None
+    content = content if isinstance(content, dict) else {}
+    number, checksum = content.pop("format", None), content.pop("sha256", None)
+    if number != FORMAT:
+        raise BackendError(
+            f"{path} is of format {number!r} and this draftsmith reads {FORMAT}: it is damaged, or "
+            f"of another version; {remedy}"
+        )
+    if checksum != digest(content):
+        raise BackendError(f"{path} is damaged: its content has not the sha256 it names; {remedy}")
+    return content
+
+
+VERSION = 1
+LOWEST = 104.0
+"""-log p, nats: exp(-104) is below the smallest number of float32."""
+NOTHING = 65535
+"""The code of -inf."""
+STEP = LOWEST**0.5 / (NOTHING - 1)
+"""Of sqrt(-log p)."""
+TOLERANCE = 1e-3
+"""What rounding may have made a law's sum exceed 1 by; more is a mistake."""
+
+_HEAD = struct.Struct("<BBIII")  # version, whole laws, N, K, V
+_LOG_P = np.append(-np.square(np.arange(NOTHING) * STEP), -np.inf).astype(np.float32)
+_P = np.exp(_LOG_P.astype(np.float64))
+_CELLS = 1 << 22  # at a time: bounds the memory of whole laws over a large vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedLaws:
+    """The laws of N places in parts (see the drawing); `head` names the version and the sizes."""
+
+    head: bytes
+    ids_low: bytes
+    ids_high: bytes
+    codes_low: bytes
+    codes_high: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.head, self.ids_low, self.ids_high, self.codes_low, self.codes_high)
+        return sum(map(len, parts))
+
+
+def encode(top: TopK, vocab_size: int) -> EncodedLaws:
+    """Laws over ids below `vocab_size`. Rows need not be sorted; they come back ascending.
+
+    Raises:
+        InputError: shapes, ids or probabilities that no law has.
+    """
+    _check_shapes(top, vocab_size)
+    N, K = top.ids_NK.shape
+    ids_NK, log_p_NK = top.ids_NK.astype(np.int32, copy=False), top.log_p_NK
+    if (ids_NK[:, 1:] < ids_NK[:, :-1]).any():
+        order_NK = np.argsort(ids_NK, axis=1, kind="stable")
+        ids_NK = np.take_along_axis(ids_NK, order_NK, axis=1)
+        log_p_NK = np.take_along_axis(log_p_NK, order_NK, axis=1)
+    # rows with fewer than K entries may be filled up with any id at -inf
+    twice_NK = (ids_NK[:, 1:] == ids_NK[:, :-1]) & np.isfinite(log_p_NK[:, 1:] + log_p_NK[:, :-1])
+    if twice_NK.any():
+        raise InputError(f"the law of place {twice_NK.any(axis=1).argmax()} holds an id twice")
+    whole = vocab_size == K and bool((ids_NK == np.arange(K)).all())
+    codes_NK = np.empty((N, K), np.dtype("<u2"))
+    rows = max(1, _CELLS // max(1, K))
+    low, high = [], []
+    for start in range(0, N, rows):
+        codes_NK[start : start + rows] = _codes(log_p_NK[start : start + rows])
+        if not whole:
+            low_bits, high_bits = _split_ids(ids_NK[start : start + rows], vocab_size)
+            low.append(low_bits)
+            high.append(high_bits)
+    pairs = codes_NK.reshape(-1).view(np.uint8)
+    return EncodedLaws(
+        head=_HEAD.pack(VERSION, whole, N, K, vocab_size),
+        ids_low=_pack(low),
+        ids_high=_pack(high),
+        codes_low=pairs[0::2].tobytes(),
+        codes_high=pairs[1::2].tobytes(),
+    )
+
+
+def decode(laws: EncodedLaws) -> TopK:
+    """The laws again. Raises BackendError for bytes that `encode` did not write."""
+    if len(laws.head) != _HEAD.size or laws.head[0] != VERSION:
+        version = laws.head[0] if laws.head else "none"
+        raise BackendError(
+            f"the laws are encoded in version {version}, this draftsmith reads version {VERSION}; "
+            "read them with the draftsmith that wrote them, or collect again"
+        )
+    _, whole, N, K, V = _HEAD.unpack(laws.head)
+    low_bits, line_bits = (0, 0) if whole else _bits(K, V)
+    sizes = (-(-N * low_bits * K // 8), -(-N * line_bits // 8), N * K, N * K)
+    parts = (laws.ids_low, laws.ids_high, laws.codes_low, laws.codes_high)
+    if tuple(map(len, parts)) != sizes:
+        raise BackendError(f"the encoded laws of {N} places are cut short or too long")
+    pairs_MC = np.stack([np.frombuffer(part, np.uint8) for part in parts[2:]], axis=-1)
+    log_p_NK = _LOG_P[pairs_MC.view("<u2").reshape(N, K)]
+    if whole:
+        ids_NK = np.tile(np.arange(K, dtype=np.int32), (N, 1))
+    else:
+        ids_NK = _join_ids(laws.ids_low, laws.ids_high, N, K, V)
+    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK, vocab_size=V)
+
+
+def error_bound(log_p: NDArray[np.floating]) -> NDArray[np.float64]:
+    """How far a decoded log-probability may be from `log_p` in [-104, 0], nats.
+
+    Where a row's probabilities sum to more than 1 (rounding), the log of that sum comes on top.
+    """
+    x = -np.asarray(log_p, np.float64)
+    bound: NDArray[np.float64] = 2 * STEP * np.sqrt(x) + STEP**2 + x * 2.0**-23  # of float32
+    return bound
+
+
+# --------------------------------------------------------------------------- log-probabilities
+
+
+def _codes(log_p_NK: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Nearest codes; downwards (toward smaller p) in rows whose sum would exceed 1."""
+    exact_NK = np.minimum(log_p_NK.astype(np.float64), 0)
+    total_N = np.exp(exact_NK).sum(axis=1)
+    if not (total_N <= 1 + TOLERANCE).all() or (log_p_NK > TOLERANCE).any():
+        raise InputError(
+            "the probabilities of a law sum to more than 1, or one is not a number; "
+            "laws are natural logarithms of probabilities, not logits"
+        )
+    codes_NK = np.rint(_places(exact_NK)).astype(np.uint16)
+    codes_NK[np.isneginf(exact_NK)] = NOTHING
+    over_N = _P[codes_NK].sum(axis=1) > 1
+    if over_N.any():
+        codes_NK[over_N] = _codes_below(exact_NK[over_N], total_N[over_N])
+    return codes_NK
+
+
+def _codes_below(exact_NK: NDArray[np.float64], total_N: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Of the decoded values that are not above the exact ones, the largest: no sum can grow."""
+    # 1e-15: the sum of what is left is at most 1 in float64 too
+    exact_NK = exact_NK - np.where(total_N > 1, np.log(total_N) + 1e-15, 0)[:, None]
+    codes_NK = np.ceil(_places(exact_NK)).astype(np.uint16)
+    above_NK = (_LOG_P[codes_NK] > exact_NK) & (codes_NK < NOTHING - 1)  # by rounding to float32
+    codes_NK += above_NK
+    codes_NK[np.isneginf(exact_NK)] = NOTHING
+    return codes_NK
+
+
+def _places(log_p_NK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where values lie between codes, 0 to 65534."""
+    places_NK: NDArray[np.float64] = np.sqrt(np.minimum(-log_p_NK, LOWEST)) / STEP
+    return places_NK
+
+
+# --------------------------------------------------------------------------- ids
+
+
+def _bits(K: int, V: int) -> tuple[int, int]:
+    """(low bits of an id, bits of a row's line)."""
+    low = max(0, (V // max(1, K)).bit_length() - 1)
+    return low, K + ((V - 1) >> low)
+
+
+def _split_ids(
+    ids_NK: NDArray[np.int32], vocab_size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """One byte per bit: low bits, lowest first, and lines."""
+    N, K = ids_NK.shape
+    low, line = _bits(K, vocab_size)
+    low_NKL = (ids_NK[..., None] >> np.arange(low)) & 1
+    line_NU = np.zeros((N, line), np.uint8)
+    line_NU[np.arange(N)[:, None], (ids_NK >> low) + np.arange(K)] = 1
+    return low_NKL.astype(np.uint8).reshape(-1), line_NU.reshape(-1)
+
+
+def _join_ids(low_bytes: bytes, high_bytes: bytes, N: int, K: int, V: int) -> NDArray[np.int32]:
+    low, line = _bits(K, V)
+    line_NU = _unpack(high_bytes, N * line).reshape(N, line)
+    if (line_NU.sum(axis=1, dtype=np.int64) != K).any():
+        raise BackendError("the encoded ids are damaged: a line has not one mark per id")
+    marks_NK = np.nonzero(line_NU)[1].reshape(N, K)
+    ids_NK = ((marks_NK - np.arange(K)) << low).astype(np.int32)
+    bits_NKL = _unpack(low_bytes, N * K * low).reshape(N, K, low)
+    for bit in range(low):
+        ids_NK |= bits_NKL[..., bit].astype(np.int32) << bit
+    if (ids_NK >= V).any():
+        raise BackendError(f"the encoded ids are damaged: one is not below {V}")
+    return ids_NK
+
+
+def _pack(bits: list[NDArray[np.uint8]]) -> bytes:
+    return np.packbits(np.concatenate(bits)).tobytes() if bits else b""
+
+
+def _unpack(data: bytes, count: int) -> NDArray[np.uint8]:
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=count)
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _check_shapes(top: TopK, vocab_size: int) -> None:
+    ids_NK, log_p_NK = top.ids_NK, top.log_p_NK
+    if ids_NK.ndim != 2 or ids_NK.shape != log_p_NK.shape:
+        raise InputError(
+            "laws need ids and log-probabilities of the same shape [N, K], "
+            f"got {ids_NK.shape} and {log_p_NK.shape}"
+        )
+    if ids_NK.shape[1] > vocab_size:
+        raise InputError(f"a law of {ids_NK.shape[1]} ids does not fit {vocab_size} tokens")
+    if ids_NK.size and not 0 <= ids_NK.min() <= ids_NK.max() < vocab_size:
+        raise InputError(
+            f"a law holds ids from {ids_NK.min()} to {ids_NK.max()}, the vocabulary has "
+            f"{vocab_size} tokens"
+        )
+
+
+FeatureType = Literal["bfloat16", "float16"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_WORDS = ("prompt_id", "forcing", "language", "tag")
+"""Columns whose values repeat from row to row."""
+_PLAIN = {
+    "prompt_id": pa.string(),
+    "forcing": pa.string(),
+    "index": pa.int32(),
+    "temperature": pa.float64(),
+    "score": pa.float64(),
+    "prompt": pa.list_(pa.int32()),
+    "tokens": pa.list_(pa.int32()),
+    "language": pa.string(),
+    "tag": pa.string(),
+}
+# A column per part of the laws: each compresses by itself, the upper parts well (see `codec`).
+_LAWS = ("head", "ids_low", "ids_high", "codes_low", "codes_high")
+_SCHEMA = pa.schema(_PLAIN | {f"laws_{part}": pa.large_binary() for part in _LAWS})
+
+
+def check(trajectory: Trajectory, vocab_size: int, top_k: int | None) -> None:
+    """Raises InputError for a trajectory whose parts do not belong together."""
+    where = f"trajectory {trajectory.index} of prompt {trajectory.prompt_id!r}"
+    top, features = trajectory.top, trajectory.features
+    places, ids = len(trajectory.tokens), (*trajectory.prompt, *trajectory.tokens)
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InputError(
+            f"{where} holds ids from {min(ids)} to {max(ids)}, the vocabulary has "
+            f"{vocab_size} tokens"
+        )
+    limit = vocab_size if top_k is None else top_k
+    if top is not None and (len(top) != places or top.ids_NK.shape[1] > limit):
+        raise InputError(
+            f"{where} has {places} tokens and laws of shape {top.ids_NK.shape}; expected one law "
+            f"per token, of at most {limit} ids"
+        )
+    if features is not None and (features.ndim != 2 or len(features) != len(ids)):
+        raise InputError(
+            f"{where} has hidden signals of shape {features.shape}; expected a row for each of "
+            f"its {len(ids)} positions"
+        )
+
+
+def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer:
+    """Everything but the hidden signals. Raises InputError for what is no law."""
+    columns: dict[str, list[Any]] = {
+        name: [getattr(trajectory, name) for trajectory in trajectories] for name in _PLAIN
+    }
+    laws = [
+        None if trajectory.top is None else encode(trajectory.top, vocab_size)
+        for trajectory in trajectories
+    ]
+    for part in _LAWS:
+        columns[f"laws_{part}"] = [None if law is None else getattr(law, part) for law in laws]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(columns, schema=_SCHEMA),
+        sink,
+        compression="zstd",
+        use_dictionary=list(_WORDS),
+        write_statistics=False,
+    )
+    return sink.getvalue()
+
+
+def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
+    """The trajectories of `to_parquet`, with the hidden signals of `hidden_signals`."""
+    out = []
+    for number, (bare, laws) in enumerate(undecoded(data)):
+        features = hidden.get(str(number))
+        out.append(
+            replace(
+                bare,
+                top=None if laws is None else decode(laws),
+                features=None if features is None else features.float().numpy(),
+            )
+        )
+    return out
+
+
+def undecoded(data: bytes) -> list[tuple[Trajectory, EncodedLaws | None]]:
+    """The trajectories of `to_parquet` without laws, and their laws as they are kept."""
+    rows = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
+    return [(_trajectory(row), _laws(row)) for row in rows]
+
+
+def hidden_signals(
+    trajectories: Sequence[Trajectory], feature_type: FeatureType
+) -> dict[str, Tensor]:
+    """Hidden signals by row number, in the type that they are kept in. Raises InputError."""
+    found = {}
+    for number, trajectory in enumerate(trajectories):
+        if trajectory.features is None:
+            continue
+        kept = torch.tensor(trajectory.features).to(_DTYPES[feature_type])
+        if not torch.isfinite(kept).all():
+            raise InputError(
+                f"hidden signals of prompt {trajectory.prompt_id!r} are not finite in "
+                f"{feature_type} (bfloat16 has the range of float32)"
+            )
+        found[str(number)] = kept
+    return found
+
+
+def _laws(row: Mapping[str, Any]) -> EncodedLaws | None:
+    if row["laws_head"] is None:
+        return None
+    return EncodedLaws(
+        head=row["laws_head"],
+        ids_low=row["laws_ids_low"],
+        ids_high=row["laws_ids_high"],
+        codes_low=row["laws_codes_low"],
+        codes_high=row["laws_codes_high"],
+    )
+
+
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        prompt_id=row["prompt_id"],
+        forcing=row["forcing"],
+        index=row["index"],
+        temperature=row["temperature"],
+        prompt=tuple(row["prompt"]),
+        tokens=tuple(row["tokens"]),
+        score=row["score"],
+        language=row["language"],
+        tag=row["tag"],
+    )
+
+
+if sys.platform != "win32":
+    import fcntl
+
+_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""What a disk without locks says."""
+
+
+@contextlib.contextmanager
+def held(path: Path, *, busy: str | None = None) -> Iterator[None]:
+    """Nobody else is in here with this path.
+
+    Raises:
+        InputError: somebody is, and it says `busy`; without that they are waited for. Or the file
+            cannot be made.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = _locked(path, busy)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is ours
+        os.close(descriptor)
+
+
+def _locked(path: Path, busy: str | None) -> int:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            if _is_at(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InputError(busy or f"cannot lock {path}") from None
+        except OSError as error:
+            if error.errno in _UNKNOWN:
+                return descriptor
+            os.close(descriptor)
+            raise write_error(path, error) from error
+        except BaseException:  # interrupted while waiting
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one of this name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False

@@ -1,0 +1,230 @@
+"""What the teacher thinks of tokens: its laws at temperature 1, read from logits, and the forward
+over texts that are known already.
+
+Shape letters: B rows, R laws, T time, K top-k, V vocabulary, S signals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.sampling import highest
+from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.distill.trajectories.types import TopK
+from draftsmith.errors import BackendError, InputError
+from draftsmith.targets import base
+from draftsmith.targets.base import Target
+
+LOGITS_AT_ONCE = 1 << 24
+"""Numbers of [B, T, V] that a forward over a text may return: a long one goes in pieces."""
+
+
+@dataclass(slots=True)
+class TeacherCost:
+    """What was asked of the teacher, so that studies compare at equal cost."""
+
+    forwards: int = 0
+    tokens: int = 0
+    """Positions computed: prompts, continuations, beams, drafts. Padding is not counted."""
+
+    def add(self, tokens: int) -> None:
+        """One forward of this many tokens."""
+        self.forwards += 1
+        self.tokens += tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Laws:
+    """The teacher's laws of one text, and what it gives the tokens that stand there."""
+
+    top: TopK
+    token_log_p_N: NDArray[np.float64]
+
+    @property
+    def score(self) -> float:
+        """Sum of log p of the tokens, nats."""
+        return float(self.token_log_p_N.sum())
+
+    def part(self, start: int, stop: int) -> Laws:
+        """Those of a run of tokens."""
+        return Laws(
+            top=TopK(ids_NK=self.top.ids_NK[start:stop], log_p_NK=self.top.log_p_NK[start:stop]),
+            token_log_p_N=self.token_log_p_N[start:stop],
+        )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Laws]) -> Laws:
+        """One after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            top=TopK(
+                ids_NK=np.concatenate([part.top.ids_NK for part in parts]),
+                log_p_NK=np.concatenate([part.top.log_p_NK for part in parts]),
+            ),
+            token_log_p_N=np.concatenate([part.token_log_p_N for part in parts]),
+        )
+
+
+def stable_top(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row, downwards, and their columns, in one order of ties."""
+    values_RK, ids_RK = highest(scores_RV, k)
+    return values_RK[:, :k], ids_RK[:, :k]
+
+
+def log_mass(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float32 or wider, and [R, 1] what to subtract for log-probabilities.
+
+    Raises:
+        BackendError: a row holds NaN, or no finite logit at all.
+    """
+    wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    total_R1 = wide_RV.logsumexp(-1, keepdim=True)
+    if not all(map(math.isfinite, total_R1[:, 0].tolist())):
+        raise BackendError(
+            "The teacher's logits hold NaN or no finite value: its weights or dtype are broken "
+            "(try --dtype float32)."
+        )
+    return wide_RV, total_R1
+
+
+def read_laws(logits_RV: Tensor, tokens: Sequence[int], top_k: int | None) -> Laws:
+    """The laws of these logits, row by row, and the log-probabilities of `tokens` under them.
+
+    Args:
+        tokens: one per row.
+        top_k: how many tokens of a law are kept; None: all.
+    """
+    wide_RV, total_R1 = log_mass(logits_RV)
+    tokens_R1 = torch.tensor(tokens, device=wide_RV.device)[:, None]
+    token_log_p_R = (wide_RV.gather(1, tokens_R1) - total_R1)[:, 0]
+    if top_k is None:
+        ids = np.broadcast_to(np.arange(wide_RV.shape[1], dtype=np.int32), wide_RV.shape)
+        values_RK = wide_RV
+    else:
+        _, ids_RK = stable_top(wide_RV, top_k)
+        ids_RK = ids_RK.sort(dim=-1).values
+        values_RK = wide_RV.gather(1, ids_RK)
+        ids = ids_RK.to(torch.int32).cpu().numpy()
+    log_p_RK = (values_RK - total_R1).float().cpu().numpy()
+    return Laws(
+        top=TopK(ids_NK=ids, log_p_NK=log_p_RK), token_log_p_N=token_log_p_R.double().cpu().numpy()
+    )
+
+
+# --------------------------------------------------------------------------- known texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A prompt and a continuation of at least one token."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opinion:
+    """What the teacher says of a text."""
+
+    laws: Laws
+    features_TS: NDArray[np.float32] | None = None
+    """Signals of prompt and continuation, or None when none were asked for."""
+
+
+@torch.inference_mode()
+def judge(
+    target: Target,
+    texts: Sequence[Text],
+    *,
+    top_k: int | None,
+    signals: Signals,
+    cost: TeacherCost,
+) -> list[Opinion]:
+    """The teacher's laws of known texts, in one ragged batch: forwards over what stands there.
+
+    fed         p0 p1 | p2 y0 y1 (#)        up to the bar without logits, once for equal prompts
+    laws                l0 l1 l2            the last token is fed for its signals alone
+
+    Raises:
+        InputError: the target has no such signals.
+    """
+    listening = signals != Signals()
+    prompts = list(dict.fromkeys(text.prompt for text in texts))
+    number = {prompt: i for i, prompt in enumerate(prompts)}
+    owner = [number[text.prompt] for text in texts]
+    longest = max(len(text.prompt) + len(text.tokens) for text in texts)
+    cache = target.new_cache(len(prompts), longest)
+    heard: list[list[Tensor]] = [[] for _ in prompts]
+    for pieces, out in _read(target, cache, [p[:-1] for p in prompts], 1, base.CHUNK, signals):
+        cost.add(sum(map(len, pieces)))
+        _listen(target, heard, pieces, out, listening)
+    if owner != list(range(len(prompts))):
+        cache.take(owner)
+    heard = [list(heard[i]) for i in owner]
+    laws: list[list[Laws]] = [[] for _ in texts]
+    rest = [(t.prompt[-1], *(t.tokens if listening else t.tokens[:-1])) for t in texts]
+    piece = max(1, LOGITS_AT_ONCE // (len(texts) * target.vocab_size))
+    done = 0
+    for pieces, out in _read(target, cache, rest, piece, min(piece, base.CHUNK), signals):
+        cost.add(sum(map(len, pieces)))
+        _listen(target, heard, pieces, out, listening)
+        width = out.logits_BNV.shape[1]
+        for b, fed in enumerate(pieces):
+            tokens = texts[b].tokens[done : done + len(fed)]
+            if tokens:  # the row's own logits stand on the right; behind the last token: no law
+                at = width - len(fed)
+                logits_NV = out.logits_BNV[b, at : at + len(tokens)]
+                laws[b].append(read_laws(logits_NV, tokens, top_k))
+        done += max(map(len, pieces))
+    return [
+        Opinion(
+            laws=Laws.cat(laws[b]),
+            features_TS=torch.cat(heard[b]).numpy() if listening else None,
+        )
+        for b in range(len(texts))
+    ]
+
+
+def _read(
+    target: Target,
+    cache: KVCache,
+    rows: Sequence[Sequence[int]],
+    keep: int,
+    piece: int,
+    signals: Signals,
+) -> Iterator[tuple[list[list[int]], TargetOutput]]:
+    """Feed and commit rows of unequal lengths, `piece` tokens of each at a time."""
+    for start in range(0, max(map(len, rows)), piece):
+        pieces = [list(row[start : start + piece]) for row in rows]
+        tokens_BT, block = lay_out(cache, pieces)
+        out = target.forward(
+            torch.from_numpy(tokens_BT), block, min(keep, tokens_BT.shape[1]), signals
+        )
+        cache.commit(np.array([len(fed) for fed in pieces]))
+        yield pieces, out
+
+
+def _listen(
+    target: Target,
+    heard: list[list[Tensor]],
+    pieces: Sequence[Sequence[int]],
+    out: TargetOutput,
+    listening: bool,
+) -> None:
+    """Keep the signals of the tokens that were fed (short rows stand on the right)."""
+    if not listening:
+        return
+    if out.signals_BTS is None:
+        raise InputError(f"{target.name} has no hidden states to keep: leave `signals` empty.")
+    for b, fed in enumerate(pieces):
+        if fed:
+            heard[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())

@@ -1,0 +1,237 @@
+"""The contract of a drafter. One file per drafter in this folder; the file's name is its kind.
+
+A drafter proposes tokens (`propose`) from a state that the engine moves on (`advance`), and, when
+it has weights, learns (`forward`). Nothing outside this folder asks which drafter it is: what the
+engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`, what shapes
+it takes).
+
+What an option of a drafter is for, said beside it in the drafter's `Config`:
+
+    noise: float = field(default=0.2, metadata=TRAINING)     training alone reads it
+    heads: int = field(default=4, metadata=STRUCTURE)        and only where it begins from nothing
+    recompute: bool = field(default=True, metadata=COST)     what is learnt does not hang on it
+
+An option without this is read when the drafter drafts.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draftsmith.core.types import (
+    DraftPrediction,
+    DraftTree,
+    RequestBatch,
+    Signals,
+    TargetOutput,
+    TrajectoryBatch,
+    TreeShape,
+    Verdict,
+)
+from draftsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from draftsmith.core.law import Noise
+    from draftsmith.core.sampling import Sampler
+    from draftsmith.drafters.tree_growth import Vocabularies
+    from draftsmith.targets.base import Target
+
+
+class TargetView(Protocol):
+    """What a drafter may borrow from the target. Borrowed modules never join its module tree."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def max_length(self) -> int | None: ...
+    @property
+    def config(self) -> Any:
+        """The transformers configuration of its text decoder; None for targets without one."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [..] -> its input embeddings [.., H]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """States after the final norm [.., H] -> logits [.., V], scale and soft-cap included."""
+        ...
+
+    def head_weight(self) -> Tensor:
+        """[V, H]: the matrix of `head`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossWeights:
+    """How much of each term a drafter is published to learn with (see `distill.imitation`)."""
+
+    token: float = 1.0
+    """The divergence from the target's law."""
+    feature: float = 0.0
+    """Distance of states from the target's."""
+    top: float = 0.0
+    """Cross-entropy over the target's ten most probable tokens."""
+
+
+class DraftState(abc.ABC):
+    """What a drafter remembers about the rows of a batch."""
+
+    @abc.abstractmethod
+    def take(self, rows: Sequence[int]) -> DraftState:
+        """Keep these rows, in this order (rows that are done leave the batch)."""
+
+    @abc.abstractmethod
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> DraftState:
+        """The rows' known tokens are now exactly `tokens`: forget all beyond the common part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """What one step settled, for the drafter: the verdict, and the tokens it stands for."""
+
+    tree: DraftTree
+    """With its numbers on the host."""
+    verdict: Verdict
+    emitted: Sequence[Sequence[int]]
+    """Per row: accepted drafts and then the target's own token (cut where the row stopped)."""
+    pending: Sequence[Sequence[int]]
+    """Per row: the tokens that were fed before the tree (the last is the root)."""
+    out: TargetOutput
+
+
+class Drafter(nn.Module, abc.ABC):
+    """Proposes what the target may say next."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of this drafter; subclasses declare their own, every field with a docstring."""
+
+    signals: Signals = Signals()
+    trains: ClassVar[bool] = False
+    """Whether `forward` exists: training-free drafters do not."""
+    num_steps: int = 1
+    """How many times a training step calls `forward` (one step further ahead per call)."""
+    eval_steps: int | None = None
+    """How many times an evaluation does, to see how far its drafts get; None: as in training."""
+    backward: Literal["each", "sum"] = "sum"
+    """Gradients per unrolled step, or once over all of them: the same sums. (No drafter here goes
+    backward after each step: their later steps read keys of the earlier ones.)"""
+    loss_weights: LossWeights = LossWeights()
+    default_shape: TreeShape = TreeShape.chain(5)
+    takes_trees: bool = False
+    """Whether `propose` branches where the shape does; else it drafts one chain."""
+    longest: int | None = None
+    """The deepest draft that it can make; None: as deep as it is asked."""
+    reads_predictions: bool = False
+    """Whether it drafts from `RequestBatch.predictions`."""
+
+    def __init__(self, config: Any = None) -> None:
+        """`config`: an instance of this class's `Config`; None: all defaults."""
+        super().__init__()
+        self.config = type(self).Config() if config is None else config
+
+    def bind(self, target: TargetView) -> None:
+        """Borrow what is needed of the target (vocabulary, tokenizer, embedding, head)."""
+
+    def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
+        """The language model whose law under `sampler` a first child is a draw of, and how its ids
+        and the target's correspond; None: no language model's."""
+        return None
+
+    def max_nodes(self, shape: TreeShape) -> int:
+        """The most nodes (probes included) that `propose` returns for this shape."""
+        return shape.num_nodes
+
+    @classmethod
+    def signals_of(cls, config: Any) -> Signals:
+        """What it will read of a target with this transformers configuration, bound or not."""
+        return cls.signals
+
+    @abc.abstractmethod
+    def start(self, request: RequestBatch) -> DraftState:
+        """A state for new rows, none of whose tokens the drafter has seen."""
+
+    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
+        """The next call of a session: the same rows, now with the request's tokens (and whatever
+        else it says: a drafter that reads `predictions` overrides this)."""
+        return state.rewind(request.tokens)
+
+    @abc.abstractmethod
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        """Draft below the last known token of each row, no larger than `shape`."""
+
+    @abc.abstractmethod
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        """Take in what the verifier decided; the state then stands behind the new root."""
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
+        raise self._untrained()
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """Training: told before the first step how often the answers hold each token; None: nobody
+        knows yet."""
+
+    def save(self, folder: Path, *, kind: str) -> None:
+        """Training: write what was learnt, so that `kind:folder` loads it."""
+        raise self._untrained()
+
+    def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
+        """Training: one step ahead. `carry` is None at first, then what the last call returned."""
+        raise self._untrained()
+
+    def _untrained(self) -> InputError:
+        return InputError(f"{type(self).__name__} has nothing to train: its `trains` is False")
+
+
+TRAINING = {"when": "training"}
+"""Metadata of a field that decoding does not read."""
+STRUCTURE = {**TRAINING, "fixed": True}
+"""Of a field that weights which are there already have settled."""
+
+
+COST = {**TRAINING, "free": True}
+"""Of a field that changes the time and memory of training alone."""
+
+
+def training_options(config: Any) -> frozenset[str]:
+    """Names of the options of a `Config` (class or instance) that only training reads."""
+    return frozenset(
+        field.name for field in fields(config) if field.metadata.get("when") == "training"
+    )
+
+
+def structure_options(config: Any) -> frozenset[str]:
+    """Names of those that a trained drafter's folder has settled."""
+    return frozenset(field.name for field in fields(config) if field.metadata.get("fixed"))
+
+
+def free_options(config: Any) -> frozenset[str]:
+    """Names of those with which as without which the same is learnt."""
+    return frozenset(field.name for field in fields(config) if field.metadata.get("free"))
+
+
+def at_least(least: int, **values: float) -> None:
+    """InputError for an option below `least`, or not finite."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= least):
+            raise InputError(f"drafter option {name} must be at least {least}, got {value}")

@@ -1,0 +1,1 @@
+"""What drafters over the target's hidden states share."""

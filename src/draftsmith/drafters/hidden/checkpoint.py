@@ -1,0 +1,332 @@
+"""Networks of feature-level drafters on disk.
+
+    FOLDER/config.json           measures of the network, as transformers writes a Llama's
+    FOLDER/model.safetensors     its weights, named as in the released checkpoints
+        or medusa_lm_head.safetensors
+    FOLDER/drafter.json          ours: kind, options and target (released folders have none)
+
+Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only, no code), names
+with the prefix `model.` or `medusa_head.`, and a copy of the target's embedding, which must be the
+target's. Every tensor is used or refused by name.
+
+Which target a trained drafter belongs to, as its folder says it.
+
+    drafter.json    "target": {"hidden_size", "vocab_size", "layers", "vocabulary_sha256"}
+
+Released folders say nothing; theirs are checked by the shapes of their weights alone.
+
+The config.json of a network over hidden states: read, and refused by name where it asks for
+something that the network here does not compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.core.types import Signals
+from draftsmith.drafters.base import TargetView
+from draftsmith.drafters.names import drafter_manifest
+from draftsmith.errors import BackendError
+from draftsmith.provenance import atomic_path, write_json_atomic
+from draftsmith.targets.hf import loading
+
+WEIGHTS, MEDUSA = "model.safetensors", "medusa_lm_head.safetensors"
+PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+MANIFEST = "drafter.json"
+EMBEDDING = "embed_tokens.weight"
+D2T, T2D = "d2t", "t2d"
+COMPARED_ROWS = 4096
+"""Of a copy of the embedding."""
+RENAMED = {"draft_id_to_target_id": D2T}
+"""Names that serving engines give to tensors."""
+
+
+def save_network(
+    network: nn.Module,
+    config: LlamaConfig,
+    folder: Path,
+    *,
+    kind: str,
+    options: Any,
+    target: Mapping[str, Any],
+    weights: str = WEIGHTS,
+) -> None:
+    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`;
+    `weights`: the file's name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
+    if D2T in tensors:  # as in the released checkpoints
+        tensors[T2D] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors[T2D][target_ids(tensors[D2T])] = True
+    with atomic_path(folder / weights) as part:
+        save_file(tensors, part)
+    write_json_atomic(folder / "config.json", written_config(config))
+    known = {name: value for name, value in asdict(options).items() if name != "source"}
+    write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known, "target": target})
+
+
+def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
+    """Fill the network with the folder's weights.
+
+    Raises:
+        BackendError: no weights, or tensors that are missing, unknown, of another shape or not
+            finite; maps between vocabularies that cannot be; or an embedding that is not the
+            target's: the drafter was made for another target.
+    """
+    found = read_tensors(folder)
+    embedding = found.pop(EMBEDDING, None)
+    if embedding is not None:
+        _check_embedding(embedding, target, folder)
+    subset = found.pop(T2D, None)
+    wanted = network.state_dict()
+    if D2T in wanted and len(wanted[D2T]) == target.vocab_size:
+        found.setdefault(D2T, torch.zeros_like(wanted[D2T]))  # equal ids: no map is needed
+    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or unknown:
+        parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]
+        said = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
+        raise BackendError(f"The drafter in {folder} {said}: it is of another kind, or incomplete.")
+    for name, one in sorted(found.items()):
+        if one.shape != wanted[name].shape:
+            raise BackendError(
+                f"The drafter in {folder} does not fit its config.json: {name} is "
+                f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
+            )
+        real = wanted[name].is_floating_point()
+        if one.is_floating_point() != real or one.itemsize == 1:
+            raise BackendError(
+                f"The drafter in {folder} holds {name} as {str(one.dtype).removeprefix('torch.')}, "
+                f"where {'floating-point' if real else 'whole'} numbers of 16 to 64 bits belong"
+                f"{': quantised weights are not supported, convert it' if real else ''}."
+            )
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            raise BackendError(
+                f"The drafter in {folder} has weights that are not finite, in {name}: its training "
+                "failed, or the file was damaged."
+            )
+    if D2T in found:
+        _check_vocabulary(found[D2T], subset, target.vocab_size, folder)
+    network.load_state_dict(found)
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """[Vd]: the target's id of each draft id, from the distances between them."""
+    return d2t.long() + torch.arange(len(d2t), device=d2t.device)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, named as here.
+
+    Raises:
+        BackendError: none of the known files is there, or it cannot be read.
+    """
+    with loading(f"the drafter's weights in {folder}"):
+        for name in (MEDUSA, WEIGHTS):
+            if (folder / name).is_file():
+                return _plain(load_file(folder / name))
+        for name in PICKLED:
+            if (folder / name).is_file():
+                return _plain(torch.load(folder / name, map_location="cpu", weights_only=True))
+    names = ", ".join((WEIGHTS, MEDUSA, *PICKLED))
+    raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
+
+
+def _plain(loaded: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+    bare = {
+        str(name).removeprefix("model.").removeprefix("medusa_head."): one
+        for name, one in loaded.items()
+    }
+    return {RENAMED.get(name, name): one for name, one in bare.items()}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> None:
+    """It must be the target's: looked at in rows from all over the vocabulary."""
+    size = target.vocab_size
+    ids = torch.arange(0, size, max(1, size // COMPARED_ROWS), device=target.device)
+    with torch.no_grad():
+        theirs = target.embed(ids).float().cpu()
+    same = embedding.dim() == 2 and embedding.shape[1] == theirs.shape[1] and len(embedding) >= size
+    if not same or not torch.allclose(embedding[ids.cpu()].float(), theirs, rtol=0.02, atol=1e-3):
+        raise BackendError(
+            f"The drafter in {folder} was made for another target: its copy of the embedding is "
+            "not this target's."
+        )
+
+
+def _check_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, folder: Path) -> None:
+    """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter knows a token."""
+    ids = target_ids(d2t.cpu())
+    inside = bool(((ids >= 0) & (ids < vocab_size)).all())
+    if not inside or not bool((ids[1:] > ids[:-1]).all()):
+        raise BackendError(
+            f"The drafter in {folder} has a map of its vocabulary (d2t) that gives no ascending "
+            f"token ids below {vocab_size}: it was made for another target, or is damaged."
+        )
+    if t2d is None:
+        return
+    same = len(t2d) == vocab_size and t2d.bool().sum() == len(ids) and t2d.bool().cpu()[ids].all()
+    if not bool(same):
+        raise BackendError(
+            f"The drafter in {folder} has maps between vocabularies that contradict each other "
+            "(d2t and t2d): train or convert it again."
+        )
+
+
+_WORDS = {
+    "hidden_size": "a hidden size of {}",
+    "vocab_size": "a vocabulary of {} tokens",
+    "layers": "states read from the layers {}",
+    "vocabulary_sha256": "the tokenizer {:.12}",
+}
+
+
+def target_facts(target: TargetView, signals: Signals) -> dict[str, Any]:
+    """What a drafter must agree on with its target, as JSON."""
+    return {
+        "hidden_size": None if target.config is None else int(target.config.hidden_size),
+        "vocab_size": target.vocab_size,
+        "layers": list(signals.layers),
+        "vocabulary_sha256": _vocabulary(target.tokenizer),
+    }
+
+
+def _vocabulary(tokenizer: Any) -> str | None:
+    """Digest of the tokens and their ids; None: there is no tokenizer."""
+    if tokenizer is None:
+        return None
+    content = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def check_target(folder: Path, facts: dict[str, Any]) -> None:
+    """Refuse the drafter of another target, before anything is read.
+
+    Raises:
+        BackendError: naming what differs.
+    """
+    if not (folder / "drafter.json").is_file():
+        return
+    theirs = drafter_manifest(folder)["target"]
+    for name, said in _WORDS.items():
+        one, other = theirs.get(name), facts[name]
+        if one is not None and other is not None and one != other:
+            raise BackendError(
+                f"The drafter in {folder} was made for another target: one with {said.format(one)},"
+                f" and this one has {said.format(other)}. Give the target that it was trained for."
+            )
+
+
+COMPUTED: Mapping[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", "swish", None),
+    "norm_before_residual": (False, None),
+    "norm_before_fc": (False, None),
+    "fc_norm": (False, None),
+    "norm_output": (False, None),
+}
+"""What a configuration may say of the arithmetic; the last four are of EAGLE-3's relatives."""
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+RELEASED_ROPE = ("rope_theta", "rope_scaling")
+"""Keys that hold for released code what `rope_parameters` holds for transformers."""
+TWO_FIELDS = ("linear", "dynamic")
+"""Rotary scalings that released code computes. It accepts exactly two fields for them."""
+
+
+def written_config(config: LlamaConfig) -> dict[str, Any]:
+    """Add the keys that released code reads to those that transformers writes. Released code takes
+    a missing `rope_theta` for 10,000 and a missing `qkv_bias` for False, without a word."""
+    rope = dict(config.rope_parameters or {})
+    theta, kind = rope.pop("rope_theta", config.default_theta), rope.get("rope_type", "default")
+    scaling: dict[str, Any] | None = None
+    if kind in TWO_FIELDS:
+        scaling = {"type": kind, "factor": rope["factor"]}
+    elif kind != "default":
+        scaling = {"type": kind, **rope}
+    return {
+        **config.to_dict(),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "qkv_bias": config.attention_bias,
+    }
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The measures of the network in a folder.
+
+    Raises:
+        BackendError: there is no config.json that can be read, or it asks for other arithmetic.
+    """
+    with loading(f"the drafter's config.json in {folder}"):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "qkv_bias" in values:  # released code reads this key alone
+            values["attention_bias"] = values["qkv_bias"]
+        if "rope_theta" in (values.get("rope_parameters") or {}):  # transformers prefers the others
+            values = {name: one for name, one in values.items() if name not in RELEASED_ROPE}
+        for key, known in COMPUTED.items():
+            if values.get(key, known[0]) not in known:
+                raise BackendError(
+                    f"The drafter in {folder} was made for other arithmetic: {key} is "
+                    f"{values[key]!r} in its config.json, and only {known[0]!r} is computed here."
+                )
+        return LlamaConfig(**values)
+
+
+def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> None:
+    """Refuse a network that reads other states than this target's.
+
+    Raises:
+        BackendError: naming what differs.
+    """
+    wide = getattr(config, "target_hidden_size", None) or config.hidden_size
+    theirs = target.config
+    for key, own, other in (
+        ("hidden_size", wide, theirs.hidden_size),
+        ("vocab_size", config.vocab_size, theirs.vocab_size),
+    ):
+        if own != other:
+            raise BackendError(
+                f"The drafter in {folder} was made for another target: its {key} is {own}, the "
+                f"target's is {other}."
+            )
+    if wide != config.hidden_size:
+        raise BackendError(
+            f"The drafter in {folder} is narrower ({config.hidden_size}) than its target "
+            f"({wide}), so it has an embedding of its own, which is not supported: drafters here "
+            "borrow the target's."
+        )
+
+
+def fused_by(config: LlamaConfig, count: int, folder: Path) -> tuple[int, ...] | None:
+    """The layers whose outputs a configuration says are fused (0-based); None: it says nothing.
+
+    Inside `eagle_config` a number is that of the layer whose output is meant (SpecForge, SGLang);
+    beside it, as vLLM reads it, that of the layer *in front of which* the state is taken.
+
+    Raises:
+        BackendError: the target, of `count` layers, has no such ones.
+    """
+    nested = getattr(config, "eagle_config", None) or {}
+    inside = nested.get(LAYERS)
+    said, first = (inside, 0) if inside else (getattr(config, LAYERS, None), 1)
+    if not said:
+        return None
+    good = isinstance(said, list) and len(said) == 3 and all(isinstance(one, int) for one in said)
+    if not good or not all(first <= one < first + count for one in said):
+        raise BackendError(
+            f"The drafter in {folder} was made for another target: {LAYERS} is {said!r} in its "
+            f"config.json, which should be three numbers from {first} to {first + count - 1}."
+        )
+    return tuple(one - first for one in said)

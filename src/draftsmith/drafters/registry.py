@@ -1,0 +1,103 @@
+"""Finding a drafter by its kind: the file's name in this folder, or an entry point outside.
+
+    prompt_lookup                   drafters/prompt_lookup.py
+    independent:PATH_OR_HUB_ID      the part behind the colon is the drafter's `source`
+    runs/my-draft                   a folder: of a transformers model, independent:runs/my-draft;
+                                    of a drafter that `distill` wrote, its own kind
+
+A drafter module names its class in `DRAFTER`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from draftsmith.config import from_dict, override
+from draftsmith.drafters.base import Drafter, structure_options
+from draftsmith.drafters.names import ENTRY_POINTS, drafter_manifest, drafter_parts, kinds
+from draftsmith.errors import InputError, nearest
+
+
+def drafter_class(kind: str) -> type[Drafter]:
+    """The class of a kind.
+
+    Raises:
+        InputError: unknown kind; the nearest known one is named.
+    """
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == kind:
+            found: type[Drafter] = point.load()
+            return found
+    if kind not in kinds():
+        raise InputError(f"Unknown drafter {kind!r}{nearest(kind, kinds())}.")
+    built_in: type[Drafter] = importlib.import_module(f"draftsmith.drafters.{kind}").DRAFTER
+    return built_in
+
+
+def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
+    """Build a drafter from `KIND`, `KIND:SOURCE` or the folder of a draft model.
+
+    Args:
+        spec: see the module's table.
+        assignments: `field=value` texts that set fields of the drafter's `Config`.
+
+    Raises:
+        InputError: unknown kind or option, a source that the kind does not take, or a folder
+            without a model.
+    """
+    drafter = make_drafter(spec, assignments)
+    kind, source = drafter_parts(spec)
+    if takes_source(type(drafter)) and not source:
+        raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
+    return drafter
+
+
+def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
+    """As `load_drafter`, but a kind without a source is one that nobody has trained yet."""
+    given: dict[str, object] = {}
+    kind, source = drafter_parts(spec)
+    if kind not in kinds() and kind != spec and source == spec:  # a folder said its kind
+        raise InputError(
+            f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
+            f"{nearest(kind, kinds())}."
+        )
+    if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
+        what = "has no config.json" if Path(spec).is_dir() else "does not exist"
+        raise InputError(
+            f"The drafter folder {spec!r} {what}: give a folder with a transformers model, such as "
+            "draftsmith pretrain writes (or independent:HUB_ID for a model of the hub)."
+        )
+    cls = drafter_class(kind)
+    if source is not None:
+        if not takes_source(cls):
+            raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
+        if (Path(source) / "drafter.json").is_file():
+            manifest = drafter_manifest(Path(source))
+            if manifest["kind"] != kind:
+                raise InputError(
+                    f"The folder {source} holds a drafter of the kind {manifest['kind']}, not "
+                    f"{kind}: give the folder alone, or {manifest['kind']}:{source}."
+                )
+            given |= manifest["options"]
+        given["source"] = source
+        for key in structure_options(cls.Config) & set(option_keys(assignments)):
+            raise InputError(
+                f"--drafter-option {key}: the weights in {source} have settled it; leave it out, "
+                f"or begin from nothing with --drafter {kind}."
+            )
+    return cls(override(from_dict(cls.Config, given), assignments))
+
+
+def option_keys(assignments: Sequence[str]) -> list[str]:
+    """The fields that KEY=VALUE texts set."""
+    return [text.partition("=")[0].strip().replace("-", "_") for text in assignments]
+
+
+def takes_source(cls: type[Drafter]) -> bool:
+    """Whether something of this kind can be loaded from behind a colon."""
+    return any(field.name == "source" for field in fields(cls.Config))

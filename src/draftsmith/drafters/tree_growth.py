@@ -1,0 +1,329 @@
+"""Growing a draft tree, level by level, from what a `Reader` says.
+
+    fed in    first: what the model does not       then the nodes that have children, one level
+              know yet, up to the root             per forward, each seeing its ancestors
+
+A tree of fixed shape is grown here: its nodes do not depend on the model, and their order is the
+shape's (level by level, siblings adjacent). One that follows the model is grown in `_dynamic.py`.
+
+What trees are grown from: the `Reader` of a draft model, and that of a language model over its
+own cache, whose tokens may be other than the target's.
+
+cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
+                  committed                   staged, in the order in which they were fed
+
+Growing a draft tree that follows what the draft model says (EAGLE-2, arXiv 2406.16858).
+
+A path's score is the sum of log q along it. At every depth the `width` best beams live on and each
+gets `width` children; all children, not only the beams among them, go to a pool. The `keep` best of
+the pool are proposed:
+
+    depth 1    a b        pool   a b | c d e f         width 2, keep 4: the best four of the six
+    depth 2    a: c d            0 1   2 3 4 5         scores never rise along a path and of equals
+               b: e f                                  the earlier wins, so parents are kept, too
+
+The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.transfer import to_device
+from draftsmith.core.trees import history_at, levels, sees, shape_parents
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
+from draftsmith.targets.base import Target, feed_beginning, stay_inside
+
+
+class Reader(Protocol):
+    """A draft model that reads a tree, one level after the other, behind what it knows."""
+
+    def root(self) -> Tensor:
+        """[B, V] logits over the target's vocabulary, behind the last known token."""
+        ...
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        """[B, F, V] logits behind F nodes of the next depth.
+
+        Args:
+            see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
+            above_BF: each one's parent among the nodes of the level before (0: the root).
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabularies:
+    """How the draft model's ids and the target's correspond."""
+
+    size: int
+    """Of the target's vocabulary."""
+    to_draft: Callable[[Tensor], Tensor]
+    """Target ids -> ids that the draft model is fed."""
+    to_target: Callable[[Tensor], Tensor]
+    """Draft logits [R, Vd] -> logits [R, size], -inf where the draft model has no token."""
+
+
+class ModelReader:
+    """Reads with a language model. Afterwards the known tokens are committed, all nodes staged."""
+
+    def __init__(
+        self,
+        model: Target,
+        cache: KVCache,
+        known: Sequence[Sequence[int]],
+        vocabularies: Vocabularies,
+    ) -> None:
+        self._model, self._cache, self._known = model, cache, known
+        self._vocabularies = vocabularies
+        self._depth = 0
+
+    def root(self) -> Tensor:
+        """Feed and commit what the cache lacks of the known tokens."""
+        pending = [
+            self._vocabularies.to_draft(torch.tensor(row[int(have) :], dtype=torch.long)).tolist()
+            for row, have in zip(self._known, self._cache.lengths_B, strict=True)
+        ]
+        pending = feed_beginning(self._model, self._cache, pending)
+        fed, block = lay_out(self._cache, pending)
+        stay_inside(self._model, block)
+        logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
+        self._cache.commit(np.array([len(row) for row in pending]))
+        return self._vocabularies.to_target(logits_BNV[:, -1])
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        """See `Reader`; the parents' states are in the cache, so `above_BF` is not needed."""
+        depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
+        self._depth += 1
+        block = self._cache.stage(depth_BF, see_BFC)
+        stay_inside(self._model, block)
+        fed = self._vocabularies.to_draft(tokens_BF)
+        count = tokens_BF.shape[1]
+        logits_BFV = self._model.forward(fed, block, count, Signals()).logits_BNV
+        rows = self._vocabularies.to_target(logits_BFV.reshape(-1, logits_BFV.shape[-1]))
+        return rows.reshape(*tokens_BF.shape, -1)
+
+
+def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
+    """The best `shape.keep` nodes, found where the reader's logits are."""
+    assert shape.keep is not None
+    width = shape.widths[0]
+    logits_BV = reader.root()
+    score_BP, token_BP = _best(logits_BV[:, None], width)
+    score_BP, token_BP = score_BP[:, 0], token_BP[:, 0]
+    parent_BP = torch.full_like(token_BP, ROOT)
+    fed_BP = torch.full_like(token_BP, -1)
+    beam_BF = torch.arange(token_BP.shape[1], device=token_BP.device).expand_as(token_BP)
+    above_BF = torch.zeros_like(beam_BF)
+    see_BFC = torch.zeros((*beam_BF.shape, 0), dtype=torch.bool, device=token_BP.device)
+    fed = 0
+    for width in shape.widths[1:]:
+        count = beam_BF.shape[1]
+        itself = torch.eye(count, dtype=torch.bool, device=see_BFC.device)
+        see_BFC = torch.cat([see_BFC, itself.expand(len(see_BFC), -1, -1)], dim=2)
+        numbers_F = torch.arange(fed, fed + count, device=fed_BP.device)
+        fed_BP = fed_BP.scatter(1, beam_BF, numbers_F.expand_as(beam_BF))
+        fed += count
+        logits_BFV = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
+        log_q_BFK, child_BFK = _best(logits_BFV, width)
+        child_score = (score_BP.gather(1, beam_BF)[..., None] + log_q_BFK).flatten(1)
+        start = token_BP.shape[1]
+        token_BP = torch.cat([token_BP, child_BFK.flatten(1)], dim=1)
+        score_BP = torch.cat([score_BP, child_score], dim=1)
+        parents = beam_BF[..., None].expand_as(child_BFK).flatten(1)
+        parent_BP = torch.cat([parent_BP, parents], dim=1)
+        fed_BP = torch.cat([fed_BP, torch.full_like(parents, -1)], dim=1)
+        chosen_BF = _first(child_score, width)
+        above_BF = chosen_BF // child_BFK.shape[2]
+        beam_BF = start + chosen_BF
+        see_BFC = see_BFC.gather(1, above_BF[..., None].expand(-1, -1, see_BFC.shape[2]))
+    kept_BN = _first(score_BP, min(shape.keep, score_BP.shape[1])).sort(dim=1).values
+    parent_BN = parent_BP.gather(1, kept_BN)
+    place_BN = torch.searchsorted(kept_BN, parent_BN.clamp(min=0))
+    parent_BN = torch.where(parent_BN == ROOT, ROOT, place_BN)
+    # a draft model with fewer tokens than the target may have run out of them
+    impossible = score_BP.gather(1, kept_BN) == -torch.inf
+    parent_BN = parent_BN.masked_fill(impossible, PADDING)
+    return DraftTree(
+        tokens_BN=token_BP.gather(1, kept_BN),
+        parents_BN=parent_BN,
+        proposal=Proposal.OPAQUE,
+        fed_BN=fed_BP.gather(1, kept_BN),
+    )
+
+
+def _best(logits_BFV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(log q, tokens) [B, F, count] of the most probable tokens."""
+    wide = logits_BFV if logits_BFV.dtype == torch.float64 else logits_BFV.float()
+    top, tokens = wide.topk(min(count, wide.shape[-1]), dim=-1)
+    return top - wide.logsumexp(-1, keepdim=True), tokens
+
+
+def _first(score_BP: Tensor, count: int) -> Tensor:
+    """[B, count] places of the largest, equal ones in order."""
+    return score_BP.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+Choice = Literal["sampled", "without_replacement", "greedy"]
+PROPOSALS: dict[Choice, Proposal] = {
+    "sampled": Proposal.SAMPLED,
+    "without_replacement": Proposal.WITHOUT_REPLACEMENT,
+    "greedy": Proposal.OPAQUE,
+}
+
+
+class Texts(Protocol):
+    """What a drafter's state knows: the tokens of each row, and how many of them are its prompt."""
+
+    known: list[list[int]]
+    num_prompt: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """How children are chosen."""
+
+    choice: Choice
+    sampler: Sampler
+    noise: Noise
+    known: Sequence[Sequence[int]]
+    """Tokens of each row."""
+    num_prompt: Sequence[int]
+
+    @classmethod
+    def behind(cls, texts: Texts, choice: Choice, sampler: Sampler, noise: Noise) -> Draw:
+        """How to choose children behind the known tokens of a state."""
+        return cls(
+            choice=choice,
+            sampler=sampler,
+            noise=noise,
+            known=texts.known,
+            num_prompt=texts.num_prompt,
+        )
+
+    def histories(
+        self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
+    ) -> list[History]:
+        """The tokens before the law behind each node, row by row; none if nobody reads them."""
+        if not self.sampler.needs_history:
+            return []
+        drafted_BN = tokens_BN.cpu().numpy()
+        return [
+            history_at(
+                History(tokens=self.known[b], num_prompt=self.num_prompt[b]),
+                drafted_BN[b],
+                parents_N,
+                n,
+            )
+            for b in range(len(self.known))
+            for n in nodes.tolist()
+        ]
+
+
+def grow(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
+    """Draft a tree; its numbers stay where the reader's logits are.
+
+    A shape that follows the model takes its top tokens, whatever `how` says; so does every tree at
+    temperature 0, where a law is one token and draws would leave its siblings nothing.
+    """
+    if how.sampler.temperature == 0 and not shape.is_chain:
+        how = replace(how, choice="greedy")
+    return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
+
+
+def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
+    num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
+    num_nodes = len(template)
+    see_NN = sees(template[None])[0]
+    q_rows = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)
+    fed = np.full(num_nodes, -1, dtype=np.int64)
+    laws: list[Law] = []
+    order: list[int] = []
+    before = np.array([ROOT])
+    logits_BFV = reader.root()[:, None]
+    device = logits_BFV.device
+    # one column more: children that a ragged level does not have are written there
+    tokens_BN = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=device)
+    spent_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
+    for depth, level in enumerate(levels(shape)):
+        if depth > 0:
+            nodes = level.frontier_F
+            above = np.searchsorted(before, template[nodes])  # nodes ascend within a level
+            fed[nodes] = len(order) + np.arange(len(nodes))
+            order += nodes.tolist()
+            logits_BFV = reader.level(
+                tokens_BN[:, to_device(nodes, device)],
+                torch.from_numpy(see_NN[nodes][:, order]).expand(num_rows, -1, -1),
+                torch.from_numpy(above).expand(num_rows, -1),
+            )
+        before = level.frontier_F
+        scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
+        kids_FW = to_device(level.kids_FW, device)
+        before_R = how.histories(tokens_BN, template, level.frontier_F)
+        if how.choice == "greedy":
+            scores_RV = how.sampler.penalised(scores_RV, before_R)
+            drawn_RW = scores_RV.topk(kids_FW.shape[1], dim=-1).indices
+        else:
+            law = _law(how, scores_RV, before_R)
+            rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
+            kids = np.tile(level.kids_FW, (num_rows, 1))
+            first = sum(part.num_rows for part in laws)
+            q_rows[rows[:, None], kids] = (first + np.arange(len(rows)))[:, None]
+            laws.append(law)
+            drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
+            spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
+        tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
+    parents_BN = torch.from_numpy(template).repeat(num_rows, 1)
+    if how.choice == "without_replacement":
+        parents_BN = _without_spent(parents_BN, spent_BN[:, :num_nodes], see_NN)
+    return DraftTree(
+        tokens_BN=tokens_BN[:, :num_nodes].contiguous(),
+        parents_BN=parents_BN,
+        proposal=PROPOSALS[how.choice],
+        q=Law.cat(laws) if laws else None,
+        q_rows_BN=torch.from_numpy(q_rows[:, :num_nodes].copy()) if laws else None,
+        fed_BN=torch.from_numpy(fed).repeat(num_rows, 1),
+    )
+
+
+def _law(how: Draw, scores_RV: Tensor, histories: Sequence[History]) -> Law:
+    if scores_RV.device.type == "cpu":
+        return how.sampler.law(scores_RV, histories)
+    # nobody waits for the device here: whoever verifies the draft looks at its laws
+    return how.sampler.law(scores_RV, histories, check=lambda top_R: None)
+
+
+def _draw(
+    law: Law, how: Draw, rows: np.ndarray, depth: int, kids: np.ndarray
+) -> tuple[Tensor, Tensor]:
+    """(tokens, spent) [R, width]; spent: the support was used up, there is no such child."""
+    drawn: list[Tensor] = []
+    spent: list[Tensor] = []
+    left = law
+    for k in range(kids.shape[1]):
+        token_R = left.draw(how.noise, rows, depth, Purpose.DRAFT, kids[:, k])
+        spent_R = torch.zeros_like(token_R, dtype=torch.bool)
+        if how.choice == "without_replacement":
+            for earlier_R in drawn:
+                spent_R |= earlier_R == token_R
+            left = left.without(token_R)
+        drawn.append(token_R)
+        spent.append(spent_R)
+    return torch.stack(drawn, dim=1), torch.stack(spent, dim=1)
+
+
+def _without_spent(parents_BN: Tensor, spent_BN: Tensor, see_NN: np.ndarray) -> Tensor:
+    """Children that there are none of, and all below them, are padding."""
+    device = spent_BN.device
+    sees_NN = to_device(see_NN.astype(np.float32), device)
+    gone_BN = spent_BN.float() @ sees_NN.T > 0
+    return to_device(parents_BN, device).masked_fill(gone_BN, PADDING)

@@ -1,0 +1,159 @@
+"""Tables and pictures of a replay, in the layout of the paper (SSBD, arXiv 2509.21740)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from draftsmith.bench.plots import legend_below
+from draftsmith.live.metrics import verification_cost
+from draftsmith.live.replay import Row
+from draftsmith.plots import Picture, Plot, draw
+
+FULL = 0.5
+"""From this bias on every draft stays."""
+
+
+def named(row: Row) -> str:
+    """What a row is called in tables and pictures."""
+    if row.method == "ar":
+        name = "re-translation"
+    else:
+        name = f"SSBD, bias {row.bias:g}"
+    if row.mask_k:
+        name += f", {row.mask_k} hidden" + (" and not drafted" if row.mask == "draft" else "")
+    return name
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The paper's tables 2 (with and without drafts), 3 (by bias) and 4 (by mask), as far as the
+    rows go."""
+    plain = [row for row in rows if row.method == "ar"]
+    shown = [row for row in rows if row.method == "ssbd"]
+    whole = [row for row in shown if not row.mask_k]
+    kept = _bias(rows)
+    parts = [
+        ("Re-translation with and without drafts", [*plain, *(r for r in shown if r.bias == kept)]),
+        ("By bias", [*(row for row in plain if not row.mask_k), *whole]),
+        (f"By mask, bias {kept:g}", [row for row in shown if row.bias == kept]),
+    ]
+    return "\n".join(
+        table(title, [(named(row), row) for row in some]) for title, some in parts if some
+    )
+
+
+def _bias(rows: Iterable[Row]) -> float:
+    """The one nearest to the paper's."""
+    biases = (row.bias or 0.0 for row in rows if row.method == "ssbd")
+    return min(biases, key=lambda bias: abs(bias - 0.2), default=0.0)
+
+
+def pair_of(rows: Sequence[Row]) -> list[Row]:
+    """Without drafts and with them, nothing hidden: what table 2 has of a language and target."""
+    kept = _bias(rows)
+    return [row for row in rows if not row.mask_k and (row.method == "ar" or row.bias == kept)]
+
+
+def table(title: str, rows: Iterable[tuple[str, Row]]) -> str:
+    """One line per (name, row)."""
+    head = "| setting | NE | A/D | A/O | tokens/s | speed-up | c | chrF | BLEU | all as AR |"
+    lines = [f"## {title}", "", head, "|---|---|---|---|---|---|---|---|---|---|"]
+    for name, row in rows:
+        cells = [
+            name,
+            _number(row.ne, "{:.2f}"),
+            _number(row.ad, "{:.1%}"),
+            _number(row.ao, "{:.1%}"),
+            _number(row.output_tps, "{:.0f}"),
+            _number(row.speedup, "{:.2f}"),
+            _number(_cost(row), "{:.3f}"),
+            _number(row.chrf, "{:.1f}"),
+            _number(row.bleu, "{:.1f}"),
+            {None: "", True: "yes", False: "no"}[row.identical_to_ar],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _cost(row: Row) -> float | None:
+    if row.speedup is None or row.ao is None:
+        return None
+    return verification_cost(row.speedup, row.ao)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def pictures(rows: Sequence[Row]) -> list[Picture]:
+    """Flicker against quality, speed-up against bias; those that the rows allow."""
+    flicker = Plot(
+        name="flicker_quality",
+        title="Flicker against quality",
+        caption="Every setting; left and up is better. NE: what was erased per final piece.",
+    )
+    speed = Plot(
+        name="speedup_bias",
+        title="Speed-up against bias",
+        caption="Over re-translation without drafts, on the same prompts and cache.",
+    )
+    made = []
+    if any(row.chrf is not None and row.ne is not None for row in rows):
+        made.append(draw(flicker, partial(_flicker, rows)))
+    if any(row.bias is not None and row.speedup is not None for row in rows):
+        made.append(draw(speed, partial(_speed, rows)))
+    return made
+
+
+def _flicker(rows: Sequence[Row]) -> Figure:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        if row.chrf is not None and row.ne is not None:
+            groups.setdefault((row.method, row.mask_k, row.mask), []).append(row)
+    for (method, hidden, _), some in groups.items():
+        points = sorted(some, key=lambda row: row.bias or 0.0)
+        label = f"{'re-translation' if method == 'ar' else 'SSBD'}, {hidden} hidden"
+        axis.plot(
+            [row.ne or 0.0 for row in points],
+            [row.chrf or 0.0 for row in points],
+            marker="s" if method == "ar" else "o",
+            linestyle="none" if method == "ar" else "-",
+            label=label,
+        )
+        for row in points:
+            if row.bias is not None and not hidden:
+                at = (row.ne or 0.0, row.chrf or 0.0)
+                axis.annotate(f"{row.bias:g}", at, textcoords="offset points", xytext=(4, 4))
+    axis.set_xlabel("normalised erasure")
+    axis.set_ylabel("chrF of final texts")
+    legend_below(figure, [axis], columns=2)
+    return figure
+
+
+def _speed(rows: Sequence[Row]) -> Figure:
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    whole = sorted(
+        (row for row in rows if row.bias is not None and not row.mask_k),
+        key=lambda row: row.bias or 0.0,
+    )
+    biases = [row.bias or 0.0 for row in whole]
+    axis.plot(biases, [row.speedup or 0.0 for row in whole], marker="o", label="speed-up")
+    axis.plot(biases, [row.ad or 0.0 for row in whole], marker="^", label="A/D")
+    axis.plot(biases, [row.ao or 0.0 for row in whole], marker="v", label="A/O")
+    axis.axvline(FULL, linestyle=":", linewidth=0.9, label="every draft stays")
+    axis.set_xlabel("bias")
+    axis.set_ylim(bottom=0)
+    legend_below(figure, [axis])
+    return figure
+
+
+def save(rows: Sequence[Row], folder: Path) -> None:
+    """All pictures of these rows."""
+    for picture in pictures(rows):
+        picture.save(folder)

@@ -1,1 +1,0 @@
-"""Tensor operations with a readable twin each."""

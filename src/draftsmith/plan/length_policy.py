@@ -1,0 +1,290 @@
+"""Length policies: how deep to draft next, from the past of a row and of rows before it.
+
+They look at the past only, never at the coming noise, so they do not change the law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draftsmith.core.rows import one_more
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveLength(LengthPolicy):
+    """Two tokens more after a draft that was accepted whole, one less after any other.
+
+    The rule of transformers' `num_assistant_tokens_schedule="heuristic"`.
+    """
+
+    first: int = 5
+    """Length of a row's first draft, and of the next after a step that had nothing to draft."""
+    shortest: int = 1
+    longest: int = 15
+
+    @property
+    def max_length(self) -> int:
+        return self.longest
+
+    def length(self, stats: RowStats) -> int:
+        if not stats.last_offered:
+            return self.first
+        grown = stats.last_offered + (2 if stats.last_accepted == stats.last_offered else -1)
+        return min(max(grown, self.shortest), self.longest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCosts:
+    """Seconds of a step by the number of tokens drafted in it; index 0: none, plain decoding."""
+
+    target_D: tuple[float, ...]
+    """The target's forward over the root and the draft."""
+    draft_D: tuple[float, ...]
+    """The drafter's work."""
+    in_vain: float
+    """Seconds of a step that was to draft and found nothing to."""
+
+    def __post_init__(self) -> None:
+        if len(self.target_D) != len(self.draft_D) or len(self.target_D) < 2:
+            raise ValueError(
+                "costs are given for drafts of 0, 1, ... tokens, of target and drafter alike: got "
+                f"{len(self.target_D)} and {len(self.draft_D)} values"
+            )
+        for name, seconds in (
+            ("target_D", self.target_D),
+            ("draft_D", self.draft_D),
+            ("in_vain", (self.in_vain,)),
+        ):
+            if not all(math.isfinite(value) and value >= 0 for value in seconds):
+                raise ValueError(f"{name} must be finite and not negative, got {seconds}")
+        if min(*self.target_D, self.in_vain) <= 0:
+            raise ValueError(f"target_D and in_vain must be positive, got {self}")
+
+    @property
+    def longest(self) -> int:
+        return len(self.target_D) - 1
+
+    def seconds(self, length: int) -> float:
+        return self.target_D[length] + self.draft_D[length]
+
+
+_PRIOR, _RISE = 0.6, 3.0
+_FIRST, _DEEPER, _FOUND, _OTHERS = 1.5, 3.0, 8.0, 12.0
+_COMMON, _TRUST, _HOPE = 30.0, 2.0, 1.5
+_GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
+_FADE = 0.9
+_DOUBT, _SURPRISE = 0.99, 4.0
+_TRIAL, _BEST = 8, 0.95
+# Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
+# best fixed length of each case, over acceptance met in real texts and over synthetic processes
+# (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
+# found), at the costs of CPUs and GPUs; _COMMON, _TRUST, _HOPE, _DOUBT and _SURPRISE on real texts,
+# twelve at a time, and on texts that are unlike those before them. The first rows must be hopeful:
+# who never tries, or gives up for good after bad luck, loses all, a try of a useless drafter less
+# than a step. Finding nothing is forgiven for long: some drafters find only what they were asked to
+# seek.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """What earlier rows met, from first to last step; with every row the older ones fade."""
+
+    asked: float = 0.0
+    """Steps that were to draft."""
+    tried_D: tuple[float, ...] = ()
+    """Drafts with a token at place d and all before it accepted; at the first: all drafts."""
+    kept_D: tuple[float, ...] = ()
+    """Those of them whose token there was accepted too."""
+    lead: float = 0.0
+    """Of the common forecast over a row's own, in squared errors: log odds that it is the better
+    one."""
+
+    @property
+    def found(self) -> float:
+        """Steps that had something to draft."""
+        return sum(self.tried_D[:1])
+
+    def times(self, share: float) -> Experience:
+        """Of so much weight."""
+        return Experience(
+            asked=share * self.asked,
+            tried_D=tuple(share * tried for tried in self.tried_D),
+            kept_D=tuple(share * kept for kept in self.kept_D),
+            lead=share * self.lead,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostAware(LengthPolicy):
+    """As deep as promises most tokens per second, by measured costs and what was accepted; not at
+    all where that is best.
+
+        pace      (1 + h (r_1 + r_1 r_2 + ... + r_1 ... r_n)) / ((1 - h) t(in vain) + h t(n))
+        found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
+                  H = (found + 8) / (asked + 8), from the rows before
+        usual     u_d: kept_d / tried_d of the rows before, behind 12 trials at 0.6 (d = 1), or 3
+        own       o_d: of the row, lately, behind 1.5 to 3 trials at u_1 (d = 1), or 3
+        common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and 1.5 standard errors)
+        rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
+
+    What the rows before met counts 0.99 times as much with every step that is not to draft, until a
+    draft fails at once: an idle row tries again (the forecasts are judged without this). s shrinks
+    where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
+    is unlike all others goes by itself. Where no depth pays at these rates and no row has told
+    otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
+
+    Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
+    2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
+    got that far is one of the easy ones. Where texts have easy and hard passages, the row's own
+    past tells more; where every token is as hard as any other, it is noise: the forecast that was
+    nearer to what the rows before met gets the more weight. The common one is hopeful at the first
+    depth, since who stops drafting learns no more. Whether to draft is decided by the best depth of
+    all; the draft then grows to at most twice the depth that is known, and four.
+    """
+
+    costs: StepCosts
+    past: Experience = Experience()
+
+    @property
+    def max_length(self) -> int:
+        return self.costs.longest
+
+    def length(self, stats: RowStats) -> int:
+        now = self.doubting(stats)
+        chosen = now.best_depth(stats, now.rates(stats))
+        if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:
+            chosen = now.best_depth(stats, [_BEST] * self.max_length)
+        known = sum(tried > _KNOWN for tried in stats.tried_D)
+        return min(chosen, _GROWTH * known + _ROOM)
+
+    def doubting(self, stats: RowStats) -> CostAware:
+        """With as much of the past as a row in this state still goes by."""
+        return replace(self, past=self.past.times(_DOUBT**stats.idle)) if stats.idle else self
+
+    def best_depth(self, stats: RowStats, rates: Sequence[float]) -> int:
+        """Of most tokens per second at these rates; 0: to draft nothing."""
+        costs, past = self.costs, self.past
+        usual = (past.found + _FOUND) / (past.asked + _FOUND)
+        found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
+        idle = (1.0 - found) * costs.in_vain
+        chosen, best = 0, 1.0 / costs.seconds(0)
+        survival, tokens = 1.0, 0.0
+        for depth, rate in enumerate(rates, start=1):
+            survival *= rate
+            tokens += survival
+            pace = (1.0 + found * tokens) / (idle + found * costs.seconds(depth))
+            if pace > best:
+                chosen, best = depth, pace
+        return chosen
+
+    def rates(self, stats: RowStats) -> list[float]:
+        """Acceptance by depth, given that all before it is accepted."""
+        own, common = self.forecasts(stats)
+        share = 0.5 + 0.5 * math.tanh(self.past.lead / 2.0) if self.past.asked else 0.0
+        share *= math.exp(-max(0.0, self.surprise(stats) - _SURPRISE))
+        return [mine + share * (all_ - mine) for mine, all_ in zip(own, common, strict=True)]
+
+    def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
+        """The rates by the row's own past, and by what is common to rows."""
+        past, longest = self.past, self.costs.longest
+        usual = self.usual(longest)
+        first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
+        own = _chain(stats.kept_D, stats.tried_D, usual[0], first, longest)
+        error = math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
+        usual[0] = min(usual[0] + _HOPE * error, 1.0)
+        common = [
+            (kept + _COMMON * rate) / (tried + _COMMON)
+            for kept, tried, rate in zip(
+                _padded(stats.kept_D, longest), _padded(stats.tried_D, longest), usual, strict=True
+            )
+        ]
+        return own, common
+
+    def usual(self, depth: int) -> list[float]:
+        """Rates to this depth in the rows before, which begin at a guess."""
+        return _chain(self.past.kept_D, self.past.tried_D, _PRIOR, _OTHERS, depth)
+
+    def surprise(self, stats: RowStats) -> float:
+        """How little the row's first tokens look as foretold: a log-likelihood ratio."""
+        if not stats.tried_D:
+            return 0.0
+        tried, kept = stats.tried_D[0], stats.kept_D[0]
+        (rate,) = self.usual(1)
+        return sum(
+            seen * math.log(seen / (tried * foretold))
+            for seen, foretold in ((kept, rate), (tried - kept, 1.0 - rate))
+            if seen > 0.0
+        )
+
+    def after(self, row: Sequence[StepCount]) -> CostAware:
+        """Grown wiser by a row."""
+        past, longest, stats = self.past, self.costs.longest, RowStats()
+        tried_D, kept_D = [0.0] * longest, [0.0] * longest
+        lead = 0.0
+        for step in row:
+            own, common = self.forecasts(stats)
+            for d in range(min(step.accepted + 1, step.offered, longest)):
+                kept = float(d < step.accepted)
+                tried_D[d] += 1.0
+                kept_D[d] += kept
+                lead += (own[d] - kept) ** 2 - (common[d] - kept) ** 2
+            stats = one_more(stats, step)
+        return replace(
+            self,
+            past=Experience(
+                asked=_FADE * past.asked + sum(step.asked > 0 for step in row),
+                tried_D=_faded_sum(past.tried_D, tried_D),
+                kept_D=_faded_sum(past.kept_D, kept_D),
+                lead=_FADE * past.lead + _TRUST * lead if past.asked else 0.0,
+            ),
+        )
+
+
+class Learning(LengthPolicy):
+    """A controller that begins every text with what the texts before it met.
+
+    It goes by what has been emitted, so the law stays, as long as no request id comes again with
+    the same seed: then it would know of draws that are to come. A drawn text depends on the texts
+    before it, and on how many were decoded side by side. Not for several threads at once.
+    """
+
+    def __init__(self, policy: CostAware) -> None:
+        self.policy = policy
+
+    @property
+    def max_length(self) -> int:
+        return self.policy.max_length
+
+    def length(self, stats: RowStats) -> int:
+        return self.policy.length(stats)
+
+    def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
+        for row in rows:
+            self.policy = self.policy.after(row)
+
+
+def _chain(
+    kept_D: Sequence[float], tried_D: Sequence[float], expected: float, weight: float, longest: int
+) -> list[float]:
+    """Rates by depth: the first drawn towards `expected`, the others towards the one before."""
+    out: list[float] = []
+    for d, (kept, tried) in enumerate(
+        zip(_padded(kept_D, longest), _padded(tried_D, longest), strict=True)
+    ):
+        out.append((kept + weight * expected) / (tried + weight))
+        expected = (out[-1] * (_RISE + d) + 1.0) / (_RISE + d + 1.0)
+        weight = _DEEPER
+    return out
+
+
+def _padded(values_D: Sequence[float], longest: int) -> list[float]:
+    """As many, with 0 where nothing was seen."""
+    return [*values_D[:longest], *[0.0] * (longest - len(values_D))]
+
+
+def _faded_sum(before_D: Sequence[float], new_D: Sequence[float]) -> tuple[float, ...]:
+    pairs = zip(_padded(before_D, len(new_D)), new_D, strict=True)
+    return tuple(_FADE * before + new for before, new in pairs)

@@ -1,1 +1,0 @@
-"""What the verbs run: one module per verb, each with `run(options)`."""

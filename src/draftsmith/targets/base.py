@@ -1,0 +1,77 @@
+"""What the engine needs of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.core.cache import Block, KVCache, lay_out
+from draftsmith.core.types import Signals, TargetOutput
+
+CHUNK = 2048
+"""Known tokens that are fed at once: a mask of a whole long prompt would fill gigabytes."""
+
+
+class Target(Protocol):
+    """A model that turns a block of tokens and a cache into logits. It holds no decoding state."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+    @property
+    def max_length(self) -> int | None:
+        """Positions the model knows; None: no limit."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """A transformers tokenizer, or None."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache for this many rows of up to this many tokens."""
+        ...
+
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        """Logits after the last `keep` tokens of the block, [B, keep, V]; keys go to the cache."""
+        ...
+
+
+def feed_beginning(
+    target: Target, cache: KVCache, pending: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Feed and commit what lies before the last `CHUNK` pending tokens of each row.
+
+    Returns:
+        The pending tokens that are left, at most `CHUNK` per row and the root among them.
+    """
+    left = [list(row) for row in pending]
+    while any(len(row) > CHUNK for row in left):
+        pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
+        tokens, block = lay_out(cache, pieces)
+        stay_inside(target, block)
+        target.forward(torch.from_numpy(tokens), block, 1, Signals())
+        cache.commit(np.array([len(piece) for piece in pieces]))
+        left = [row[len(piece) :] for row, piece in zip(left, pieces, strict=True)]
+    return left
+
+
+def stay_inside(target: Target, block: Block) -> None:
+    """Past a model's context positions stand still.
+
+    Only a draft model outgrows its own, and what it says there is dropped.
+    """
+    if target.max_length is not None:
+        block.stop_at(target.max_length - 1)
