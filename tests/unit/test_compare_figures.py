@@ -24,7 +24,7 @@ from draftsmith.bench.compare.page import (
     terminal_table,
     write_comparison,
 )
-from draftsmith.bench.compare.page import plots as charts
+from draftsmith.bench.compare import plots as charts
 from draftsmith.bench.compare.plots import controlled, pictures
 from draftsmith.bench.compare.pool import compare
 from draftsmith.plots import Picture
