@@ -34,6 +34,8 @@ def verb_tables(verb: str) -> str:
     groups: dict[tuple[str, ...], list[Flag]] = {}
     for flag in flags_of(cls).values():
         groups.setdefault(flag.path[:-1], []).append(flag)
+    inherited = {name for base in cls.__bases__ for name in getattr(base, "__annotations__", ())}
+    groups.get((), []).sort(key=lambda flag: flag.path[0] in inherited)  # what every verb has: last
     parts = []
     for path in sorted(groups, key=len):
         owner = cls

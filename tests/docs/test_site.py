@@ -122,6 +122,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
 def test_the_commands_of_the_verbs_pages_run(chain: list[str], workplace: Path) -> None:
     (prompts,) = (text for _, text in fences(DOCS / "tutorial.md", "python"))
