@@ -1,8 +1,8 @@
 """The architecture diagram: an inline SVG drawn from the text block in the page.
 
-    cli -> commands                 a line is a box and the boxes that it imports
+    2 cli -> commands               a line is a box: its column, its name, and what it imports
 
-    commands -> serve live          a blank line begins the next floor
+    2 commands -> serve live        a blank line begins the next floor
 
 A test (`tests/docs/test_architecture_page.py`) compares the arrows with the imports of the package.
 """
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from html import escape
 
 FENCE = re.compile(r"```architecture\n(.*?)```", re.DOTALL)
-WIDTH, FLOOR, BOX_WIDTH, BOX_HEIGHT = 720, 66, 132, 34
+COLUMN, FLOOR, BOX_HEIGHT = 160, 66, 34
 
 
 @dataclass(frozen=True)
 class Diagram:
-    """Floors of boxes, from the top, and the arrows between them."""
+    """Boxes on floors, counted from the top, and the arrows between them."""
 
-    floors: tuple[tuple[str, ...], ...]
+    places: dict[str, tuple[int, int]]
+    """Column (from 1) and floor (from 0) of each box."""
     arrows: tuple[tuple[str, str], ...]
 
     @classmethod
@@ -30,21 +31,19 @@ class Diagram:
         Raises:
             ValueError: an arrow leads to a box that is not there, or not to a lower floor.
         """
-        floors, arrows = [], []
-        for block in re.split(r"\n\s*\n", text.strip()):
-            floor = []
+        places, arrows = {}, []
+        for floor, block in enumerate(re.split(r"\n\s*\n", text.strip())):
             for line in block.splitlines():
-                name, _, imported = line.partition("->")
-                floor.append(name.strip())
-                arrows += [(name.strip(), one) for one in imported.split()]
-            floors.append(tuple(floor))
-        rank = {name: number for number, floor in enumerate(floors) for name in floor}
+                box, _, imported = line.partition("->")
+                column, name = box.split()
+                places[name] = (int(column), floor)
+                arrows += [(name, one) for one in imported.split()]
         for upper, lower in arrows:
-            if lower not in rank:
+            if lower not in places:
                 raise ValueError(f"the arrow {upper} -> {lower} leads to a box that is not there")
-            if rank[lower] <= rank[upper]:
+            if places[lower][1] <= places[upper][1]:
                 raise ValueError(f"the arrow {upper} -> {lower} does not point down")
-        return cls(floors=tuple(floors), arrows=tuple(arrows))
+        return cls(places=places, arrows=tuple(arrows))
 
     def reachable(self) -> set[tuple[str, str]]:
         """Every pair of boxes that a path of arrows joins."""
@@ -71,14 +70,14 @@ def fill(markdown: str) -> str:
 
 def svg(diagram: Diagram) -> str:
     """One line of HTML; colours are the theme's, so both colour schemes show it."""
-    places = {
-        name: ((index + 1) * WIDTH / (len(floor) + 1), number * FLOOR + BOX_HEIGHT)
-        for number, floor in enumerate(diagram.floors)
-        for index, name in enumerate(floor)
+    centres = {
+        name: ((column - 0.5) * COLUMN, floor * FLOOR + BOX_HEIGHT)
+        for name, (column, floor) in diagram.places.items()
     }
-    parts = [_arrow(places[upper], places[lower]) for upper, lower in diagram.arrows]
-    parts += [_box(name, *place) for name, place in places.items()]
-    height = len(diagram.floors) * FLOOR + BOX_HEIGHT // 2
+    parts = [_arrow(centres[upper], centres[lower]) for upper, lower in diagram.arrows]
+    parts += [_box(name, *centre) for name, centre in centres.items()]
+    width = max(column for column, _ in diagram.places.values()) * COLUMN
+    height = max(floor + 1 for _, floor in diagram.places.values()) * FLOOR
     words = escape("; ".join(f"{upper} imports {lower}" for upper, lower in diagram.arrows))
     head = (
         '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
@@ -86,15 +85,16 @@ def svg(diagram: Diagram) -> str:
         "</marker>"
     )
     return (
-        f'<div class="diagram"><svg role="img" aria-label="{words}" viewBox="0 0 {WIDTH} {height}" '
+        f'<div class="diagram"><svg role="img" aria-label="{words}" viewBox="0 0 {width} {height}" '
         f'xmlns="http://www.w3.org/2000/svg"><defs>{head}</defs>{"".join(parts)}</svg></div>'
     )
 
 
 def _box(name: str, x: float, y: float) -> str:
-    left, top = x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2
+    width = max(COLUMN - 28, 7.6 * len(name) + 20)
+    left, top = x - width / 2, y - BOX_HEIGHT / 2
     return (
-        f'<rect x="{left:.0f}" y="{top:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5" '
+        f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="5" '
         'fill="var(--md-code-bg-color)" stroke="var(--md-primary-fg-color)"/>'
         f'<text x="{x:.0f}" y="{y + 5:.0f}" text-anchor="middle" font-size="14" '
         f'fill="var(--md-default-fg-color)">{escape(name)}</text>'

@@ -39,9 +39,9 @@ def test_the_table_of_a_drafter_has_every_option_with_a_meaning(kind: str) -> No
 
 
 def test_the_diagram_is_drawn_with_every_box_and_arrow() -> None:
-    text = "top -> left low\n\nleft -> low\nright -> low\n\nlow\n"
+    text = "2 top -> left low\n\n1 left -> low\n3 right -> low\n\n2 low\n"
     diagram = gen_diagram.Diagram.parse(text)
-    assert diagram.floors == (("top",), ("left", "right"), ("low",))
+    assert diagram.places == {"top": (2, 0), "left": (1, 1), "right": (3, 1), "low": (2, 2)}
     assert ("right", "low") in diagram.arrows and ("top", "right") not in diagram.reachable()
     picture = gen_diagram.fill(f"```architecture\n{text}```\n")
     (svg,) = ElementTree.fromstring(picture)
@@ -54,9 +54,9 @@ def test_the_diagram_is_drawn_with_every_box_and_arrow() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "top -> low\nlow\n",  # beside
-        "low\n\ntop -> low\n",  # up
-        "top -> nowhere\n\nlow\n",
+        "1 top -> low\n2 low\n",  # beside
+        "1 low\n\n1 top -> low\n",  # up
+        "1 top -> nowhere\n\n1 low\n",
     ],
 )
 def test_an_arrow_that_does_not_point_down_is_refused(text: str) -> None:
