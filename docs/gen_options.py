@@ -46,7 +46,8 @@ def verb_tables(verb: str) -> str:
         rows = (
             (
                 f"`{flag.name}`",
-                values(flag.kind),
+                values(flag.kind)
+                + (", also in first place without the flag" if flag.is_leading else ""),
                 default(flag.default),
                 docs.get(flag.path[-1], ""),
             )
