@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.pretrain import PretrainResult, run
+from draftsmith.data.config import TextOptions
 from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
 from draftsmith.data.text import STANDARD_LIBRARY
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 
 
 def text() -> TextOptions:

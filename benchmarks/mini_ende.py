@@ -25,11 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.pretrain import PretrainResult
+from draftsmith.data.config import TextOptions
 from draftsmith.data.prompts import MINI, filled
 from draftsmith.data.text import read_text
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_text_atomic
 from mini_code import train_missing

@@ -39,7 +39,6 @@ from study import Examined, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare.pool import pool
-from draftsmith.commands._options import DivergenceOptions, KeptOptions, ModelOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import TreeShape
@@ -49,7 +48,9 @@ from draftsmith.data.stdlib_prompts import (
     training_prompts,
     training_texts,
 )
+from draftsmith.distill.config import DivergenceOptions, KeptOptions
 from draftsmith.provenance import write_text_atomic
+from draftsmith.targets.config import ModelOptions
 from draftsmith.targets.hf import load_model, load_target
 
 ROOT = Path(__file__).resolve().parents[2]

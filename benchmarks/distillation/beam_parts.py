@@ -10,10 +10,10 @@ from pathlib import Path
 from lab import Lab
 from study import Run
 
-from draftsmith.commands._options import DivergenceOptions
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.commands.collect import make_requests, make_settings
 from draftsmith.data.suites import load_prompts
+from draftsmith.distill.config import DivergenceOptions
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.provenance import write_json_atomic
 from draftsmith.targets.hf import load_target

@@ -18,10 +18,11 @@ from kept import Kept
 from study import Examined, Models, Run, collect, examine, is_trained, train, training
 
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.commands._options import DivergenceOptions, ModelOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.distill.config import DivergenceOptions
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, write_json_atomic
+from draftsmith.targets.config import ModelOptions
 from draftsmith.targets.hf import load_target
 
 

@@ -43,8 +43,8 @@ from writing import (
 
 import mini_ende
 from draftsmith.bench.compare.model import RunFigures
-from draftsmith.commands._options import TextOptions
 from draftsmith.core.types import TreeShape
+from draftsmith.data.config import TextOptions
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import load_model, load_target
 from mini_code import train_missing

@@ -25,16 +25,17 @@ import torch
 
 from draftsmith.commands import collect, distill
 from draftsmith.commands._loading import quieten
-from draftsmith.commands._options import ModelOptions, ScheduleOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.stdlib_prompts import training_prompts
 from draftsmith.distill.batches import BatchSource
+from draftsmith.distill.config import ScheduleOptions
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
 from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
+from draftsmith.targets.config import ModelOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared
 

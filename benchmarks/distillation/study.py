@@ -25,10 +25,10 @@ import torch
 from exam import Exam, Marks, sit
 
 from draftsmith.bench.compare.model import flattened
-from draftsmith.commands._options import ScheduleOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
+from draftsmith.distill.config import ScheduleOptions
 from draftsmith.drafters.base import free_options
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.drafters.registry import drafter_class

@@ -17,18 +17,13 @@ import ende
 from exam import Exam, write_prompts
 from study import Examined, Models, Run, collect, examine, training
 
-from draftsmith.commands._options import (
-    DivergenceOptions,
-    ImitationOptions,
-    KeptOptions,
-    ModelOptions,
-    ScaleOptions,
-)
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
+from draftsmith.distill.config import DivergenceOptions, ImitationOptions, KeptOptions, ScaleOptions
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.registry import drafter_class
+from draftsmith.targets.config import ModelOptions
 
 CHAIN = TreeShape.chain(5)
 DRAWN = TreeShape(widths=(4, 2, 2, 1))

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
-from draftsmith.commands._options import ModelOptions
 from draftsmith.commands.live import replay
 from draftsmith.live import plots
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
+from draftsmith.targets.config import ModelOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "parallel" / "flores200"

@@ -22,14 +22,10 @@ from typing import Any
 import numpy as np
 
 from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
-from draftsmith.commands._options import (
-    ArchitectureOptions,
-    ModelOptions,
-    ScheduleOptions,
-    TextOptions,
-)
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.live import replay
+from draftsmith.data.config import TextOptions
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream, prefix_pairs
 from draftsmith.provenance import (
@@ -38,6 +34,7 @@ from draftsmith.provenance import (
     write_json_atomic,
     write_text_atomic,
 )
+from draftsmith.targets.config import ModelOptions
 from mini_code import train_missing
 from mini_ende import CORPORA, HELD_OUT, MOST_JOINED, Pair, examples, read_pairs
 

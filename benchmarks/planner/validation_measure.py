@@ -24,23 +24,20 @@ from draftsmith.bench.step_costs import (
     step_costs,
 )
 from draftsmith.commands import bench as bench_recipe
-from draftsmith.commands._options import (
-    ArchitectureOptions,
-    DraftingOptions,
-    ModelOptions,
-    ScheduleOptions,
-)
 from draftsmith.commands._verbs import BenchOptions, PretrainOptions
 from draftsmith.config import from_dict
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data import text as _text
 from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.plan.length_policy import StepCosts
 from draftsmith.plan.sizing import Z95
 from draftsmith.provenance import append_jsonl, write_json_atomic, write_text_atomic
+from draftsmith.targets.config import ModelOptions
 from draftsmith.targets.hf import HFTarget
 
 ROOT = Path(__file__).resolve().parents[2]

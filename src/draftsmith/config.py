@@ -33,6 +33,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import tyro
+
 from draftsmith.errors import InputError, nearest
 
 T = TypeVar("T")
@@ -584,3 +586,44 @@ def _default(field: dataclasses.Field[Any], given: object | None, *, absent: Any
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return absent if field.default is dataclasses.MISSING else field.default
+
+
+Many = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, Repeated]
+"""A flag that may be given several times, one value each."""
+
+
+Range = Annotated[str, Form(r"[0-9]+\.\.[0-9]+")]
+"""A..B: whole numbers, both ends included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionGroup:
+    """Options that belong together."""
+
+    def validate(self) -> None:
+        """Raise `InputError` for values that cannot be used; nested groups check themselves."""
+        for f in dataclasses.fields(self):
+            group = getattr(self, f.name)
+            if isinstance(group, OptionGroup):
+                group.validate()
+
+
+def require(good: bool, sentence: str) -> None:
+    if not good:
+        raise InputError(sentence)
+
+
+def unused(flag: str, value: object, default: object, needs: str) -> None:
+    """Raise `InputError` for an option that was given and would do nothing."""
+    require(value == default, f"{flag} does nothing without {needs}")
+
+
+def at_least(least: int, flag: str, value: int | None) -> None:
+    good = value is None or value >= least
+    require(good, f"{flag} must be at least {least}, got {value}")
+
+
+def each_at_least(least: int, options: OptionGroup, *names: str) -> None:
+    """Of these fields."""
+    for name in names:
+        at_least(least, f"--{name.replace('_', '-')}", getattr(options, name))

@@ -13,9 +13,9 @@ from tests.tiny_models import tiny_tokenizer
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.equality import first_difference
 from draftsmith.commands._loading import open_drafters
-from draftsmith.commands._options import DraftingOptions
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import structure_options
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, load_drafter
 from draftsmith.errors import InputError

@@ -14,10 +14,10 @@ from draftsmith.bench import step_costs as _auto_length
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.step_costs import REFRESH
 from draftsmith.commands._loading import open_drafters
-from draftsmith.commands._options import DraftingOptions
 from draftsmith.config import from_dict
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.targets.base import Target

@@ -20,12 +20,13 @@ from tests.tiny_models import tiny_tokenizer
 
 from draftsmith import provenance
 from draftsmith.commands import collect as recipe
-from draftsmith.commands._options import KeptOptions, ModelOptions, ScaleOptions
 from draftsmith.commands._verbs import CollectOptions
 from draftsmith.data.suites import load_prompts
+from draftsmith.distill.config import KeptOptions, ScaleOptions
 from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectRequest
 from draftsmith.distill.trajectories.workers import ShardDone, split
+from draftsmith.targets.config import ModelOptions
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from rich.console import Console
 from tests.pages import Collector
 from tests.small_study import a_run, a_study, only_scope
 
+from draftsmith.bench.compare import plots as charts
 from draftsmith.bench.compare.model import RunFigures, Scope, Setting
 from draftsmith.bench.compare.page import (
     csv_table,
@@ -24,7 +25,6 @@ from draftsmith.bench.compare.page import (
     terminal_table,
     write_comparison,
 )
-from draftsmith.bench.compare import plots as charts
 from draftsmith.bench.compare.plots import controlled, pictures
 from draftsmith.bench.compare.pool import compare
 from draftsmith.plots import Picture

@@ -12,11 +12,11 @@ import torch
 from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 from tests.unit.test_store import header, make_laws
 
-from draftsmith.commands._options import FittingOptions, ScheduleOptions
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.batches import Weighted
+from draftsmith.distill.config import FittingOptions, ScheduleOptions
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
 from draftsmith.distill.trajectories import shards

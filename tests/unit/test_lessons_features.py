@@ -15,10 +15,10 @@ from tests.unit.test_features_agree import check_as_decoded
 from tests.unit.test_store import header
 from tests.unit.test_stored_features import rewrite
 
-from draftsmith.commands._options import FittingOptions, ScheduleOptions
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
+from draftsmith.distill.config import FittingOptions, ScheduleOptions
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate
 from draftsmith.distill.trajectories.collect import TransformersBackend

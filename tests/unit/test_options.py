@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.cli import parse
-from draftsmith.commands._options import DraftingOptions, ModelOptions, SamplingOptions
 from draftsmith.commands._verbs import BenchOptions, GenerateOptions
 from draftsmith.config import flags_of, to_argv
-from draftsmith.core.config import TreeText
+from draftsmith.core.config import SamplingOptions, TreeText
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
+from draftsmith.targets.config import ModelOptions
 
 BASE = ["--target", "T", "--prompt", "hello"]
 

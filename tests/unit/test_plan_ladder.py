@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from draftsmith import cli
-from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions
 from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.distill.model_sizes import (
     PRESETS,
     count_parameters,

@@ -29,13 +29,14 @@ from transformers import (
 
 from draftsmith.cli import parse
 from draftsmith.commands import pretrain
-from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
+from draftsmith.data.config import TextOptions
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.distill.model_sizes import build_student, student_config, subclone_from
 from draftsmith.drafters.causal_lm import causal_forward, document_positions
 from draftsmith.errors import BackendError, InputError

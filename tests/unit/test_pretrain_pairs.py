@@ -11,10 +11,11 @@ import pytest
 from tests.unit.test_pretrain import options as pretrain_options
 
 from draftsmith.commands import pretrain
-from draftsmith.commands._options import ArchitectureOptions, TextOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.data import text
+from draftsmith.data.config import TextOptions
 from draftsmith.distill import tokenizer_training
+from draftsmith.distill.config import ArchitectureOptions
 from draftsmith.errors import InputError
 
 

@@ -14,10 +14,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from draftsmith.commands import pretrain
-from draftsmith.commands._options import ArchitectureOptions, ScheduleOptions, TextOptions
 from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.data.config import TextOptions
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.errors import InputError
 
 

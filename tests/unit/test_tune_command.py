@@ -22,9 +22,9 @@ from draftsmith.bench.costs import Cost, CostTable, DraftCost
 from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
-from draftsmith.commands._options import DraftingOptions
 from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.sampling import Sampler
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.tune import Candidate, Trial, Tuning
 from draftsmith.targets.hf import load_target

@@ -40,12 +40,12 @@ from torch import nn
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostMeter, CostTable, interpolate
 from draftsmith.bench.machine_load import load_of_others
-from draftsmith.commands._options import DraftingOptions
 from draftsmith.config import as_dict, from_dict
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import DraftsmithError, InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import (

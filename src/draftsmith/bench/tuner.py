@@ -34,7 +34,6 @@ from draftsmith.commands._loading import (
     prediction,
     proposal_of,
 )
-from draftsmith.commands._options import DraftingOptions
 from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import DraftCounts
@@ -42,6 +41,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data.suites import load_suite
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.plan.tune import BatchPromise, Prices, Trial, Tuning, judge, speedup

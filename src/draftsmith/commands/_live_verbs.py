@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftsmith.commands._options import (
-    Many,
-    ModelOptions,
-    OptionGroup,
-    VerbOptions,
-    at_least,
-    require,
-    unused,
-)
-from draftsmith.config import Leading, parse_list
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, Many, OptionGroup, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import MINI, check_prompt
+from draftsmith.targets.config import ModelOptions
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.step_costs import LONGEST
-from draftsmith.commands._options import DraftingOptions, ModelOptions, SamplingOptions
+from draftsmith.core.config import SamplingOptions
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.base import Drafter, training_options
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.provenance import portable_text
 from draftsmith.targets.base import Target
+from draftsmith.targets.config import ModelOptions
 
 if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget

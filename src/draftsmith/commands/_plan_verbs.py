@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftsmith.commands._options import (
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import (
+    Leading,
     Many,
     OptionGroup,
-    VerbOptions,
     at_least,
+    parse_count,
+    parse_list,
     require,
     unused,
 )
-from draftsmith.config import Leading, parse_count, parse_list
 
 TableName = Literal["1", "2", "3", "4", "5", "6", "7", "8", "9", "all"]
 

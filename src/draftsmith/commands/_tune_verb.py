@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftsmith.commands._options import (
-    DraftingOptions,
-    ModelOptions,
-    SamplingOptions,
-    VerbOptions,
-    at_least,
-    check_temperature,
-    require,
-)
-from draftsmith.config import parse_list
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import at_least, parse_list, require
+from draftsmith.core.config import SamplingOptions, check_temperature
+from draftsmith.drafters.config import DraftingOptions
+from draftsmith.targets.config import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,28 +12,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftsmith.commands._options import (
-    ArchitectureOptions,
-    BadPromptOptions,
-    DivergenceOptions,
-    DraftingOptions,
-    FittingOptions,
-    ImitationOptions,
-    KeptOptions,
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import (
+    Duration,
+    Leading,
     Many,
-    ModelOptions,
-    SamplingOptions,
-    ScaleOptions,
-    ScheduleOptions,
-    TextOptions,
-    VerbOptions,
     at_least,
-    check_temperature,
     each_at_least,
+    parse_list,
     require,
     unused,
 )
-from draftsmith.config import Duration, Leading, parse_list
+from draftsmith.core.config import SamplingOptions, check_temperature
+from draftsmith.data.config import TextOptions
+from draftsmith.distill.config import (
+    ArchitectureOptions,
+    BadPromptOptions,
+    DivergenceOptions,
+    FittingOptions,
+    ImitationOptions,
+    KeptOptions,
+    ScaleOptions,
+    ScheduleOptions,
+)
+from draftsmith.drafters.config import DraftingOptions
+from draftsmith.targets.config import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from rich.progress import (
 )
 
 from draftsmith.commands._loading import open_target
-from draftsmith.commands._options import ModelOptions
 from draftsmith.commands._verbs import CollectOptions
 from draftsmith.config import as_dict
 from draftsmith.core.types import Signals
@@ -51,6 +50,7 @@ from draftsmith.distill.trajectories.workers import (
 )
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, portable_text, refuse_file, start_run
+from draftsmith.targets.config import ModelOptions
 
 SAID_EVERY = 30.0
 """Seconds between lines where there is no terminal."""

@@ -88,14 +88,7 @@ from draftsmith.commands import (
     distill as distill_recipe,
 )
 from draftsmith.commands._loading import encode, open_drafters, open_target
-from draftsmith.commands._options import (
-    DraftingOptions,
-    KeptOptions,
-    ModelOptions,
-    ScaleOptions,
-    ScheduleOptions,
-    VerbOptions,
-)
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions, QuickstartOptions
 from draftsmith.commands.generate import DRAFTED, Stream
 from draftsmith.core.decode import DecodeOptions, decode
@@ -104,6 +97,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.acceptance import MeasureOptions, measure_acceptance
+from draftsmith.distill.config import KeptOptions, ScaleOptions, ScheduleOptions
 from draftsmith.distill.students import open_student
 from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.distill.trajectories.collect import TransformersBackend
@@ -113,6 +107,7 @@ from draftsmith.distill.trajectories.types import (
     CollectSettings,
     Trajectory,
 )
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import (
@@ -126,6 +121,7 @@ from draftsmith.provenance import (
     write_json_atomic,
 )
 from draftsmith.targets.base import Target
+from draftsmith.targets.config import ModelOptions
 from draftsmith.targets.hf import HFTarget
 
 BEFORE, AFTER = "shipped draft", "distilled draft"

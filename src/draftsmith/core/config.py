@@ -11,11 +11,13 @@ How far verification leans towards a draft: the values that a bias may have, and
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftsmith.config import OptionGroup, parse_list, require
 from draftsmith.errors import InputError
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
@@ -99,3 +101,64 @@ def bias_warning(*biases: float | None) -> str | None:
     if any(bias is not None and bias >= 0.5 for bias in biases):
         return "from a bias of 0.5 on text is only appended: early mistakes stay, quality collapses"
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(OptionGroup):
+    """What turns logits into the law that is drawn from, beside the temperature."""
+
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the most probable tokens that together reach this probability; 1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this fraction of the most probable one."""
+    repetition_penalty: float = 1.0
+    """Divide (multiply, if negative) the logits of tokens that occurred; 1 changes nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every generated token."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for every time it was generated."""
+    logit_bias: str = ""
+    """Added to logits: TOKEN_ID:BIAS pairs, such as 17:-5,42:1.5."""
+    seed: int = 0
+    """Seed of all draws; the same seed gives the same text."""
+
+    def biases(self) -> dict[int, float]:
+        """`logit_bias`, parsed."""
+        biases: dict[int, float] = {}
+        for pair in (
+            parse_list(self.logit_bias, str, name="--logit-bias") if self.logit_bias else ()
+        ):
+            token, _, bias = pair.partition(":")
+            try:
+                biases[int(token)] = float(bias)
+            except ValueError:
+                hint = "expected TOKEN_ID:BIAS pairs such as 17:-5,42:1.5"
+                raise InputError(f"--logit-bias: {hint}, got {pair!r}") from None
+        return biases
+
+    def validate(self) -> None:
+        require(self.top_k >= 0, f"--top-k must be 0 (off) or more, got {self.top_k}")
+        require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
+        require(0 <= self.min_p <= 1, f"--min-p must lie between 0 and 1, got {self.min_p}")
+        penalty = self.repetition_penalty
+        good = math.isfinite(penalty) and penalty > 0
+        require(good, f"--repetition-penalty must be above 0, got {penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            require(math.isfinite(value), f"{flag} must be a finite number, got {value}")
+        for token, bias in self.biases().items():
+            require(token >= 0, f"--logit-bias: a token id is 0 or more, got {token}")
+            # -inf forbids a token; +inf and NaN have no law.
+            good = math.isfinite(bias) or bias == -math.inf
+            require(good, f"--logit-bias: the bias of token {token} cannot be {bias}")
+        good = 0 <= self.seed < 2**63
+        require(good, f"--seed must be a whole number of 0 or more, got {self.seed}")
+
+
+def check_temperature(value: float) -> None:
+    """Raise `InputError` unless `value` is a usable temperature."""
+    good = math.isfinite(value) and value >= 0
+    require(good, f"--temperature must be 0 (greedy) or a positive number, got {value}")

@@ -39,7 +39,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from draftsmith.commands._options import ArchitectureOptions, Size
+from draftsmith.distill.config import ArchitectureOptions, Size
 from draftsmith.errors import BackendError, InputError
 
 Config = Mapping[str, Any]

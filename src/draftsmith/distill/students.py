@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.commands._options import ImitationOptions
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
+from draftsmith.distill.config import ImitationOptions
 from draftsmith.distill.datasets import Lesson
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
 from draftsmith.distill.objectives.base import Objective

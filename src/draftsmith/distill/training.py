@@ -13,8 +13,8 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig
 
-from draftsmith.commands._options import ScheduleOptions
 from draftsmith.commands._verbs import DistillOptions, PretrainOptions
+from draftsmith.distill.config import ScheduleOptions
 from draftsmith.distill.trainer_config import (
     TrainerConfig,
     make_accelerator,

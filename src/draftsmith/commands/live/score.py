@@ -11,8 +11,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from draftsmith.commands._live_verbs import LiveScoreOptions
-from draftsmith.commands._options import require
 from draftsmith.commands.live._shared import JoinedResult, join, units_of
+from draftsmith.config import require
 from draftsmith.errors import InputError
 from draftsmith.live.latency import Latency, latency, moments, simuleval_lines
 from draftsmith.live.metrics import (

@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.commands._options import (
-    ArchitectureOptions,
-    DraftingOptions,
-    ModelOptions,
-    ScheduleOptions,
-    TextOptions,
-    VerbOptions,
-)
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._plan_verbs import PlanCheckOptions, PlanLadderOptions
 from draftsmith.commands._verbs import (
     BenchOptions,
@@ -32,9 +25,13 @@ from draftsmith.commands._verbs import (
     PretrainOptions,
 )
 from draftsmith.config import to_argv
+from draftsmith.data.config import TextOptions
+from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
 from draftsmith.distill.model_sizes import PRESETS, Preset
+from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Ladder, Rung
+from draftsmith.targets.config import ModelOptions
 
 VARIABLES = {
     "$TARGET": "folder or hub id of the target",

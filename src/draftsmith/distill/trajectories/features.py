@@ -18,9 +18,9 @@ from typing import Any
 
 from transformers.utils import cached_file, extract_commit_hash
 
-from draftsmith.commands._options import BadPromptOptions, ScaleOptions
 from draftsmith.core.types import Signals
 from draftsmith.distill.checkpoint import sha256
+from draftsmith.distill.config import BadPromptOptions, ScaleOptions
 from draftsmith.distill.trajectories.collect import draws
 from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectSettings

@@ -1,0 +1,227 @@
+"""Configurations of pretraining, collecting and distilling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from draftsmith.config import (
+    OptionGroup,
+    at_least,
+    each_at_least,
+    parse_bytes,
+    parse_list,
+    require,
+    unused,
+)
+
+Size = Literal["tiny", "1m", "8m", "30m", "50m"]
+"""Presets of `pretrain`; see `distill/model_sizes.py`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureOptions(OptionGroup):
+    """The model; a dimension that is left out comes from --size."""
+
+    size: Size = "8m"
+    """Preset of layers and widths; the number counts parameters without embeddings."""
+    layers: int | None = None
+    """Decoder layers."""
+    heads: int | None = None
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); left out: as many as heads."""
+    hidden: int | None = None
+    """Width of the residual stream."""
+    intermediate: int | None = None
+    """Width of the feed-forward layers."""
+    context: int | None = None
+    """Positions the model is declared for; left out: the target's, or the longest block."""
+    tokenizer: str | None = None
+    """A target, folder or hub id: take its tokenizer and its model family."""
+    vocab_size: int = 8192
+    """Without --tokenizer: size of the byte-level BPE that is trained."""
+    vocab_subset: int | None = None
+    """Keep only this many tokens of the target's: the most frequent of the text, end tokens too."""
+    init: str = "random"
+    """random, or subclone:TARGET to cut the first weights from the target's."""
+
+    def validate(self) -> None:
+        names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
+        each_at_least(1, self, *names)
+        init = self.init
+        require(
+            init == "random" or (init.startswith("subclone:") and init != "subclone:"),
+            f"--init must be random or subclone:TARGET, got {init!r}",
+        )
+        whole = self.vocab_subset is None or self.tokenizer is not None
+        require(whole, "--vocab-subset needs --tokenizer")
+        at_least(300, "--vocab-size", self.vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(OptionGroup):
+    """How long, in what batches, at what rate."""
+
+    duration: str = "1epochs"
+    """How long to train: 2000steps, 3epochs or 5Mtokens."""
+    block_length: int = 2048
+    """Tokens per block."""
+    long_block_length: int | None = None
+    """Use blocks of this length at the end, to teach far positions at little cost."""
+    long_share: float = 0.15
+    """The share of the steps that --long-block-length is used for."""
+    batch_tokens: int = 65536
+    """Tokens per optimiser step, a multiple of the block length."""
+    gradient_accumulation: int = 1
+    """Passes that a batch is divided into, to save memory."""
+    learning_rate: float = 1e-4
+    """Highest learning rate."""
+    min_learning_rate: float = 1e-6
+    """Learning rate at the end."""
+    warmup: int = 100
+    """Steps of linear warm-up."""
+    schedule: Literal["linear", "cosine", "stable"] = "linear"
+    """After the warm-up: linear or cosine decay, or constant and then linear decay."""
+    decay_share: float = 0.3
+    """With --schedule stable: the share of the steps that decay. --duration may be changed when an
+    interrupted run is resumed before it."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW: decay of the moment estimates."""
+    weight_decay: float = 0.1
+    """AdamW: decay of matrices."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; inf: no limit."""
+    clip_value: float = math.inf
+    """Largest number in the gradient, as EAGLE's trainings clip; left out: no limit."""
+    parallel: Literal["data", "sharded"] = "data"
+    """Several processes: each holds all weights, or a share of them (FSDP2)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    deepspeed: Path | None = None
+    """A DeepSpeed configuration file (JSON). Batch sizes and clipping that it leaves out or calls
+    "auto" follow from the options here; one that contradicts them is refused."""
+
+    def validate(self) -> None:
+        each_at_least(2, self, "block_length", "long_block_length")
+        require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
+        rates = (self.min_learning_rate, self.learning_rate, self.weight_decay)
+        require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
+        good = all(0 <= beta < 1 for beta in self.betas)
+        require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
+        each_at_least(1, self, "gradient_accumulation", "batch_tokens")
+        at_least(0, "--warmup", self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadPromptOptions(OptionGroup):
+    """What becomes of prompts of a file that cannot be used."""
+
+    on_bad_prompt: Literal["skip", "error"] = "skip"
+    """Prompts that are empty, over-long or otherwise of no use: count and leave out, or stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptOptions(OptionGroup):
+    """What is kept of every place of a trajectory, beside its token."""
+
+    top_k: int = 50
+    """Keep the teacher's k most probable tokens at each place; 0: its whole law."""
+    features: str = ""
+    """Keep hidden states too: those that a drafter reads (`eagle3`), or layer numbers and `last`
+    (after the final norm), by commas."""
+
+    def feature_words(self) -> tuple[str, ...]:
+        """`features`, word by word."""
+        return parse_list(self.features, str, name="--features") if self.features else ()
+
+    def validate(self) -> None:
+        at_least(0, "--top-k", self.top_k)
+        self.feature_words()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(OptionGroup):
+    """How a collection is divided, who computes it, and how large it may become."""
+
+    shard_size: int = 256
+    """Prompts per shard: what an interruption can lose at most."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What runs the target."""
+    ray: bool = False
+    """Spread shards over a Ray cluster (or over this machine)."""
+    workers: int = 2
+    """With --ray: actors."""
+    max_bytes: str = ""
+    """Largest size of the store, such as 20GB; empty: no limit."""
+
+    def most_bytes(self) -> int | None:
+        """`max_bytes` as a number; None: no limit."""
+        return parse_bytes(self.max_bytes, "--max-bytes") if self.max_bytes else None
+
+    def validate(self) -> None:
+        if not self.ray:
+            unused("--workers", self.workers, 2, "--ray")
+        at_least(1, "--shard-size", self.shard_size)
+        at_least(1, "--workers", self.workers)
+        self.most_bytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingOptions(OptionGroup):
+    """Which texts of a store are learnt from, and how they are put into blocks."""
+
+    on_bad_shard: Literal["stop", "skip"] = "stop"
+    """A damaged shard of a store: stop, or say it and learn from the others."""
+    long_texts: Literal["cut", "drop"] = "cut"
+    """A text that is longer than --block-length loses its end, or is left out."""
+    one_per_block: bool = False
+    """A block is one text and padding, in place of as many texts as fit."""
+
+    def refuse(self) -> None:
+        """Raise `InputError` where one is given, and no store."""
+        unused("--on-bad-shard", self.on_bad_shard, "stop", "--store")
+        unused("--long-texts", self.long_texts, "cut", "--store")
+        unused("--one-per-block", self.one_per_block, False, "--store")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationOptions(OptionGroup):
+    """What a drafter over hidden states learns beside the divergence; left out: as published."""
+
+    token_weight: float | None = None
+    """Of the divergence from the target's law."""
+    feature_weight: float | None = None
+    """Of the distance between its states and the target's."""
+    top_weight: float | None = None
+    """Of the cross-entropy over the target's ten most probable tokens."""
+
+    def validate(self) -> None:
+        for name in ("token_weight", "feature_weight", "top_weight"):
+            value = getattr(self, name)
+            good = value is None or (math.isfinite(value) and value >= 0)
+            require(good, f"--{name.replace('_', '-')} must be 0 or more, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceOptions(OptionGroup):
+    """What the draft model is trained for."""
+
+    objective: str = "kl"
+    """sft, kl, rkl, jsd, hellinger, tvd, tvdpp or lk (see docs/distill.md)."""
+    beta: float = 0.5
+    """jsd: weight of the teacher in the mixture; 0 is kl, 1 is rkl."""
+    reading: Literal["exact", "sampled", "uniform"] = "exact"
+    """tvdpp: how the expectation of its formula is read."""
+    teacher_temperature: float = 1.0
+    """Divides the teacher's log-probabilities."""
+    tail: Literal["bucket", "renormalise", "floor"] = "bucket"
+    """What lies outside the teacher's kept tokens: one cell, nothing, or a charge."""
+
+    def validate(self) -> None:
+        require(0 <= self.beta <= 1, f"--beta must lie between 0 and 1, got {self.beta}")
+        value = self.teacher_temperature
+        good = math.isfinite(value) and value > 0
+        require(good, f"--teacher-temperature must be above 0, got {value}")

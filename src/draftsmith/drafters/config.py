@@ -1,0 +1,122 @@
+"""What is drafted and how it is verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from draftsmith.config import Many, OptionGroup, Range, require
+from draftsmith.core.config import TreeText, parse_tree
+from draftsmith.drafters.names import drafter_parts
+from draftsmith.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions(OptionGroup):
+    """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
+
+    draft_length: int | Literal["adaptive", "auto"] | Range | None = None
+    """Tokens drafted per step; adaptive: more after drafts that were accepted whole; auto: what
+    brings most by measured costs and recent acceptance, also nothing. 1..9: all of these, with
+    `bench --perplexity`."""
+    draft_tree: str | None = None
+    """A tree instead of a chain: children per node at each depth, such as 4,2,2,1; or 10x6:59, ten
+    beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
+    draft_proposal: Literal["sampled", "greedy", "without_replacement"] | None = None
+    """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
+    rule: Literal["auto", "match", "rejection"] = "auto"
+    """Verification; auto takes the one that accepts more of this drafter's proposals."""
+    acceptance: Literal["exact", "typical"] = "exact"
+    """typical is LOSSY: drafts stay that the target does not find unlikely (Medusa), and the output
+    law is not the target's."""
+    drafter_option: Many = ()
+    """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
+
+    def tree(self) -> TreeText | None:
+        """The draft's shape, or None when neither a tree nor a length was asked."""
+        if self.draft_tree is not None:
+            return parse_tree(self.draft_tree)
+        length = self.draft_length
+        return TreeText(widths=(1,) * length) if isinstance(length, int) else None
+
+    def lengths(self) -> tuple[int, ...]:
+        """Those that `draft_length` lists: a number or a range; none where it is a word."""
+        first, dots, last = str(self.draft_length).partition("..")
+        if isinstance(self.draft_length, int):
+            return (self.draft_length,)
+        return tuple(range(int(first), int(last) + 1)) if dots else ()
+
+    def check_lengths(self) -> None:
+        """For a measurement of acceptance: it counts chains of fixed lengths, verified exactly."""
+        words = self.draft_length is not None and not self.lengths()
+        require(
+            not words,
+            f"--draft-length {self.draft_length}: --perplexity counts drafts of fixed lengths; "
+            "give a whole number or a range such as 1..9",
+        )
+        require(self.draft_tree is None, "--draft-tree: --perplexity counts chains; leave it out")
+        lossy = f"--acceptance {self.acceptance}: --perplexity counts what is verified exactly"
+        require(not self.lossy, f"{lossy}; leave it out")
+
+    def refuse_range(self) -> None:
+        """For verbs that draft in one way."""
+        require(
+            ".." not in str(self.draft_length),
+            f"--draft-length {self.draft_length}: a range is for `bench --perplexity`; give a "
+            "whole number, adaptive or auto",
+        )
+
+    def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
+        """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
+        kind, _ = drafter_parts(drafter)
+        mine = []
+        for text in self.drafter_option:
+            key = text.partition("=")[0]
+            if key.startswith(f"{kind}."):
+                mine.append(text[len(kind) + 1 :])
+            elif alone:
+                mine.append(text)
+        return tuple(mine)
+
+    def check_assignments(self, drafters: tuple[str, ...]) -> None:
+        """With several drafters every --drafter-option says which one it is for."""
+        kinds = {drafter_parts(drafter)[0] for drafter in drafters}
+        for text in self.drafter_option:
+            if len(drafters) > 1 and text.partition(".")[0] not in kinds:
+                raise InputError(
+                    f"--drafter-option {text!r}: say which drafter it is for, as KIND.KEY=VALUE "
+                    f"with KIND one of {', '.join(sorted(kinds))}"
+                )
+
+    @property
+    def lossy(self) -> bool:
+        """The output law is not the target's."""
+        return self.acceptance != "exact"
+
+    @property
+    def used_rule(self) -> str:
+        """The rule to verify by."""
+        return self.acceptance if self.lossy else self.rule
+
+    def validate(self) -> None:
+        alone = self.rule == "auto" or not self.lossy
+        require(alone, f"--acceptance {self.acceptance} is a rule of its own: leave out --rule")
+        length = self.draft_length
+        if isinstance(length, int):
+            require(length >= 1, f"--draft-length must be at least 1, got {length}")
+        elif ".." in str(length):
+            good = min(self.lengths(), default=0) >= 1
+            require(good, f"--draft-length must be a range upwards from 1 or more, got {length}")
+        if self.draft_tree is not None:
+            require(length is None, "--draft-length and --draft-tree exclude each other: give one")
+            drawn = self.draft_proposal not in (None, "greedy")
+            require(
+                parse_tree(self.draft_tree).keep is None or not drawn,
+                f"--draft-tree {self.draft_tree} grows from the most probable tokens, where "
+                f"--draft-proposal {self.draft_proposal} does nothing: leave it out, or give a "
+                "tree of fixed shape, such as 4,2,1",
+            )
+        for text in self.drafter_option:
+            key, equals, _ = text.partition("=")
+            good = bool(equals and key.strip())
+            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
