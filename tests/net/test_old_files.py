@@ -336,10 +336,10 @@ def test_old_examples_are_learnt_from(old: Path, tmp_path: Path) -> None:
     assert found["steps"] == 2
 
 
-def test_costs_are_kept_in_a_file_of_the_same_form(old: Path, tmp_path: Path) -> None:
+def test_costs_are_kept_in_a_file_of_the_same_form(old: Path, cache: Path) -> None:
     words = f"{TOGETHER} --drafter prompt_lookup --draft-length auto"
     assert emitted(run(words, folder=old).json) == emitted(printed(old, "none", "0"))
-    (made,) = (tmp_path / "cache/draftsmith/costs").glob("*.json")
+    (made,) = (cache / "draftsmith/costs").glob("*.json")
     (there,) = (old / "costs").glob("*.json")
     assert read(made).keys() == read(there).keys()
     for part in ("key", "costs"):
