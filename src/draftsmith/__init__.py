@@ -16,20 +16,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftsmith.core.cache import KVCache
-    from draftsmith.core.decode import DecodeOptions, Session
-    from draftsmith.core.generation import generate
-    from draftsmith.core.law import Law
-    from draftsmith.core.sampling import Sampler
-    from draftsmith.core.types import DecodeStep, DraftTree, Proposal, TreeShape, Verdict
-    from draftsmith.data.prompts import Prompt
-    from draftsmith.data.suites import load_suite
-    from draftsmith.distill.trainer import Trainer
-    from draftsmith.drafters.base import Drafter
-    from draftsmith.drafters.registry import load_drafter
-    from draftsmith.errors import DraftsmithError
-    from draftsmith.targets.hf import load_target
-    from draftsmith.targets.toy import TabularTarget, tiny_target
+    from draftsmith.core.cache import KVCache as KVCache
+    from draftsmith.core.decode import DecodeOptions as DecodeOptions
+    from draftsmith.core.decode import Session as Session
+    from draftsmith.core.generation import generate as generate
+    from draftsmith.core.law import Law as Law
+    from draftsmith.core.sampling import Sampler as Sampler
+    from draftsmith.core.types import DecodeStep as DecodeStep
+    from draftsmith.core.types import DraftTree as DraftTree
+    from draftsmith.core.types import Proposal as Proposal
+    from draftsmith.core.types import TreeShape as TreeShape
+    from draftsmith.core.types import Verdict as Verdict
+    from draftsmith.data.prompts import Prompt as Prompt
+    from draftsmith.data.suites import load_suite as load_suite
+    from draftsmith.distill.trainer import Trainer as Trainer
+    from draftsmith.drafters.base import Drafter as Drafter
+    from draftsmith.drafters.registry import load_drafter as load_drafter
+    from draftsmith.errors import DraftsmithError as DraftsmithError
+    from draftsmith.targets.hf import load_target as load_target
+    from draftsmith.targets.toy import TabularTarget as TabularTarget
+    from draftsmith.targets.toy import tiny_target as tiny_target
 
 # Where each public name lives. A test keeps this, `__all__` and the block above in step.
 _HOMES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import gen_diagram
 import pytest
-from tests.unit.test_import_layers import MODULES, imports
+from tests.unit.test_architecture import MODULES, imports
 
 import draftsmith
 from draftsmith import cli

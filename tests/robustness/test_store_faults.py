@@ -315,7 +315,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import test_store_faults as tests
-from draftsmith.distill import store as stores
+from draftsmith.distill.trajectories import store as stores
 
 def arm(kill_at):
     calls = [0]

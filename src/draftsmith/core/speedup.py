@@ -50,7 +50,8 @@ def acceptance_of(tau: ArrayLike, gamma: ArrayLike) -> Floats:
         middle = 0.5 * (low + high)
         short = tokens_per_step(middle, gamma) < tau
         low, high = np.where(short, middle, low), np.where(short, high, middle)
-    return np.where(tau == 1, 0.0, high)
+    # the ends are exact: near them several alphas have the same rounded tau
+    return np.where(tau == 1, 0.0, np.where(tau == gamma + 1, 1.0, high))
 
 
 def predicted_speedup(tau: ArrayLike, gamma: ArrayLike, cost_ratio: ArrayLike) -> Floats:
