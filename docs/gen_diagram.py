@@ -76,7 +76,8 @@ def svg(diagram: Diagram) -> str:
     }
     parts = [_arrow(centres[upper], centres[lower]) for upper, lower in diagram.arrows]
     parts += [_box(name, *centre) for name, centre in centres.items()]
-    width = max(column for column, _ in diagram.places.values()) * COLUMN
+    left = min(x - box_width(name) / 2 for name, (x, _) in centres.items()) - 2
+    width = max(x + box_width(name) / 2 for name, (x, _) in centres.items()) + 2 - left
     height = max(floor + 1 for _, floor in diagram.places.values()) * FLOOR
     words = escape("; ".join(f"{upper} imports {lower}" for upper, lower in diagram.arrows))
     head = (
@@ -85,13 +86,19 @@ def svg(diagram: Diagram) -> str:
         "</marker>"
     )
     return (
-        f'<div class="diagram"><svg role="img" aria-label="{words}" viewBox="0 0 {width} {height}" '
+        f'<div class="diagram"><svg role="img" aria-label="{words}" '
+        f'viewBox="{left:.0f} 0 {width:.0f} {height}" '
         f'xmlns="http://www.w3.org/2000/svg"><defs>{head}</defs>{"".join(parts)}</svg></div>'
     )
 
 
+def box_width(name: str) -> float:
+    """As wide as others, or as its text."""
+    return max(COLUMN - 28, 7.6 * len(name) + 20)
+
+
 def _box(name: str, x: float, y: float) -> str:
-    width = max(COLUMN - 28, 7.6 * len(name) + 20)
+    width = box_width(name)
     left, top = x - width / 2, y - BOX_HEIGHT / 2
     return (
         f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="5" '
