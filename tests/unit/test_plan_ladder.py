@@ -31,13 +31,13 @@ from transformers import (
 from draftsmith import cli
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.initial_model import student_config
 from draftsmith.distill.model_sizes import (
     PRESETS,
     count_parameters,
     read_config,
     resized,
     shape_for,
-    student_config,
 )
 from draftsmith.errors import InputError
 

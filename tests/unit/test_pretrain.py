@@ -37,7 +37,7 @@ from draftsmith.data.config import TextOptions
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
-from draftsmith.distill.model_sizes import build_student, student_config, subclone_from
+from draftsmith.distill.initial_model import build_student, student_config, subclone_from
 from draftsmith.drafters.causal_lm import causal_forward, document_positions
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import causal_head

@@ -22,7 +22,7 @@ from draftsmith.config import Duration, as_dict
 from draftsmith.distill.batches import BatchSource
 from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.model_sizes import build_student, student_config
+from draftsmith.distill.initial_model import build_student, student_config
 from draftsmith.distill.objectives.base import CrossEntropy
 from draftsmith.distill.pretrain_data import (
     Data,
@@ -153,7 +153,7 @@ def make_model(options: PretrainOptions, data: Data, context: int) -> PreTrained
     )
     model = build_student(config, options.seed)
     if options.model.init.startswith("subclone:"):
-        from draftsmith.distill.model_sizes import subclone
+        from draftsmith.distill.initial_model import subclone
 
         subset = None if data.subset is None else torch.from_numpy(data.subset.ids).long()
         subclone(options.model.init.removeprefix("subclone:"), model, subset)

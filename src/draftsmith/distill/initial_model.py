@@ -1,0 +1,317 @@
+"""The model that `pretrain` trains: a target's family at a smaller size, or a Llama of its own.
+
+First weights of a small model, cut from a large one of the same family.
+
+    layers    student layer i takes target layer  i * L / l, the last one the last: both ends stay
+    channels  residual channels with the largest embedding energy, the same ones everywhere
+    heads     whole key-value groups, those whose output weights are largest; RoPE pairs stay pairs
+    neurons   feed-forward neurons with the largest product of in- and outgoing norms
+    tokens    rows of a reduced vocabulary
+
+Cutting channels leaves fewer terms in every sum and a normalised vector of other size; matrices
+that read the residual stream are scaled by sqrt(kept energy), so that their outputs keep theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from draftsmith.distill.config import ArchitectureOptions
+from draftsmith.distill.model_sizes import PRESETS
+from draftsmith.errors import BackendError, InputError
+
+
+def student_config(
+    options: ArchitectureOptions, *, vocab_size: int, end_id: int, pad_id: int, context: int
+) -> PretrainedConfig:
+    """The configuration of the new model. Raises InputError when dimensions do not fit together."""
+    preset = PRESETS[options.size]
+    layers = options.layers or preset.layers
+    heads = options.heads or preset.heads
+    hidden = options.hidden or preset.hidden
+    intermediate = options.intermediate or preset.intermediate
+    kv_heads = options.kv_heads or heads
+    if hidden % heads or (hidden // heads) % 2:
+        raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
+    if heads % kv_heads:
+        raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
+    if options.tokenizer is None:
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=options.context or context,
+            tie_word_embeddings=True,
+            bos_token_id=end_id,
+            eos_token_id=end_id,
+            pad_token_id=pad_id,
+        )
+    config = copy.deepcopy(load_config(options.tokenizer))
+    wanted: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "ffn_dim": intermediate,  # OPT
+        "word_embed_proj_dim": hidden,  # OPT
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_window_layers": layers,
+        "eos_token_id": end_id,
+        "bos_token_id": end_id,
+        "pad_token_id": pad_id,
+    }
+    if options.context:
+        wanted["max_position_embeddings"] = options.context
+    known = set(config.to_dict()) | set(config.attribute_map)
+    for name, value in wanted.items():
+        if name in known:
+            setattr(config, name, value)
+    kinds = config.to_dict().get("layer_types")
+    if kinds:
+        config.layer_types = [kinds[index * len(kinds) // layers] for index in range(layers)]
+    return config
+
+
+def load_config(source: str) -> PretrainedConfig:
+    """The configuration of a decoder-only model; BackendError when there is none."""
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackendError(f"cannot load the configuration of {source}: {error}") from error
+
+
+def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """A new model in float32; its weights are a function of configuration and seed."""
+    padding = config.pad_token_id
+    # An embedding with a padding row never learns that row as an input; ours may be the end token.
+    config.pad_token_id = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise BackendError(f"cannot build this model: {error}") from error
+    config.pad_token_id = model.config.pad_token_id = padding
+    return model
+
+
+_LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
+
+
+_READS_RESIDUAL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+
+
+_WRITES_RESIDUAL = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Which rows of the target's dimensions the student keeps, ascending."""
+
+    channels: Tensor
+    scale: float
+    """For matrices that read the residual stream."""
+
+
+def subclone(source: str, student: PreTrainedModel, tokens: Tensor | None = None) -> None:
+    """Fill `student` from the target at `source` (folder or hub id), in place.
+
+    `tokens`: target ids of the student's vocabulary, when it is reduced.
+    Raises BackendError when the target cannot be loaded, InputError when the student is larger
+    than it in some dimension or of another family.
+    """
+    try:
+        target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackendError(f"--init subclone: cannot load {source}: {error}") from error
+    subclone_from(target, student, tokens)
+
+
+@torch.no_grad()
+def subclone_from(
+    target: PreTrainedModel, student: PreTrainedModel, tokens: Tensor | None = None
+) -> None:
+    """`subclone` for a loaded target."""
+    if type(target) is not type(student):
+        raise InputError(
+            f"--init subclone: the target is a {type(target).__name__}, the new model a "
+            f"{type(student).__name__}; give the same model as --tokenizer"
+        )
+    sizes = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "ffn_dim",
+    )
+    theirs_by_name, ours_by_name = target.config.to_dict(), student.config.to_dict()
+    for name in sizes:
+        large, small = theirs_by_name.get(name), ours_by_name.get(name)
+        if large is not None and small is not None and small > large:
+            raise InputError(f"--init subclone: {name} {small} is more than the target's {large}")
+    theirs, ours = dict(target.named_parameters()), dict(student.named_parameters())
+    cut = _channels(target, student)
+    layers = _layers(target, student)
+    for name, parameter in ours.items():
+        match = _LAYER.match(name)
+        if match is not None:
+            continue
+        large = theirs.get(name)
+        if large is None:
+            raise InputError(f"--init subclone: the target has no parameter {name}")
+        if large.shape[0] != parameter.shape[0] and "norm" not in name:
+            if tokens is None:
+                raise InputError("--init subclone: the vocabularies differ; use --vocab-subset")
+            large = large[tokens]
+        kept = large[..., cut.channels]
+        # The final norm's output feeds the head: same energy rule as inside the layers.
+        parameter.copy_(kept * cut.scale if "norm" in name else kept)
+    for own, other in enumerate(layers):
+        prefix = next(m.group(1) for name in ours if (m := _LAYER.match(name)))
+        small = {
+            n.removeprefix(f"{prefix}{own}."): p
+            for n, p in ours.items()
+            if n.startswith(f"{prefix}{own}.")
+        }
+        big = {
+            n.removeprefix(f"{prefix}{other}."): p
+            for n, p in theirs.items()
+            if n.startswith(f"{prefix}{other}.")
+        }
+        _copy_layer(target, student, small, big, cut)
+
+
+def _layers(target: PreTrainedModel, student: PreTrainedModel) -> list[int]:
+    """Target layer of each student layer: spread evenly, first and last kept (one: the first)."""
+    large, small = target.config.num_hidden_layers, student.config.num_hidden_layers
+    if small == 1:
+        return [0]
+    return [round(index * (large - 1) / (small - 1)) for index in range(small)]
+
+
+def _channels(target: PreTrainedModel, student: PreTrainedModel) -> Cut:
+    """Residual channels with the largest embedding energy."""
+    energy = target.get_input_embeddings().weight.float().square().sum(0)
+    kept = energy.topk(student.config.hidden_size).indices.sort().values
+    # Normalising over fewer channels of more than average energy makes each smaller.
+    share = float(energy[kept].sum() / energy.sum())
+    width = student.config.hidden_size / target.config.hidden_size
+    return Cut(channels=kept, scale=(share / width) ** 0.5)
+
+
+def _copy_layer(
+    target: PreTrainedModel,
+    student: PreTrainedModel,
+    small: dict[str, Tensor],
+    big: dict[str, Tensor],
+    cut: Cut,
+) -> None:
+    query, group = _heads(target, student, big)
+    neurons = _neurons(student, big)
+    for name, parameter in small.items():
+        large = big.get(name)
+        if large is None:
+            raise InputError(f"--init subclone: the target's layers have no {name}")
+        kind = name.split(".")[-2]
+        if kind == "q_proj":
+            large = large[query]
+        elif kind in ("k_proj", "v_proj"):
+            large = large[group]
+        elif kind in ("gate_proj", "up_proj", "fc1"):
+            large = large[neurons]
+        elif kind in ("down_proj", "fc2") and large.ndim == 2:
+            large = large[:, neurons]
+        elif kind in ("o_proj", "out_proj") and large.ndim == 2:
+            large = large[:, query]
+        if kind in _READS_RESIDUAL and large.ndim == 2:
+            large = large[:, cut.channels] * cut.scale
+        elif kind in _WRITES_RESIDUAL or kind in ("out_proj", "fc2"):
+            large = large[cut.channels]
+        elif kind == "fc1" and large.ndim == 2:
+            large = large[:, cut.channels]
+        elif large.ndim == 1 and large.shape[0] == target.config.hidden_size:
+            large = large[cut.channels]
+        elif large.shape != parameter.shape:  # norms of single heads
+            large = large[: parameter.shape[0]]
+        if large.shape != parameter.shape:
+            raise InputError(f"--init subclone: cannot cut {name} to {tuple(parameter.shape)}")
+        parameter.copy_(large)
+
+
+def _heads(
+    target: PreTrainedModel, student: PreTrainedModel, big: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Rows of q_proj and of k/v_proj that the student keeps.
+
+    Whole key-value groups go together:      kv heads  0 1        student 1 group of 2
+                                             queries   0 1 2 3    keeps kv 1, queries 2 3
+    """
+    own, other = student.config, target.config
+    dim, large_dim = _head_dim(own), _head_dim(other)
+    groups, large_groups = _kv_heads(own), _kv_heads(other)
+    per, large_per = own.num_attention_heads // groups, other.num_attention_heads // large_groups
+    if groups > large_groups or per > large_per or dim > large_dim:
+        raise InputError(
+            f"--init subclone: {groups} groups of {per} heads of {dim} do not fit into the "
+            f"target's {large_groups} groups of {large_per} heads of {large_dim}"
+        )
+    out = next(w for name, w in big.items() if name.endswith(("o_proj.weight", "out_proj.weight")))
+    # [large_groups, large_per, large_dim] energies of what each head writes.
+    energy = out.float().square().sum(0).view(large_groups, large_per, large_dim)
+    kept = energy.sum((1, 2)).topk(groups).indices.sort().values
+    # RoPE turns dimension i together with i + d/2, at a frequency that depends on i / d.
+    half = (torch.arange(dim // 2) * large_dim) // dim
+    dims = torch.cat([half, half + large_dim // 2])
+    rows = torch.arange(large_groups * large_per * large_dim).view(large_groups, large_per, -1)
+    kv_rows = torch.arange(large_groups * large_dim).view(large_groups, -1)
+    query = []
+    for index in kept.tolist():
+        heads = energy[index].sum(-1).topk(per).indices.sort().values
+        query.append(rows[index][heads][:, dims].flatten())
+    return torch.cat(query), kv_rows[kept][:, dims].flatten()
+
+
+def _neurons(student: PreTrainedModel, big: dict[str, Tensor]) -> Tensor:
+    ins = [
+        w
+        for n, w in big.items()
+        if n.endswith(("gate_proj.weight", "up_proj.weight", "fc1.weight"))
+    ]
+    outs = next(w for n, w in big.items() if n.endswith(("down_proj.weight", "fc2.weight")))
+    score = outs.float().norm(dim=0)
+    for weight in ins:
+        score = score * weight.float().norm(dim=1)
+    return score.topk(_width(student.config)).indices.sort().values
+
+
+def _head_dim(config: object) -> int:
+    values = config.to_dict()  # type: ignore[attr-defined]
+    return int(values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"])
+
+
+def _kv_heads(config: object) -> int:
+    values = config.to_dict()  # type: ignore[attr-defined]
+    return int(values.get("num_key_value_heads") or values["num_attention_heads"])
+
+
+def _width(config: object) -> int:
+    values = config.to_dict()  # type: ignore[attr-defined]
+    return int(values.get("intermediate_size") or values["ffn_dim"])
