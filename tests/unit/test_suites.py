@@ -365,4 +365,4 @@ def test_every_file_of_the_data_folder_is_read_or_refused_by_name() -> None:
         except InputError as error:
             assert path.name in str(error)
             refused.add(path.suffixes[-1])
-    assert refused <= {".bin", ".model", ".safetensors", ".json", ".jsonl", ".xz"}
+    assert refused <= {".bin", ".model", ".safetensors", ".json", ".jsonl", ".npz", ".xz"}
