@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped models were made of
 
 import numpy as np
 

@@ -6,9 +6,12 @@ import csv
 import json
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped models were made of
 
 import mini_code
 from draftsmith.bench import records as bench_records
