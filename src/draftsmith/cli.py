@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or os.environ.get("DRAFTSMITH_DEBUG", "") not in ("", "0")
     try:
-        code = _dispatch(words)
+        with _messages_to_stderr():
+            code = _dispatch(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = _fail("interrupted", INTERRUPTED, debug)
@@ -101,6 +103,28 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         code = _fail(f"unexpected {what}{hint}", BackendError.exit_code, debug)
     sys.exit(code)
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Write each message to what `sys.stderr` is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+@contextlib.contextmanager
+def _messages_to_stderr() -> Iterator[None]:
+    """Print the bare messages of every logger of draftsmith, from INFO up."""
+    logger, handler = logging.getLogger("draftsmith"), _Stderr()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _dispatch(words: list[str]) -> int:

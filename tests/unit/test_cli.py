@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -207,3 +208,19 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 0
+
+
+def test_messages_of_loggers_go_bare_to_stderr_and_only_while_a_verb_runs(
+    doctor: Callable[[Callable[[DoctorOptions], Any]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: DoctorOptions) -> dict[str, int]:
+        logging.getLogger("draftsmith.distill.x").info("step %d", 3)
+        logging.getLogger("draftsmith.distill.x").debug("not this")
+        return {"a": 1}
+
+    doctor(run)
+    before = list(logging.getLogger("draftsmith").handlers)
+    for _ in range(2):  # a second call brings no second line
+        assert code_of("doctor", "--json") == 0
+        assert capsys.readouterr() == ('{"a": 1}\n', "step 3\n")
+    assert logging.getLogger("draftsmith").handlers == before
