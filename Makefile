@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Quiet: pip has nothing to say that a newcomer needs, unless it fails.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
-# An environment with vLLM, Ray and DeepSpeed, apart from ours (see tests/engines/make_env.sh)
+# An environment with vLLM and Ray, apart from ours (see tests/engines/make_env.sh)
 ENGINES ?= .venv/engines
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
@@ -18,7 +18,7 @@ help:
 	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
 	@echo "make live-demo   live translation of the small model, as a page in your browser"
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
-	@echo "make engines     an environment with vLLM, Ray, DeepSpeed;  make test-engines: what needs it"
+	@echo "make engines     an environment with vLLM, Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
 	@echo "make docs        the documentation as a site in site/;  make docs-serve: in your browser"
 
@@ -67,9 +67,8 @@ test-engines: $(VENV)/.stamp-dev
 	@test -x "$(ENGINES)/bin/python" || \
 	  { echo "there is no $(ENGINES)/bin/python: make engines first, or name one: ENGINES=FOLDER" >&2; exit 2; }
 	DRAFTSMITH_VLLM_PYTHON="$(abspath $(ENGINES))/bin/python" $(BIN)/python -m pytest -q tests/engines $(ARGS)
-	"$(ENGINES)/bin/python" -m pip show --quiet ray deepspeed
-	"$(ENGINES)/bin/python" -m pytest -q -m full \
-	  tests/robustness/test_scale_out_ray.py tests/robustness/test_deepspeed.py
+	"$(ENGINES)/bin/python" -m pip show --quiet ray
+	"$(ENGINES)/bin/python" -m pytest -q -m full tests/robustness/test_scale_out_ray.py
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

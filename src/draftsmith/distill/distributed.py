@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list, convert_to_fp32
+from accelerate.utils import broadcast_object_list, convert_to_fp32
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -218,62 +218,9 @@ class Sharded:
         return [name[parameter] for group in groups for parameter in group["params"]]
 
 
-class Engine:
-    """DeepSpeed, through accelerate. Its backward also clips and steps, so the losses of a step's
-    parts are kept until their mean is known, and go through it together. Its checkpoints hold
-    weights alone: a run cannot be continued from them."""
-
-    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
-        self.accelerator = accelerator
-        self.drafter = learner.drafter
-        self.names = [name for name, _ in learner.drafter.named_parameters()]
-        self.optimizer = optimizer()
-        self.learner, self.prepared = accelerator.prepare(learner, self.optimizer)
-        self.losses: list[Tensor] = []
-
-    forward = Replicated.forward
-    mode = Replicated.mode
-
-    def apart(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        self.losses.append(loss)
-
-    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
-        # The engine divides by the accumulation that its file names, and clips as that file says.
-        factor *= self.accelerator.gradient_accumulation_steps
-        self.accelerator.backward(torch.stack(self.losses).sum() * factor)
-        return float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
-
-    def step(self) -> None:
-        self.prepared.step()
-
-    def zero_grad(self) -> None:
-        self.losses.clear()
-
-    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
-        found = self.accelerator.get_state_dict(self.learner)
-        if everywhere and self.accelerator.num_processes > 1:
-            # With ZeRO-3 only the main process has been given any.
-            box = [found]
-            broadcast_object_list(box)
-            found = box[0]
-        return {name: found[f"drafter.{name}"] for name in self.names} if found else {}
-
-    def optimizer_state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        raise BackendError(
-            "a run with DeepSpeed cannot take weights from a checkpoint; begin in another folder"
-        )
-
-
 LAYOUTS: dict[str, Callable[[Learner, MakeOptimizer, Accelerator], Layout]] = {
     "data": Replicated,
     "sharded": Sharded,
-    "deepspeed": Engine,
 }
 
 
@@ -284,9 +231,7 @@ def make_layout(
     accelerator: Accelerator,
 ) -> Layout:
     """Spread the drafter over the processes. One process holds everything in either layout."""
-    kind: str = parallel if accelerator.num_processes > 1 else "data"
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        kind = "deepspeed"
+    kind = parallel if accelerator.num_processes > 1 else "data"
     return LAYOUTS[kind](Learner(drafter), optimizer, accelerator)
 
 

@@ -53,7 +53,6 @@ from draftsmith.distill.trainer_config import (
     check_plan,
     keyed_noise,
     make_accelerator,
-    read_deepspeed,
     recompute_layers,
 )
 from draftsmith.drafters.base import Drafter
@@ -113,9 +112,7 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.folder = folder / "checkpoints"
         self.identity = identity
-        self.accelerator = accelerator or make_accelerator(
-            config.precision, deepspeed=read_deepspeed(config)
-        )
+        self.accelerator = accelerator or make_accelerator(config.precision)
         self.drafter = drafter
         if config.gradient_checkpointing:
             recompute_layers(drafter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import signal
@@ -19,10 +18,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DeepSpeedPlugin, DistributedType, is_deepspeed_available
 from accelerate.utils.environment import get_int_from_env
 from torch import nn
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from draftsmith.errors import BackendError, InputError
 
@@ -69,8 +66,6 @@ class TrainerConfig:
     """Compute layers again in the backward pass instead of keeping what they computed."""
     parallel: Literal["data", "sharded"] = "data"
     """With several processes: each holds all weights, or each a part of them (FSDP2)."""
-    deepspeed: Path | None = None
-    """A DeepSpeed configuration file (JSON); None: without DeepSpeed."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.accumulation < 1 or self.save_every < 1 or self.keep < 1:
@@ -81,10 +76,6 @@ class TrainerConfig:
             raise InputError("decay-share lies in (0, 1], warmup is at least 0")
         if not (self.clip_norm > 0 and self.clip_value > 0):
             raise InputError("clip-norm and clip-value are positive (inf: no limit)")
-        if self.deepspeed is not None and self.clip_value < math.inf:
-            raise InputError("DeepSpeed clips by norm alone: leave out clip-value")
-        if self.deepspeed is not None and self.parallel != "data":
-            raise InputError("DeepSpeed spreads the weights itself: leave out parallel=sharded")
 
     @property
     def decay_from(self) -> int:
@@ -209,15 +200,8 @@ def make_accelerator(
     precision: str,
     log_with: Sequence[str] = (),
     folder: Path | None = None,
-    *,
-    deepspeed: dict[str, Any] | None = None,
 ) -> Accelerator:
-    """An Accelerator for this precision, also when the process had one with another before.
-
-    `deepspeed`: what `read_deepspeed` returns. BackendError when that package is missing.
-    """
-    if deepspeed is not None and "RANK" not in os.environ:
-        raise BackendError(f"DeepSpeed trains in processes that a launcher numbers: {LAUNCH}")
+    """Make an Accelerator for this precision, also when the process had one with another before."""
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
@@ -226,27 +210,13 @@ def make_accelerator(
         mixed_precision=mixed,
         log_with=list(log_with) or None,
         project_dir=folder,
-        deepspeed_plugin=None if deepspeed is None else deepspeed_plugin(deepspeed),
     )
     if accelerator.num_processes < processes:
         raise BackendError(
             f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
             f"of them on {accelerator.device}: each would train everything; start one"
         )
-    if deepspeed is not None and accelerator.distributed_type != DistributedType.DEEPSPEED:
-        raise BackendError(
-            "accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set: unset that"
-        )
-    # With ZeRO-3 transformers would spread every model that it loads from now on, also the finished
-    # one, which has to be whole.
-    unset_hf_deepspeed_config()
     return accelerator
-
-
-LAUNCH = (
-    "start it with torchrun --nproc-per-node 1 -m draftsmith.cli ... (or more), or on GPUs with "
-    "accelerate launch --use_deepspeed"
-)
 
 
 def started() -> int:
@@ -271,92 +241,3 @@ def _join() -> int:
             )
         PartialState(cpu=True)
     return processes
-
-
-GATHER = "stage3_gather_16bit_weights_on_model_save"
-_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-
-def read_deepspeed(config: TrainerConfig) -> dict[str, Any] | None:
-    """The DeepSpeed file that the settings name (None: none), with batch sizes filled in:
-
-        train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * processes
-
-    One that is missing or "auto" follows from the others. Raises InputError for a file that cannot
-    be read, is no JSON object, or contradicts itself or the settings.
-    """
-    path = config.deepspeed
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the DeepSpeed file {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"the DeepSpeed file {path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"the DeepSpeed file {path} must hold one JSON object")
-    for key, what in (("optimizer", "optimiser"), ("scheduler", "learning rate")):
-        if key in found:
-            raise InputError(f"{path}: remove {key!r}, the trainer brings its own {what}")
-    if not isinstance(found.get("zero_optimization"), dict):
-        raise InputError(f"{path} needs an object 'zero_optimization' (with a 'stage' at least)")
-    processes = started()
-    zero = found["zero_optimization"]
-    if zero.get("stage") == 3:
-        if processes > 1:
-            raise InputError(
-                f"{path}: stage 3 gathers weights at every call of a head, which processes call as "
-                "often as their texts need: they would wait for each other. Use stage 2, or "
-                "instead of DeepSpeed --parallel sharded, which spreads the weights too"
-            )
-        zero = {GATHER: True, **zero}
-        if zero[GATHER] is not True:
-            raise InputError(
-                f"{path}: {GATHER} must be true or left out, weights are written whole"
-            )
-    clip = found.get("gradient_clipping", "auto")
-    if clip not in ("auto", config.clip_norm):
-        raise InputError(
-            f"{path}: gradient_clipping is {clip}, the trainer's clip norm is {config.clip_norm}; "
-            'make them equal or write "auto"'
-        )
-    sizes = _batch_sizes(path, found, config.accumulation, processes)
-    return {**found, **sizes, "zero_optimization": zero, "gradient_clipping": config.clip_norm}
-
-
-def _batch_sizes(
-    path: Path, found: dict[str, Any], accumulation: int, processes: int
-) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for key in _BATCH_KEYS:
-        value = found.get(key, "auto")
-        if value == "auto":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f'{path}: {key} must be a positive whole number or "auto"')
-        sizes[key] = value
-    whole, micro, steps = (sizes.get(key) for key in _BATCH_KEYS)
-    if steps not in (None, accumulation):
-        raise InputError(
-            f"{path}: gradient_accumulation_steps is {steps}, the trainer accumulates "
-            f'{accumulation}; make them equal or write "auto"'
-        )
-    rounds = accumulation * processes
-    micro = micro or max(1, (whole or rounds) // rounds)
-    if whole not in (None, micro * rounds):
-        raise InputError(
-            f"{path}: train_batch_size is {whole}, but {micro} per process x {accumulation} "
-            f"accumulated x {processes} processes are {micro * rounds}"
-        )
-    return dict(zip(_BATCH_KEYS, (micro * rounds, micro, accumulation), strict=True))
-
-
-def deepspeed_plugin(config: dict[str, Any]) -> DeepSpeedPlugin:
-    """accelerate's plug-in for this configuration; BackendError without the package."""
-    if not is_deepspeed_available():
-        raise BackendError(
-            "a DeepSpeed configuration was given, but the package 'deepspeed' is not installed: "
-            "pip install deepspeed, or train without the file"
-        )
-    return DeepSpeedPlugin(hf_ds_config=config)

@@ -18,7 +18,6 @@ from draftsmith.distill.config import ScheduleOptions
 from draftsmith.distill.trainer_config import (
     TrainerConfig,
     make_accelerator,
-    read_deepspeed,
     started,
 )
 from draftsmith.errors import InputError
@@ -44,13 +43,12 @@ def trackers(report_to: str) -> list[str]:
 def start_accelerator(
     options: PretrainOptions | DistillOptions, training: ScheduleOptions
 ) -> Accelerator:
-    """Devices, processes, mixed precision, trackers and DeepSpeed for this run."""
+    """Return the devices, processes, mixed precision and trackers of this run."""
     names = trackers(options.report_to)
     return make_accelerator(
         precision(options.dtype),
         names,
         options.out if names else None,
-        deepspeed=read_deepspeed(trainer_config(options, training, steps=1)),  # of any length
     )
 
 
@@ -123,7 +121,6 @@ def trainer_config(
         evaluate_every=options.eval_every,
         parallel=training.parallel,
         gradient_checkpointing=training.gradient_checkpointing,
-        deepspeed=training.deepspeed,
     )
 
 
