@@ -35,7 +35,7 @@ from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.provenance import (
     machine_summary,
@@ -145,7 +145,7 @@ def always_right(size: Size) -> list[Figure]:
     )
     prompt = (*seed_prompt, *start.token_ids)
     plain = Arm(name=BASELINE, drafter=NoDrafter())
-    drafter = Prediction(Prediction.Config(length=BLOCK - 1))
+    drafter = PredictionDrafter(PredictionDrafter.Config(length=BLOCK - 1))
     drafter.bind(target)
     arm = Arm(name="prediction", drafter=drafter, shape=TreeShape.chain(BLOCK - 1))
     text = settled_text(target, arm, prompt, options)

@@ -33,7 +33,7 @@ from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hidden.unroll_attention import attend_rollout
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.targets.views import Ends
+from draftsmith.targets.views import EmbeddingAndHead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
@@ -117,7 +117,7 @@ def work(name: str, size: Size, *, noise: float = 0.2) -> Work:
         max_position_embeddings=2 * size.places,
     )
     model = LlamaForCausalLM(config)
-    target = Ends(model, config, None)
+    target = EmbeddingAndHead(model, config, None)
     tokens_BT = torch.randint(0, size.vocab, (1, size.places))
     with torch.no_grad():
         features_BTH = model.model(tokens_BT).last_hidden_state

@@ -32,7 +32,7 @@ from draftsmith.bench.costs import ForwardProbe
 from draftsmith.core.law import Noise, Purpose
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import ROOT, DraftTree, Proposal, TreeShape
-from draftsmith.core.verify_step import make_rule, settle
+from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.drafters.tree_growth import grow_dynamic
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.hf import HFTarget
@@ -192,7 +192,7 @@ def verification(logits_BNV: Tensor, sampler: Sampler) -> Callable[[], float]:
     rule = make_rule("auto", tree.proposal)
 
     def run() -> None:
-        _, verdict = settle(tree, logits_BNV, sampler, [], rule, noise, widest=SHAPE.widest)
+        _, verdict = verify_step(tree, logits_BNV, sampler, [], rule, noise, widest=SHAPE.widest)
         assert int(verdict.num_accepted_B[0]) == depth
 
     return lambda: seconds(run)

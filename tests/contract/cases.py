@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.chain import After
+from draftsmith.drafters.chain import FallbackDrafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
@@ -19,7 +19,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
@@ -72,8 +72,8 @@ def _then(label: str, second: Callable[[Target], Drafter], *, draws: bool = Fals
     return Case(
         kind="prediction",
         label=f"prediction-then-{label}",
-        build=lambda model: After(
-            Prediction(Prediction.Config(length=2, resync=False)), second(model)
+        build=lambda model: FallbackDrafter(
+            PredictionDrafter(PredictionDrafter.Config(length=2, resync=False)), second(model)
         ),
         draws=draws,
         uses_predictions=True,
@@ -144,7 +144,7 @@ CASES = (
     Case(
         kind="prediction",
         label="prediction",
-        build=lambda _: Prediction(Prediction.Config(length=2)),
+        build=lambda _: PredictionDrafter(PredictionDrafter.Config(length=2)),
         uses_predictions=True,
     ),
     _then("prompt_lookup", lambda _: PromptLookup(PromptLookup.Config(length=2))),

@@ -89,10 +89,14 @@ def test_the_target_has_the_recorded_features_and_logits(
 ) -> None:
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
     recorded, drafter = arrays(f"{kind}/expected.npz"), released(kind, target)
-    with torch.no_grad(), target.native("eager") as model, target.listen(drafter.signals) as heard:
+    with (
+        torch.no_grad(),
+        target.native("eager") as model,
+        target.capture(drafter.signals) as captured,
+    ):
         logits = model(recorded["text"]).logits
-    assert heard.signals_BTS is not None
-    same(heard.signals_BTS, recorded["features"])
+    assert captured.signals_BTS is not None
+    same(captured.signals_BTS, recorded["features"])
     if kind != "medusa":  # none were recorded with its heads
         same(logits, recorded["target_logits"])
 

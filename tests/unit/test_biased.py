@@ -21,7 +21,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import ALIGNED, DraftTree, Proposal
 from draftsmith.core.verify import Match, Rule, verify
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.errors import InputError, LossyRule
 from draftsmith.targets.toy import TabularTarget
 
@@ -187,7 +187,7 @@ def test_decoding_keeps_a_whole_prediction_from_half_on_and_nothing_is_biased_wi
     target = TabularTarget(8)
     rule, sampler = biased_rule(1.0, Sampler(temperature=temperature))
     options = DecodeOptions(sampler=sampler, rule=rule, max_new_tokens=8, allow_lossy=True)
-    drafter = Prediction()
+    drafter = PredictionDrafter()
     drafter.bind(target)
     said = [5, 3, 5, 3, 1]
     (kept,) = generate(target, drafter, [[1, 2]], options, predictions=[said])

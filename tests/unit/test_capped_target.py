@@ -10,7 +10,7 @@ from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings, Forcing
 from draftsmith.errors import InputError
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.targets.views import CappedTarget
+from draftsmith.targets.views import VocabLimitedTarget
 
 KNOWN = 5
 
@@ -26,7 +26,7 @@ def test_texts_and_laws_are_those_over_the_tokens_that_are_left(forcing: Forcing
         top_k=None,
     )
     requests = [CollectRequest(prompt_id=str(first), prompt=(first, 1)) for first in range(KNOWN)]
-    found = TransformersBackend(CappedTarget(whole, KNOWN)).collect(requests, settings)
+    found = TransformersBackend(VocabLimitedTarget(whole, KNOWN)).collect(requests, settings)
     assert {token for one in found for token in one.tokens} <= set(range(KNOWN))
     for one in found:
         assert one.top is not None and len(one.tokens) == 6
@@ -41,4 +41,4 @@ def test_texts_and_laws_are_those_over_the_tokens_that_are_left(forcing: Forcing
 @pytest.mark.parametrize("size", [-3, 0, 9])
 def test_a_cap_that_is_none_is_refused(size: int) -> None:
     with pytest.raises(InputError, match=f"tabular has 8 tokens: .* capped to {size}"):
-        CappedTarget(TabularTarget(8), size)
+        VocabLimitedTarget(TabularTarget(8), size)

@@ -15,7 +15,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import PADDING, RequestBatch, TreeShape
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target
@@ -30,11 +30,11 @@ def draft_after(
     prediction: Sequence[int],
     output: Sequence[int],
     *,
-    config: Prediction.Config | None = None,
+    config: PredictionDrafter.Config | None = None,
     length: int = 99,
 ) -> tuple[list[int], set[int]]:
     """(what is drafted once `output` has followed the prompt, its origins)"""
-    drafter = Prediction(config)
+    drafter = PredictionDrafter(config)
     prompt = [20, 21]
     request = RequestBatch(
         tokens=[prompt], request_ids=(0,), max_new_tokens=99, predictions=[prediction]
@@ -84,13 +84,13 @@ def test_the_longest_ngram_decides_then_the_nearest_place() -> None:
 
 
 def test_without_resync_a_divergence_ends_it() -> None:
-    config = Prediction.Config(resync=False)
+    config = PredictionDrafter.Config(resync=False)
     assert draft_after([A, B, C], [A], config=config) == ([B, C], {0})
     assert draft_after([A, B, C], [X, B], config=config) == ([], set())
 
 
 def test_min_ngram_waits_for_more_evidence() -> None:
-    config = Prediction.Config(min_ngram=2)
+    config = PredictionDrafter.Config(min_ngram=2)
     assert draft_after([A, B, C, D, E], [A, X, C], config=config) == ([], set())
     assert draft_after([A, B, C, D, E], [A, X, C, D], config=config) == ([E], {1})
 
@@ -105,7 +105,7 @@ def test_min_ngram_waits_for_more_evidence() -> None:
 def test_the_place_is_what_a_search_through_the_prediction_finds(
     prediction: list[int], output: list[int], low: int, more: int
 ) -> None:
-    config = Prediction.Config(min_ngram=low, max_ngram=low + more)
+    config = PredictionDrafter.Config(min_ngram=low, max_ngram=low + more)
     place: int | None = 0
     used = 0
     text = [20, 21]
@@ -128,12 +128,12 @@ def test_the_place_is_what_a_search_through_the_prediction_finds(
 
 def test_options_and_predictions_are_checked() -> None:
     drafter = load_drafter("prediction", ["length=4", "resync=false"])
-    assert drafter.config == Prediction.Config(length=4, resync=False)
+    assert drafter.config == PredictionDrafter.Config(length=4, resync=False)
     assert drafter.default_shape == TreeShape.chain(4)
     with pytest.raises(InputError, match="min_ngram"):
-        Prediction.Config(min_ngram=0)
+        PredictionDrafter.Config(min_ngram=0)
     with pytest.raises(InputError, match="length"):
-        Prediction.Config(length=0)
+        PredictionDrafter.Config(length=0)
     target = TabularTarget(8)
     with pytest.raises(InputError, match="2 prompts need as many predictions"):
         run(target, drafter, [[1], [2]], predictions=[[1]])
@@ -208,7 +208,7 @@ def test_text_is_that_of_plain_decoding_in_ragged_batches_and_alone(
         "one row only": [[], plain[1], []],
         "none": [],
     }[kind]
-    drafter = Prediction()
+    drafter = PredictionDrafter()
     batch, _ = run(target, drafter, PROMPTS, predictions=predictions, temperature=temperature)
     assert batch == plain
     for number, prompt in enumerate(PROMPTS):
@@ -248,7 +248,7 @@ def test_a_right_prediction_is_accepted_whole_and_a_damaged_one_in_pieces(
 def test_a_session_takes_a_new_prediction_with_each_call(temperature: float) -> None:
     """The re-translation pattern: the source changes, the last output is the prediction."""
     target = tiny_target()
-    session, drafter = Session(), Prediction()
+    session, drafter = Session(), PredictionDrafter()
     last: list[list[int]] = [[], []]
     for sources in ([[1, 2], [3]], [[1, 2, 4], [3, 9]], [[1, 5, 4, 6], [3, 9]]):
         plain, _ = run(target, NoDrafter(), sources, temperature=temperature, max_new_tokens=12)
@@ -270,7 +270,7 @@ def test_a_session_takes_a_new_prediction_with_each_call(temperature: float) -> 
 def test_a_session_without_new_predictions_follows_the_old_ones() -> None:
     target = tiny_target()
     whole, _ = run(target, NoDrafter(), [[1, 2]], max_new_tokens=30)
-    session, drafter = Session(), Prediction()
+    session, drafter = Session(), PredictionDrafter()
     first, _ = run(target, drafter, [[1, 2]], predictions=whole, session=session, max_new_tokens=10)
     assert first == [whole[0][:10]]
     second, origins = run(target, drafter, [[1, 2, *first[0]]], session=session, max_new_tokens=20)

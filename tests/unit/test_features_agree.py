@@ -130,8 +130,8 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
     ]
     blocks = pack(kept, LENGTH)
     batch = assemble(blocks, LENGTH, END)
-    heard = taught(batch, target, signals)
-    assert batch.features_BTS is not None and heard.features_BTS is not None
+    captured = taught(batch, target, signals)
+    assert batch.features_BTS is not None and captured.features_BTS is not None
     for b, block in enumerate(blocks):
         at = 0
         for document in block.documents:
@@ -143,7 +143,7 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
                 batch.features_BTS[b, at:stop], expected_TS, rtol=2**-8, atol=1e-6
             )
             torch.testing.assert_close(
-                batch.features_BTS[b, at:stop], heard.features_BTS[b, at:stop],
+                batch.features_BTS[b, at:stop], captured.features_BTS[b, at:stop],
                 rtol=2**-8, atol=1e-6,
             )  # fmt: skip
             assert not batch.features_BTS[b, stop].any()  # the separator
@@ -182,11 +182,11 @@ def test_without_signals_nothing_is_heard_and_what_was_there_stays(target: HFTar
 
 
 def test_hooks_are_gone_when_nobody_listens(target: HFTarget) -> None:
-    with target.listen(Signals(layers=(0, 1), last_hidden=True)) as heard:
+    with target.capture(Signals(layers=(0, 1), last_hidden=True)) as captured:
         for text in ([1, 2], [3, 4, 5]):
             decoded(target, text, Signals(layers=(0,)))
-        assert heard.signals_BTS is not None
-        assert heard.signals_BTS.shape == (1, 3, 96)  # of the last forward
+        assert captured.signals_BTS is not None
+        assert captured.signals_BTS.shape == (1, 3, 96)  # of the last forward
     assert all(not module._forward_hooks for module in target.model.modules())
 
 

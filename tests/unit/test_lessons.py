@@ -24,7 +24,7 @@ from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.views import CappedTarget
+from draftsmith.targets.views import VocabLimitedTarget
 
 VOCAB = 300
 
@@ -275,7 +275,9 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
     assert lesson.facts["skipped"] == {"token outside the vocabulary of 300": 1}
     assert "left out 1 prompts: token outside" in capsys.readouterr().err
     assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
-    fewer = CappedTarget(teacher, max(tokenizer.encode("the dog")))  # as a draft with less padding
+    fewer = VocabLimitedTarget(
+        teacher, max(tokenizer.encode("the dog"))
+    )  # as a draft with less padding
     lesson = online_lesson(online, tokenizer, teacher, Signals(), fewer, None, None)
     assert lesson.facts["skipped"] == {f"token outside the vocabulary of {fewer.vocab_size}": 2}
 

@@ -38,7 +38,7 @@ from draftsmith.data import text
 from draftsmith.data.suites import load_suite
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.names import drafter_parts, kinds
-from draftsmith.drafters.vocabulary import Subset
+from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
 from draftsmith.plan.acceptance import AcceptanceEstimate, estimate
 from draftsmith.provenance import Run, jsonable, portable_text
@@ -161,7 +161,7 @@ def draft_model(arm: Arm) -> Target:
     """
     drafter = arm.drafter
     assert isinstance(drafter, Independent), "see refuse_others"
-    if Subset.beside(drafter.config.source) is not None:
+    if VocabularySubset.beside(drafter.config.source) is not None:
         raise InputError(
             f"--drafter {arm.name} knows only some of the target's tokens: the others have no "
             "probability, so its perplexity would be infinite"

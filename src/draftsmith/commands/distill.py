@@ -36,7 +36,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text, start_run
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.targets.views import CappedTarget
+from draftsmith.targets.views import VocabLimitedTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +193,9 @@ def make_lesson(
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
-        own = None if twin is None else TransformersBackend(CappedTarget(twin.target, known))
+        own = None if twin is None else TransformersBackend(VocabLimitedTarget(twin.target, known))
         refresh = None if twin is None else twin.refresh
-        draws = CappedTarget(teacher, known)
+        draws = VocabLimitedTarget(teacher, known)
         lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(lesson)
     return replace(lesson, teacher=digest)

@@ -39,7 +39,7 @@ from draftsmith.core.types import (
     Verdict,
 )
 from draftsmith.core.verify import Rule, candidate_children, offered_depth
-from draftsmith.core.verify_step import make_rule, settle
+from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target, feed_beginning
@@ -53,7 +53,7 @@ class DecodeOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_new_tokens: int = 128
-    judged_by: Sampler | None = None
+    verifier_sampler: Sampler | None = None
     """Whose laws the rule looks at; None: those of `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
     """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
@@ -156,10 +156,10 @@ def decode(
                     pending = feed_beginning(target, cache, pending)
                 out = _forward(target, drafter, cache, pending, tree)
             with recorder.time("verify"), torch.inference_mode():
-                tree, verdict = settle(
+                tree, verdict = verify_step(
                     tree,
                     out.logits_BNV,
-                    options.judged_by or options.sampler,
+                    options.verifier_sampler or options.sampler,
                     [row.history() for row in active],
                     make_rule(options.rule, tree.proposal),
                     noise,

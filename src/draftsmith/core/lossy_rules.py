@@ -57,11 +57,11 @@ from draftsmith.core.verify import (
     ALL,
     Children,
     Descent,
-    Foreseen,
     LawSource,
     Match,
     Node,
     Rule,
+    VerifierInputs,
     candidate_children,
     holding,
 )
@@ -151,9 +151,9 @@ class Typical:
             if p > threshold_R[r]
         ]
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         tokens_PS = children().tokens_PS
-        return Foreseen(
+        return VerifierInputs(
             last=law,
             prob_PS=torch.stack([law.prob(tokens_P) for tokens_P in tokens_PS.T], dim=1),
             entropy_P=law.entropy(),
@@ -214,10 +214,10 @@ class BiasedGreedy(_Biased):
             child[np.array(leaning)[near]] = kids[near]
         return child, best
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         tokens_PS = children().tokens_PS
         gaps = [law.gap(tokens_P) for tokens_P in tokens_PS.T]
-        return Foreseen(last=law.mode(), prob_PS=torch.stack(gaps, dim=1))
+        return VerifierInputs(last=law.mode(), prob_PS=torch.stack(gaps, dim=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,8 @@ class BiasedDraw(_Biased):
         child[copied] = kids[copied]
         return child, drawn
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
-        return Foreseen(last=law)
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
+        return VerifierInputs(last=law)
 
 
 def _aligned(tree: DraftTree, node: Node) -> list[int]:

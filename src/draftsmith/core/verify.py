@@ -109,7 +109,7 @@ class Children:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Foreseen:
+class VerifierInputs:
     """What a rule will ask the laws of P nodes, should it come by."""
 
     last: Law
@@ -135,7 +135,7 @@ class Rule(Protocol):
         """Per row the nodes that stay, from the root down, and [B] the target's token behind."""
         ...
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         """All that `walk` can ask, without a look at any number (see `core/verify_step.py`)."""
         ...
 
@@ -190,8 +190,8 @@ class Match(Descent):
         drawn = node.law.draw(noise, node.rows, node.depth, Purpose.TARGET).cpu().numpy()
         return holding(tree, node, drawn), drawn
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
-        return Foreseen(last=law)
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
+        return VerifierInputs(last=law)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class Rejection(Descent):
                 q = q.without(torch.from_numpy(tokens[rows, [k[earlier] for k in kids]]))
         return q
 
-    def foresee(self, law: Law, children: Callable[[], Children]) -> Foreseen:
+    def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         """Every child's p / q as if none before it had stayed."""
         below, judged = children(), []
         q = below.q
@@ -266,7 +266,7 @@ class Rejection(Descent):
             law = left.where(there_P, law)
             if q is not None and below.distinct:
                 q = q.without(tokens_P)
-        return Foreseen(last=law, prob_PS=torch.stack(judged, dim=1))
+        return VerifierInputs(last=law, prob_PS=torch.stack(judged, dim=1))
 
 
 def holding(tree: DraftTree, node: Node, wanted: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ number makes the host wait until all work is done; so what the rule *can* ask is
 nodes without looking, and comes to the host together with the tree, in one transfer:
 
     device   logits -> laws of root and nodes -> what each would draw, and what its children are
-                                                 judged by
+                                                 child_scores by
     host     one transfer; then the very walk that a CPU does, which only looks up
 
 Penalties want each node's history, hence the tokens of the tree on the host: with them the tree
@@ -34,12 +34,12 @@ from draftsmith.core.trees import depths, geometry, on_host
 from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import (
     Children,
-    Foreseen,
     Match,
     NodeLaw,
     Rejection,
     Rule,
     TreeLaws,
+    VerifierInputs,
     candidate_children,
     check_rule,
     verify,
@@ -66,7 +66,7 @@ def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
     return rules[rule]()
 
 
-def settle(
+def verify_step(
     tree: DraftTree,
     logits_BNV: Tensor,
     sampler: Sampler,
@@ -99,49 +99,49 @@ def settle(
             parents_BN=tree.parents_BN.numpy(),
         )
         return tree, verify(tree, laws, rule, noise, allow_lossy=allow_lossy)
-    tree, told = _foreseen(tree, logits_BNV, sampler, rule, noise, widest)
-    # what children are judged by has q in it already: to the rule they are opaque
-    asked = dataclasses.replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
-    return tree, verify(asked, told, rule, noise, allow_lossy=allow_lossy)
+    tree, precomputed = _precompute(tree, logits_BNV, sampler, rule, noise, widest)
+    # the scores of children contain q already, so the rule sees opaque children
+    opaque = dataclasses.replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
+    return tree, verify(opaque, precomputed, rule, noise, allow_lossy=allow_lossy)
 
 
 # --------------------------------------------------------------------------- on the device
 
 
-def _foreseen(
+def _precompute(
     tree: DraftTree, logits_BNV: Tensor, sampler: Sampler, rule: Rule, noise: Noise, widest: int
-) -> tuple[DraftTree, _Told]:
+) -> tuple[DraftTree, _PrecomputedLaws]:
     device, places = logits_BNV.device, logits_BNV.shape[:2]
     logits_PV, u_P = logits_BNV.flatten(0, 1), _uniform(tree, noise, device).flatten()
 
     table = cache(partial(_children, tree, widest, device))
-    found: list[Foreseen] = []
+    found: list[VerifierInputs] = []
     drawn: list[Tensor] = []
     top: list[Tensor] = []
     size = max(1, CELLS // logits_PV.shape[1])
     for start in range(0, len(logits_PV), size):
         some = slice(start, start + size)
         law = sampler.law(logits_PV[some], check=top.append)
-        found.append(rule.foresee(law, partial(_below, tree, table, some)))
+        found.append(rule.precompute(law, partial(_below, tree, table, some)))
         drawn.append(found[-1].last.at(u_P[some]))
-    judged = [part.prob_PS for part in found if part.prob_PS is not None]
+    child_scores = [part.prob_PS for part in found if part.prob_PS is not None]
     entropy = [part.entropy_P for part in found if part.entropy_P is not None]
     drafted = [] if tree.q is None else [tree.q.probs_RK.sum(-1)]
-    parts = (drawn, top, drafted, judged, entropy)
+    parts = (drawn, top, drafted, child_scores, entropy)
     tree, came = on_host(tree, *(torch.cat(part) for part in parts if part))
     numbers = iter(came)
-    drawn_P, top_P, drafted_R, judged_PS, entropy_P = (
+    drawn_P, top_P, drafted_R, child_score_PS, entropy_P = (
         next(numbers) if part else None for part in parts
     )
     assert drawn_P is not None and top_P is not None
     if drafted_R is not None:
         require_finite(torch.from_numpy(drafted_R))
-    return tree, _Told(
+    return tree, _PrecomputedLaws(
         tokens=tree.tokens_BN.tolist(),
         children=candidate_children(tree),
         drawn_BP=drawn_P.reshape(places),
         top_BP=top_P.reshape(places),
-        judged_BPS=None if judged_PS is None else judged_PS.reshape(*places, -1),
+        child_score_BPS=None if child_score_PS is None else child_score_PS.reshape(*places, -1),
         entropy_BP=None if entropy_P is None else entropy_P.reshape(places),
     )
 
@@ -200,45 +200,45 @@ def _below(tree: DraftTree, table: Callable[[], tuple[Tensor, Tensor]], some: sl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Told:
+class _PrecomputedLaws:
     """Answers for all nodes (a `LawSource`)."""
 
     tokens: list[list[int]]
     children: list[dict[int, list[int]]]
     drawn_BP: np.ndarray
     top_BP: np.ndarray
-    judged_BPS: np.ndarray | None
+    child_score_BPS: np.ndarray | None
     entropy_BP: np.ndarray | None
 
     def at(self, rows: np.ndarray, nodes: np.ndarray) -> NodeLaw:
         require_finite(torch.from_numpy(self.top_BP[rows, nodes + 1]))
-        return _Answers(self, rows, nodes)
+        return _PrecomputedNodeLaw(self, rows, nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
+class _PrecomputedNodeLaw:
     """Of R nodes, behind `passed` children that did not stay (a `NodeLaw`)."""
 
-    told: _Told
+    laws: _PrecomputedLaws
     rows: np.ndarray
     nodes: np.ndarray
     passed: int = 0
 
     def prob(self, tokens_R: Tensor) -> Tensor:
-        told = self.told
-        assert told.judged_BPS is not None
+        laws = self.laws
+        assert laws.child_score_BPS is not None
         out = []
         for b, node, token in zip(self.rows, self.nodes, tokens_R.tolist(), strict=True):
-            kids = told.children[b][int(node)]
+            kids = laws.children[b][int(node)]
             place = next(
-                s for s in range(self.passed, len(kids)) if told.tokens[b][kids[s]] == token
+                s for s in range(self.passed, len(kids)) if laws.tokens[b][kids[s]] == token
             )
-            out.append(told.judged_BPS[b, node + 1, place])
+            out.append(laws.child_score_BPS[b, node + 1, place])
         return torch.tensor(out, dtype=torch.float64)
 
     def entropy(self) -> Tensor:
-        assert self.told.entropy_BP is not None
-        return torch.from_numpy(self.told.entropy_BP[self.rows, self.nodes + 1])
+        assert self.laws.entropy_BP is not None
+        return torch.from_numpy(self.laws.entropy_BP[self.rows, self.nodes + 1])
 
     def gap(self, tokens_R: Tensor) -> Tensor:
         return self.prob(tokens_R)  # a rule foresees one of the two
@@ -247,7 +247,7 @@ class _Answers:
         return self  # likewise of what it draws from
 
     def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor:
-        return torch.from_numpy(self.told.drawn_BP[self.rows, self.nodes + 1])
+        return torch.from_numpy(self.laws.drawn_BP[self.rows, self.nodes + 1])
 
     def take(self, rows: np.ndarray) -> NodeLaw:
         return dataclasses.replace(self, rows=self.rows[rows], nodes=self.nodes[rows])

@@ -30,7 +30,7 @@ from draftsmith.core.speedup import predicted_speedup, tokens_per_step
 from draftsmith.core.types import Signals
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.tree_growth import Vocabularies
-from draftsmith.drafters.vocabulary import Subset, padded, same_tokens
+from draftsmith.drafters.vocabulary import VocabularySubset, padded, same_tokens
 from draftsmith.errors import InputError
 from draftsmith.targets.base import CHUNK, Target
 
@@ -211,7 +211,7 @@ def shared_vocabulary(draft: Target, target: Target, *, source: str = "") -> Voc
     Raises:
         InputError: they have other tokens, so that no law of one is a law of the other.
     """
-    subset = Subset.beside(source)
+    subset = VocabularySubset.beside(source)
     if subset is not None:
         return subset.vocabularies(draft.vocab_size, target.vocab_size)
     if not same_tokens(draft.tokenizer, target.tokenizer):

@@ -270,7 +270,7 @@ def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> Traje
         InputError: the teacher has no such signals.
     """
     device = teacher.device
-    with torch.no_grad(), teacher.native() as model, teacher.listen(signals) as heard:
+    with torch.no_grad(), teacher.native() as model, teacher.capture(signals) as captured:
         fed = replace(
             batch,
             tokens_BT=batch.tokens_BT.to(device),
@@ -282,7 +282,7 @@ def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> Traje
     # the law of place t + 1 is said at place t
     row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
     laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
-    said_BTS = heard.signals_BTS
+    said_BTS = captured.signals_BTS
     features_BTS = batch.features_BTS if said_BTS is None else said_BTS.float()
     return replace(batch, laws=laws, law_row_BT=row_BT, features_BTS=features_BTS)
 

@@ -34,11 +34,11 @@ from draftsmith.drafters.base import Drafter, free_options
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
-from draftsmith.drafters.vocabulary import Subset, same_tokens
+from draftsmith.drafters.vocabulary import VocabularySubset, same_tokens
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import Run
 from draftsmith.targets.hf import HFTarget, load_model
-from draftsmith.targets.views import Ends
+from draftsmith.targets.views import EmbeddingAndHead
 
 DRAWN = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""
@@ -134,7 +134,7 @@ class ModelStudent(Student):
             )
         self._source = drafter_parts(options.drafter)[1] or options.drafter
         self._tokenizer = tokenizer
-        if Subset.beside(self._source) is not None:
+        if VocabularySubset.beside(self._source) is not None:
             raise InputError(
                 f"{self._source} knows only a subset of the target's tokens; laws are over all of "
                 "them: distil a draft model with the whole vocabulary"
@@ -232,7 +232,7 @@ class NetworkStudent(Student):
         self._options = options
         self._kind, _ = drafter_parts(options.drafter)
         config = text_config(options.target)
-        self._ends = Ends.load(options.target, config, tokenizer)
+        self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
         self._counts_V: Tensor | None = None
         self._adopt()
 

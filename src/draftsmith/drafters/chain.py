@@ -20,7 +20,7 @@ from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 
 OTHER = 2
 """Origin of the second drafter's nodes."""
@@ -38,12 +38,12 @@ class _State(DraftState):
         return _State(self.first.rewind(tokens), self.second.rewind(tokens))
 
 
-class After(Drafter):
+class FallbackDrafter(Drafter):
     """A prediction first, then `second`."""
 
     reads_predictions = True
 
-    def __init__(self, first: Prediction, second: Drafter) -> None:
+    def __init__(self, first: PredictionDrafter, second: Drafter) -> None:
         super().__init__()
         self.first: Drafter = first
         self.second = second

@@ -130,11 +130,11 @@ class Eagle3(FeatureDrafter):
             self.signals = self.signals if said is None else Signals(layers=said)
         super().bind(target)
 
-    def measures(self, target: TargetView) -> LlamaConfig:
+    def network_config(self, target: TargetView) -> LlamaConfig:
         known, own = target.vocab_size, self.config.draft_vocab
         if not 0 <= own <= known:
             raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
-        layer = super().measures(target)
+        layer = super().network_config(target)
         layer.draft_vocab_size = own or known
         return layer
 

@@ -104,8 +104,8 @@ class Griffin(AlignedDrafter):
     official_from = 2
     """Released training with one forward is another file, with ordinary attention."""
 
-    def measures(self, target: TargetView) -> LlamaConfig:
-        layer = super().measures(target)
+    def network_config(self, target: TargetView) -> LlamaConfig:
+        layer = super().network_config(target)
         layer.guided_fusion = self.config.guided_fusion
         layer.enhanced_head = self.config.enhanced_head
         return layer

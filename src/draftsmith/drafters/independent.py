@@ -35,10 +35,10 @@ from draftsmith.core.types import (
 )
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters.causal_lm import causal_forward
-from draftsmith.drafters.tree_growth import Draw, ModelReader, Vocabularies, grow
+from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
 from draftsmith.drafters.vocabulary import (
     ReencodedState,
-    Subset,
+    VocabularySubset,
     padded,
     reencoded_tree,
     same_tokens,
@@ -137,7 +137,7 @@ class Independent(Drafter):
             self._adopt(self._load(target))
         draft = self._draft
         assert draft is not None
-        subset = Subset.beside(self.config.source)
+        subset = VocabularySubset.beside(self.config.source)
         if subset is not None:
             self._vocabularies = subset.vocabularies(draft.vocab_size, target.vocab_size)
         elif same_tokens(draft.tokenizer, target.tokenizer):
@@ -184,7 +184,7 @@ class Independent(Drafter):
             return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
-        how = Draw.behind(state, self.config.proposal, sampler, noise)
+        how = ChildSelection.from_state(state, self.config.proposal, sampler, noise)
         return _inside(grow(reader, shape, how), state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

@@ -47,7 +47,7 @@ from draftsmith.drafters.hidden.checkpoint import (
     save_network,
     target_facts,
 )
-from draftsmith.drafters.tree_growth import Draw, grow
+from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import BackendError
 
 
@@ -250,7 +250,7 @@ class Medusa(Drafter):
         if state.feature_BH is None:
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
-        how = Draw.behind(state, "greedy", sampler, noise)
+        how = ChildSelection.from_state(state, "greedy", sampler, noise)
         return grow(reader, shape.clip(len(self.network)), how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

@@ -32,7 +32,7 @@ RESYNCED = 1
 class _Row:
     """One row's prediction and the place in it."""
 
-    config: Prediction.Config
+    config: PredictionDrafter.Config
     tokens: list[int]
     """The known text."""
     base: int
@@ -103,7 +103,7 @@ class _State(DraftState):
         return _State([row.rewound(new) for row, new in zip(self.rows, tokens, strict=True)])
 
 
-class Prediction(Drafter):
+class PredictionDrafter(Drafter):
     """Drafts from `RequestBatch.predictions`; rows without one decode plainly.
 
     OPAQUE, hence lossless, as long as the prediction does not depend on the verifier's noise. One
@@ -197,4 +197,4 @@ class Prediction(Drafter):
         return state
 
 
-DRAFTER = Prediction
+DRAFTER = PredictionDrafter

@@ -181,7 +181,7 @@ PROPOSALS: dict[Choice, Proposal] = {
 }
 
 
-class Texts(Protocol):
+class KnownTokens(Protocol):
     """What a drafter's state knows: the tokens of each row, and how many of them are its prompt."""
 
     known: list[list[int]]
@@ -189,7 +189,7 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draw:
+class ChildSelection:
     """How children are chosen."""
 
     choice: Choice
@@ -200,7 +200,9 @@ class Draw:
     num_prompt: Sequence[int]
 
     @classmethod
-    def behind(cls, texts: Texts, choice: Choice, sampler: Sampler, noise: Noise) -> Draw:
+    def from_state(
+        cls, texts: KnownTokens, choice: Choice, sampler: Sampler, noise: Noise
+    ) -> ChildSelection:
         """How to choose children behind the known tokens of a state."""
         return cls(
             choice=choice,
@@ -229,7 +231,7 @@ class Draw:
         ]
 
 
-def grow(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
+def grow(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
     """Draft a tree; its numbers stay where the reader's logits are.
 
     A shape that follows the model takes its top tokens, whatever `how` says; so does every tree at
@@ -240,7 +242,7 @@ def grow(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
     return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
 
 
-def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
+def _grow_fixed(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
     num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
     num_nodes = len(template)
     see_NN = sees(template[None])[0]
@@ -295,7 +297,7 @@ def _grow_fixed(reader: Reader, shape: TreeShape, how: Draw) -> DraftTree:
     )
 
 
-def _law(how: Draw, scores_RV: Tensor, histories: Sequence[History]) -> Law:
+def _law(how: ChildSelection, scores_RV: Tensor, histories: Sequence[History]) -> Law:
     if scores_RV.device.type == "cpu":
         return how.sampler.law(scores_RV, histories)
     # nobody waits for the device here: whoever verifies the draft looks at its laws
@@ -303,7 +305,7 @@ def _law(how: Draw, scores_RV: Tensor, histories: Sequence[History]) -> Law:
 
 
 def _draw(
-    law: Law, how: Draw, rows: np.ndarray, depth: int, kids: np.ndarray
+    law: Law, how: ChildSelection, rows: np.ndarray, depth: int, kids: np.ndarray
 ) -> tuple[Tensor, Tensor]:
     """(tokens, spent) [R, width]; spent: the support was used up, there is no such child."""
     drawn: list[Tensor] = []

@@ -30,7 +30,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_chains
 from draftsmith.core.types import DraftTree, Proposal, TreeShape
 from draftsmith.drafters.base import Accepted, DraftState, TargetView
-from draftsmith.drafters.tree_growth import Draw, ModelReader, Vocabularies, grow
+from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
 
@@ -64,7 +64,7 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
 
 
 @dataclass(frozen=True, slots=True)
-class Subset:
+class VocabularySubset:
     """The draft model knows only some of the target's tokens."""
 
     d2t: Tensor
@@ -73,7 +73,7 @@ class Subset:
     """Draft id that every other token is read as."""
 
     @classmethod
-    def beside(cls, source: str) -> Subset | None:
+    def beside(cls, source: str) -> VocabularySubset | None:
         """What the draft model's folder says about its vocabulary, if it is a subset."""
         path = Path(source) / SUBSET_FILE
         if not source or not path.is_file():
@@ -186,7 +186,7 @@ def reencoded_tree(
     grown = grow(
         ModelReader(draft, state.cache, known, same),
         TreeShape.chain(shape.depth),
-        Draw(
+        ChildSelection(
             choice="greedy",  # kept when the target's own draw equals it: the likeliest serves best
             sampler=sampler,
             noise=noise,

@@ -25,9 +25,9 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import Drafter, DraftState, TargetView
-from draftsmith.drafters.chain import After
+from draftsmith.drafters.chain import FallbackDrafter
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import Prediction
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
 
@@ -104,10 +104,10 @@ class Engine:
     ) -> None:
         self.target, self.redraft, self.sampler = target, redraft, Sampler()
         self._later = max(resync, 0 if then is None else then.default_shape.depth)
-        first = Prediction(Prediction.Config(resync=resync > 0))
+        first = PredictionDrafter(PredictionDrafter.Config(resync=resync > 0))
         self.drafter: Drafter = then or NoDrafter()
         if redraft:
-            self.drafter = first if then is None else After(first, then)
+            self.drafter = first if then is None else FallbackDrafter(first, then)
         self.drafter.bind(target)
 
     def run(self, job: Job, session: Session) -> Outcome:
@@ -166,11 +166,11 @@ class Engine:
         self, jobs: Sequence[Job], session: Session, on_done: Callable[[int, Outcome], None]
     ) -> None:
         drafts = [job.draft if self.redraft else () for job in jobs]
-        rule, judged_by = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
+        rule, verifier_sampler = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
         policy = _FirstWhole(max(map(len, drafts)), self._later)
         options = DecodeOptions(
             sampler=self.sampler,
-            judged_by=judged_by,
+            verifier_sampler=verifier_sampler,
             rule=rule,
             max_new_tokens=max(job.max_new_tokens for job in jobs),
             shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,

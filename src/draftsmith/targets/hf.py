@@ -51,7 +51,7 @@ def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
+class CapturedOutputs:
     """Outputs of the last forward, module by module."""
 
     states: tuple[list[Tensor], ...]
@@ -65,10 +65,10 @@ class Heard:
 
 
 @contextmanager
-def listening(modules: Sequence[Any]) -> Iterator[Heard]:
+def capture_outputs(modules: Sequence[Any]) -> Iterator[CapturedOutputs]:
     """Hear these modules in every forward inside the `with`."""
     with ExitStack() as stack:
-        yield Heard(states=tuple(stack.enter_context(_output_of(m)) for m in modules))
+        yield CapturedOutputs(states=tuple(stack.enter_context(_output_of(m)) for m in modules))
 
 
 @contextmanager
@@ -180,7 +180,7 @@ class HFTarget:
         with ExitStack() as stack:
             if self._ambient:
                 stack.enter_context(attention.ambient(block, self._windows))
-            heard = stack.enter_context(self.listen(signals))
+            captured = stack.enter_context(self.capture(signals))
             out = self.model(
                 input_ids=to_device(tokens_BT, self.device),
                 position_ids=block.positions(self.device),
@@ -189,16 +189,16 @@ class HFTarget:
                 draftsmith_windows=self._windows,
                 **options,
             )
-        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=heard.signals_BTS)
+        return TargetOutput(logits_BNV=out.logits[:, -keep:], signals_BTS=captured.signals_BTS)
 
-    def listen(self, signals: Signals) -> AbstractContextManager[Heard]:
+    def capture(self, signals: Signals) -> AbstractContextManager[CapturedOutputs]:
         """Inside a `with`: `signals` of every forward of the model, also of `native`, in the order
         that `forward` gives them.
 
         Raises:
             InputError: it has no such layer.
         """
-        return listening(self._signal_modules(signals))
+        return capture_outputs(self._signal_modules(signals))
 
     def _signal_modules(self, signals: Signals) -> list[Any]:
         """The modules whose outputs are asked for: decoder layers, then the whole decoder (its

@@ -25,7 +25,7 @@ from draftsmith.targets.base import Target
 from draftsmith.targets.hf import causal_head, end_ids_of, load_model
 
 
-class Ends:
+class EmbeddingAndHead:
     """Embedding and head of a transformers causal language model (a `TargetView`).
 
     States and embeddings go in and out in float32, whatever the target's own numbers are: what
@@ -43,7 +43,7 @@ class Ends:
         self.dtype = torch.float32
 
     @classmethod
-    def load(cls, name: str, config: Any, tokenizer: Any) -> Ends:
+    def load(cls, name: str, config: Any, tokenizer: Any) -> EmbeddingAndHead:
         """Of a model folder or hub id; its layers are not read.
 
         Raises:
@@ -73,7 +73,7 @@ class Ends:
             self._model.to(values.device)
 
 
-class CappedTarget:
+class VocabLimitedTarget:
     """`target`, its laws renormalised over the tokens before `vocab_size`.
 
     Raises:

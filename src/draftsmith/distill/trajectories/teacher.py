@@ -157,26 +157,26 @@ def judge(
     Raises:
         InputError: the target has no such signals.
     """
-    listening = signals != Signals()
+    captures = signals != Signals()
     prompts = list(dict.fromkeys(text.prompt for text in texts))
     number = {prompt: i for i, prompt in enumerate(prompts)}
     owner = [number[text.prompt] for text in texts]
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     cache = target.new_cache(len(prompts), longest)
-    heard: list[list[Tensor]] = [[] for _ in prompts]
+    captured: list[list[Tensor]] = [[] for _ in prompts]
     for pieces, out in _read(target, cache, [p[:-1] for p in prompts], 1, base.CHUNK, signals):
         cost.add(sum(map(len, pieces)))
-        _listen(target, heard, pieces, out, listening)
+        _keep_captured(target, captured, pieces, out, captures)
     if owner != list(range(len(prompts))):
         cache.take(owner)
-    heard = [list(heard[i]) for i in owner]
+    captured = [list(captured[i]) for i in owner]
     laws: list[list[Laws]] = [[] for _ in texts]
-    rest = [(t.prompt[-1], *(t.tokens if listening else t.tokens[:-1])) for t in texts]
+    rest = [(t.prompt[-1], *(t.tokens if captures else t.tokens[:-1])) for t in texts]
     piece = max(1, LOGITS_AT_ONCE // (len(texts) * target.vocab_size))
     done = 0
     for pieces, out in _read(target, cache, rest, piece, min(piece, base.CHUNK), signals):
         cost.add(sum(map(len, pieces)))
-        _listen(target, heard, pieces, out, listening)
+        _keep_captured(target, captured, pieces, out, captures)
         width = out.logits_BNV.shape[1]
         for b, fed in enumerate(pieces):
             tokens = texts[b].tokens[done : done + len(fed)]
@@ -188,7 +188,7 @@ def judge(
     return [
         Opinion(
             laws=Laws.cat(laws[b]),
-            features_TS=torch.cat(heard[b]).numpy() if listening else None,
+            features_TS=torch.cat(captured[b]).numpy() if captures else None,
         )
         for b in range(len(texts))
     ]
@@ -213,18 +213,18 @@ def _read(
         yield pieces, out
 
 
-def _listen(
+def _keep_captured(
     target: Target,
-    heard: list[list[Tensor]],
+    captured: list[list[Tensor]],
     pieces: Sequence[Sequence[int]],
     out: TargetOutput,
-    listening: bool,
+    captures: bool,
 ) -> None:
     """Keep the signals of the tokens that were fed (short rows stand on the right)."""
-    if not listening:
+    if not captures:
         return
     if out.signals_BTS is None:
         raise InputError(f"{target.name} has no hidden states to keep: leave `signals` empty.")
     for b, fed in enumerate(pieces):
         if fed:
-            heard[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())
+            captured[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())

@@ -284,7 +284,7 @@ def read_config(folder: Path) -> LlamaConfig:
         return LlamaConfig(**values)
 
 
-def check_measures(config: LlamaConfig, target: TargetView, folder: Path) -> None:
+def check_config(config: LlamaConfig, target: TargetView, folder: Path) -> None:
     """Refuse a network that reads other states than this target's.
 
     Raises:

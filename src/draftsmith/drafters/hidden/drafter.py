@@ -33,7 +33,7 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.checkpoint import (
-    check_measures,
+    check_config,
     check_target,
     load_network,
     read_config,
@@ -43,7 +43,7 @@ from draftsmith.drafters.hidden.checkpoint import (
 from draftsmith.drafters.hidden.network import Network, draft_config
 from draftsmith.drafters.hidden.state import FeatureState, PairReader, new_state
 from draftsmith.drafters.hidden.unroll import Rollout
-from draftsmith.drafters.tree_growth import Draw, grow
+from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.targets.hf import loading
 
 
@@ -103,10 +103,10 @@ class FeatureDrafter(Drafter):
         source = Path(self.config.source)
         if self.config.source:
             check_target(source, target_facts(target, self.signals))
-        self.layer = self.measures(target)
+        self.layer = self.network_config(target)
         if self.config.source:
             self.layer = read_config(source)
-            check_measures(self.layer, target, source)
+            check_config(self.layer, target, source)
         with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
             torch.manual_seed(self.config.seed)
             network = self.network_class(self.layer)
@@ -114,7 +114,7 @@ class FeatureDrafter(Drafter):
         if self.config.source:
             load_network(self.network, source, target)
 
-    def measures(self, target: TargetView) -> LlamaConfig:
+    def network_config(self, target: TargetView) -> LlamaConfig:
         """Of a network that nobody has trained yet."""
         return draft_config(target.config)
 
@@ -149,7 +149,9 @@ class FeatureDrafter(Drafter):
         if state.is_blank:
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
-        tree = grow(reader, shape, Draw.behind(state, self.config.proposal, sampler, noise))
+        tree = grow(
+            reader, shape, ChildSelection.from_state(state, self.config.proposal, sampler, noise)
+        )
         state.cache.rollback()
         return tree
 

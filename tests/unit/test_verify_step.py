@@ -17,7 +17,7 @@ from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.trees import geometry
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 from draftsmith.core.verify import Match, Rejection, Rule
-from draftsmith.core.verify_step import settle
+from draftsmith.core.verify_step import verify_step
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
@@ -104,12 +104,12 @@ def test_the_verdict_is_that_of_the_host(
         tree = random_tree(rng, 3, kind)
         logits = torch.from_numpy(rng.normal(scale=1.5, size=(3, 1 + tree.num_nodes, V)))
         noise = Noise(seed, [5, 6, 7], [4, 9, 2])
-        here = settle(tree, logits, SAMPLERS[sampler], [], rule, noise, widest=9, allow_lossy=True)[
-            1
-        ]
+        here = verify_step(
+            tree, logits, SAMPLERS[sampler], [], rule, noise, widest=9, allow_lossy=True
+        )[1]
         with PretendDevice() as device, torch.inference_mode():
             there = sent(tree, shape_too=shape_too)
-            came, verdict = settle(
+            came, verdict = verify_step(
                 there, Elsewhere(logits), SAMPLERS[sampler], [], rule, noise,
                 widest=9, allow_lossy=True,
             )  # fmt: skip
@@ -129,9 +129,9 @@ def test_penalties_bring_the_tree_first_and_give_the_verdict_of_the_host() -> No
         tree = random_tree(rng, 2, Proposal.OPAQUE)
         logits = torch.from_numpy(rng.normal(size=(2, 1 + tree.num_nodes, V)))
         noise, known = Noise(seed, [0, 1], [2, 2]), [History(tokens=[1, 2], num_prompt=1)] * 2
-        here = settle(tree, logits, sampler, known, Match(), noise, widest=9)[1]
+        here = verify_step(tree, logits, sampler, known, Match(), noise, widest=9)[1]
         with PretendDevice(), torch.inference_mode():
-            there = settle(
+            there = verify_step(
                 sent(tree, shape_too=True), Elsewhere(logits), sampler, known, Match(), noise,
                 widest=9,
             )[1]  # fmt: skip
@@ -151,7 +151,7 @@ def test_broken_logits_are_an_error_where_the_walk_comes_by_and_only_there() -> 
 
     def verdict(broken: torch.Tensor) -> int:
         with PretendDevice(), torch.inference_mode():
-            found = settle(tree, Elsewhere(broken), Sampler(), [], Match(), noise, widest=2)[1]
+            found = verify_step(tree, Elsewhere(broken), Sampler(), [], Match(), noise, widest=2)[1]
         return int(found.num_accepted_B[0])
 
     aside, on_the_way = logits.clone(), logits.clone()
@@ -167,7 +167,7 @@ def test_a_broken_draft_model_is_an_error() -> None:
     broken = dataclasses.replace(tree, q=Law(tree.q.probs_RK * torch.nan, V))
     logits = torch.zeros((2, 1 + tree.num_nodes, V))
     with PretendDevice(), torch.inference_mode(), pytest.raises(BackendError, match="NaN"):
-        settle(
+        verify_step(
             sent(broken, shape_too=False), Elsewhere(logits), Sampler(temperature=1.0), [],
             Rejection(), Noise(0, [0, 1], [1, 1]), widest=9,
         )  # fmt: skip
