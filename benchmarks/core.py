@@ -24,7 +24,7 @@ import torch
 from draftsmith.bench.arms import Arm, time_decode
 from draftsmith.bench.baselines import time_generate
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.metrics import DrafterFigures, figures
+from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions, decode
@@ -125,10 +125,10 @@ def autoregressive(size: Size) -> list[Figure]:
     return out
 
 
-def run_plan(plan: BenchPlan) -> tuple[DrafterFigures, ...]:
+def run_plan(plan: BenchPlan) -> tuple[DrafterMetrics, ...]:
     bench = Bench(plan)
     bench.prepare()
-    return figures([record for lines in bench.records() for record in lines])
+    return drafter_metrics([record for lines in bench.records() for record in lines])
 
 
 # --------------------------------------------------------------------------- perfect drafts

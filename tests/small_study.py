@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from draftsmith.bench.compare.model import RunFigures, Scope
+from draftsmith.bench.compare.model import RunMetrics, Scope
 from draftsmith.bench.compare.pool import compare
 
 OBJECTIVES = ("kl", "rkl", "jsd", "tvd")
 GREEDY_LANGUAGES = ("French", "Korean", "Tamil", "Hindi")
 
 
-def a_run(label: str, **options: Any) -> RunFigures:
+def a_run(label: str, **options: Any) -> RunMetrics:
     usual: dict[str, Any] = {
         "objective": "kl",
         "forcing": "beam",
@@ -23,15 +23,15 @@ def a_run(label: str, **options: Any) -> RunFigures:
         "seed": 0,
         "tau": 3.0,
     }
-    return RunFigures(label=label, **{**usual, **options})
+    return RunMetrics(label=label, **{**usual, **options})
 
 
-def only_scope(runs: list[RunFigures], **options: Any) -> Scope:
+def only_scope(runs: list[RunMetrics], **options: Any) -> Scope:
     (scope,) = compare(runs, **options).scopes
     return scope
 
 
-def a_study() -> list[RunFigures]:
+def a_study() -> list[RunMetrics]:
     """Every factor varied on its own, two seeds, parts by language, an undistilled draft."""
     runs = []
     for seed in (0, 1):
@@ -44,7 +44,7 @@ def a_study() -> list[RunFigures]:
             plan += [("beam", 1, 1.0, "full", "renormalise", 0.01)]
             for forcing, beams, temperature, truncation, tail, gain in plan:
                 tau = 3.0 + 0.05 * i + gain + 0.01 * seed
-                whole = RunFigures(
+                whole = RunMetrics(
                     label=f"{objective}-{forcing}-{beams}-{temperature}-{truncation}-{tail}-{seed}",
                     objective=objective,
                     forcing=forcing,
@@ -73,7 +73,7 @@ def a_study() -> list[RunFigures]:
                     replace(whole, language=name, tau=tau * (1 + 0.1 * n))
                     for n, name in enumerate(GREEDY_LANGUAGES)
                 ]
-    base = RunFigures(label="base", objective="none", tau=2.5, alpha=0.4, quality=35.0)
+    base = RunMetrics(label="base", objective="none", tau=2.5, alpha=0.4, quality=35.0)
     base = replace(base, quality_metric="chrF")
     runs.append(base)
     runs += [

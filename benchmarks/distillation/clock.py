@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from exam import Exam
 
 from draftsmith.bench.arms import Arm
-from draftsmith.bench.metrics import DrafterFigures, figures
+from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan
 from draftsmith.commands.bench import make_items
@@ -18,7 +18,7 @@ from draftsmith.targets.hf import HFTarget
 
 def by_the_clock(
     target: HFTarget, arms: Sequence[Arm], exam: Exam, temperature: float, *, repeats: int
-) -> tuple[DrafterFigures, ...]:
+) -> tuple[DrafterMetrics, ...]:
     """Of plain decoding and of these arms, on the exam's prompts. The machine must be idle."""
     bench = Bench(
         BenchPlan(
@@ -32,4 +32,4 @@ def by_the_clock(
         )
     )
     bench.prepare()
-    return figures([record for round_ in bench.records() for record in round_])
+    return drafter_metrics([record for round_ in bench.records() for record in round_])

@@ -46,7 +46,7 @@ from lab import Amounts, Lab, keep, with_seed
 from study import Examined, Models, Run
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
 
-from draftsmith.bench.compare.model import RunFigures
+from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.core.types import TreeShape
 from draftsmith.provenance import write_text_atomic
 
@@ -232,7 +232,7 @@ def trees(marks: Marks) -> list[Decoded]:
     return [one for one in marks.decoded if not one.shape.is_chain]
 
 
-def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, lab: Lab) -> list[RunFigures]:
+def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, lab: Lab) -> list[RunMetrics]:
     """What stands in the comparison: runs of the usual steps and learning rate, and the draft that
     they began with, decoded with chains at temperature 1."""
     usual = (f"{lab.amounts.steps}steps", lab.learning_rate)
@@ -248,7 +248,7 @@ def compared(rows: Sequence[Mapping[str, Any]], cost_ratio: float, lab: Lab) -> 
     return [*measured, *(_as_beam(one) for one in measured if one.forcing == "greedy")]
 
 
-def _as_beam(one: RunFigures) -> RunFigures:
+def _as_beam(one: RunMetrics) -> RunMetrics:
     """The greedy text is the one best beam."""
     return replace(one, forcing="beam", label=f"{one.label}, as a beam")
 

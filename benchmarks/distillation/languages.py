@@ -42,7 +42,7 @@ from writing import (
 )
 
 import mini_ende
-from draftsmith.bench.compare.model import RunFigures
+from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.core.types import TreeShape
 from draftsmith.data.config import TextOptions
 from draftsmith.provenance import write_text_atomic
@@ -257,7 +257,7 @@ def write(
 ) -> None:
     """What is known so far. `done`: every setting in each language; `seeds`: of the best there."""
     shape = TreeShape.chain(8)
-    rows: list[RunFigures] = [
+    rows: list[RunMetrics] = [
         replace(
             figures(
                 as_row(one), shape, temperature, target="mini-endezhja", cost_ratio=lab.cost_ratio()

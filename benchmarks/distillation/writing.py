@@ -14,7 +14,7 @@ from exam import Decoded, Marks, shape_name
 from numpy.typing import NDArray
 from study import Examined, Run
 
-from draftsmith.bench.compare.model import UNDISTILLED, RunFigures
+from draftsmith.bench.compare.model import UNDISTILLED, RunMetrics
 from draftsmith.bench.compare.page import write_comparison
 from draftsmith.core.speedup import predicted_speedup, tokens_per_step
 from draftsmith.core.types import TreeShape
@@ -159,12 +159,12 @@ def figures(
     *,
     target: str,
     cost_ratio: float,
-) -> RunFigures:
+) -> RunMetrics:
     """One line of a comparison: a shape of drafts at a temperature of decoding."""
     trained = row["objective"] != UNDISTILLED
     tau = row["tau"][f"{shape_name(shape)}, T = {temperature:g}"]
     alpha = row["alpha"][f"{temperature:g}"]
-    return RunFigures(
+    return RunMetrics(
         label=row.get("label") or row["name"],
         objective=row["objective"],
         forcing=row.get("forcing"),
@@ -223,7 +223,7 @@ def _limit(run: Run) -> int | None:
 def write_study(
     out: Path,
     name: str,
-    comparison: Sequence[RunFigures],
+    comparison: Sequence[RunMetrics],
     facts: Mapping[str, Any],
 ) -> None:
     """OUT/NAME.json with everything, OUT/NAME/ with the ranked comparison and its pictures."""

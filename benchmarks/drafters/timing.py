@@ -15,7 +15,7 @@ from drafters.rows import HEATS
 from drafters.runs import CHAIN, Lab
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.machine_load import warn_if_busy
-from draftsmith.bench.metrics import DrafterFigures
+from draftsmith.bench.metrics import DrafterMetrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.targets.hf import load_target
 
@@ -42,7 +42,7 @@ def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
     return {"load_before": load, "prompts": lab.amounts.timed_prompts, "drafters": found}
 
 
-def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[DrafterFigures, ...]:
+def _measured(lab: Lab, runs: Mapping[str, Run], temperature: float) -> tuple[DrafterMetrics, ...]:
     target = load_target(lab.models.target)
     arms = []
     for name, run in runs.items():

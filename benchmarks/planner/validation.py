@@ -39,7 +39,7 @@ from validation_pictures import save_pictures
 from validation_predict import FORM, Draft, best_sizes, entry, laws, verdict, without
 
 import mini_code
-from draftsmith.bench.metrics import figures
+from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Item
 from draftsmith.commands._loading import quieten
@@ -111,7 +111,7 @@ def main() -> None:
         for one in entries
     }
     records = time_all(work, target, arms, lengths, items, amounts)
-    speeds = {one.name: one for one in figures(records)}
+    speeds = {one.name: one for one in drafter_metrics(records)}
     for one in entries:
         one["measured"] = {
             str(length): timed(records, speeds, f"{one['name']}:{length}")

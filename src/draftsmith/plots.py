@@ -36,7 +36,7 @@ _INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "yti
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class PlotImage:
     """One drawn figure."""
 
     name: str
@@ -64,7 +64,7 @@ class Plot:
     caption: str
 
 
-def draw(plot: Plot, figure: Callable[[], Figure | Absent]) -> Picture | Absent:
+def draw(plot: Plot, figure: Callable[[], Figure | Absent]) -> PlotImage | Absent:
     """Draw it twice, for a page and for paper; or hand on what came in place of a figure."""
     page = _drawn(plot, figure, _INK, "svg")
     if not isinstance(page, bytes):
@@ -72,7 +72,7 @@ def draw(plot: Plot, figure: Callable[[], Figure | Absent]) -> Picture | Absent:
     png = _drawn(plot, figure, _PAPER_INK, "png")
     assert isinstance(png, bytes)
     svg = page.decode()
-    return Picture(
+    return PlotImage(
         name=plot.name,
         title=plot.title,
         caption=plot.caption,

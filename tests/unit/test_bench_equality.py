@@ -1,4 +1,4 @@
-"""Divergence and floor: planted differences are found, with their places and gaps."""
+"""FirstDivergence and floor: planted differences are found, with their places and gaps."""
 
 from __future__ import annotations
 

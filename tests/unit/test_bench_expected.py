@@ -135,7 +135,7 @@ def test_the_closed_formulas_are_those_of_the_chain(
     bench: Bench, target: HFTarget, draft: HFTarget
 ) -> None:
     one = of(bench)["independent:x", 0.8]
-    found, costs = one.figures(), bench.costs
+    found, costs = one.metrics(), bench.costs
     assert costs is not None and one.gamma == found["gamma"] == 3
     tau = float(tokens_per_step(one.acceptance.alpha, 3))
     assert found["tau_predicted"] == pytest.approx(tau)
@@ -152,7 +152,7 @@ def test_the_closed_formulas_are_those_of_the_chain(
 
 
 def test_no_formula_is_used_for_trees(bench: Bench) -> None:
-    chain, tree = (of(bench)[f"independent:{name}", 0.8].figures() for name in "xy")
+    chain, tree = (of(bench)[f"independent:{name}", 0.8].metrics() for name in "xy")
     assert tree["alpha"] == chain["alpha"]
     for figure in ("gamma", "tau_predicted", "speedup_predicted", "memory_bound_speedup"):
         assert tree[figure] is None
@@ -160,7 +160,7 @@ def test_no_formula_is_used_for_trees(bench: Bench) -> None:
 
 
 def test_the_target_as_its_own_draft_is_accepted_always(target: HFTarget) -> None:
-    found = of(a_bench(target, target))["independent:x", 0.8].figures()
+    found = of(a_bench(target, target))["independent:x", 0.8].metrics()
     assert found["alpha"] == pytest.approx(1.0)
     assert found["tau_predicted"] == pytest.approx(4.0)
     assert found["memory_bound_speedup"] == pytest.approx(1.0)  # four tokens for four forwards
@@ -236,7 +236,7 @@ def test_a_comparison_reads_it_whole_and_by_tag(
     target: HFTarget, draft: HFTarget, tmp_path: Path
 ) -> None:
     bench = a_bench(target, draft, tmp_path, repeats=1)
-    found = of(bench)["independent:x", 0.8].figures()
+    found = of(bench)["independent:x", 0.8].metrics()
     entry = {"name": "independent:x", "temperature": 0.8, "expected": found}
     (tmp_path / "summary.json").write_text(json.dumps({"target": "t", "drafters": [entry]}))
     runs = [run for run in read_runs([tmp_path]) if run.label == "independent:x"]

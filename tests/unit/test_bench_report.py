@@ -18,13 +18,13 @@ from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
     CostSeconds,
-    Divergence,
+    FirstDivergence,
     Floor,
     PhaseSeconds,
     RunRecord,
 )
 from draftsmith.bench.summary import (
-    Report,
+    BenchReport,
     losslessness_sentences,
     speed_sentences,
     summary,
@@ -88,7 +88,7 @@ def a_record(drafter: str, prompt: int, temperature: float, repeat: int) -> RunR
     )
 
 
-def a_report(*, dtype: str = "float32") -> Report:
+def a_report(*, dtype: str = "float32") -> BenchReport:
     records = tuple(
         a_record(drafter, prompt, temperature, repeat)
         for repeat in range(2)
@@ -96,7 +96,7 @@ def a_report(*, dtype: str = "float32") -> Report:
         for prompt in range(4)
         for drafter in (BASELINE, "prompt_lookup", "independent:models/x/draft", TRANSFORMERS)
     )
-    return Report(
+    return BenchReport(
         target="models/x/target",
         dtype=dtype,
         records=records,
@@ -107,7 +107,9 @@ def a_report(*, dtype: str = "float32") -> Report:
     )
 
 
-def with_divergence(report: Report, divergence: Divergence, *, floor_flips: int = 3) -> Report:
+def with_divergence(
+    report: BenchReport, divergence: FirstDivergence, *, floor_flips: int = 3
+) -> BenchReport:
     """prompt_lookup differs on one prompt; the target differs from itself now and then."""
 
     def change(record: RunRecord) -> RunRecord:
@@ -216,7 +218,7 @@ def test_figures_are_written_whole_beside_the_page(tmp_path: Path) -> None:
 def test_near_ties_are_drawn_only_when_there_are_some() -> None:
     plain = [picture.name for picture in pictures(a_report())]
     assert "divergence_gaps" not in plain
-    report = with_divergence(a_report(), Divergence(at=5, gap=0.1, bound=0.5))
+    report = with_divergence(a_report(), FirstDivergence(at=5, gap=0.1, bound=0.5))
     assert "divergence_gaps" in [picture.name for picture in pictures(report)]
 
 
@@ -252,7 +254,9 @@ def test_half_precision_never_claims_bit_equality() -> None:
 
 
 def test_a_near_tie_is_reported_with_its_gap_bound_and_floor() -> None:
-    report = with_divergence(a_report(dtype="bfloat16"), Divergence(at=5, gap=0.125, bound=0.5))
+    report = with_divergence(
+        a_report(dtype="bfloat16"), FirstDivergence(at=5, gap=0.125, bound=0.5)
+    )
     said = losslessness_sentences(report)
     assert "independent:draft was identical" in said[0]
     assert "prompt_lookup differs from plain decoding in 1 of 4 texts" in said[1]
@@ -267,7 +271,7 @@ def test_a_near_tie_is_reported_with_its_gap_bound_and_floor() -> None:
 
 
 def test_a_divergence_that_rounding_does_not_explain_is_called_a_fault() -> None:
-    report = with_divergence(a_report(), Divergence(at=5, gap=2.0, bound=1e-3))
+    report = with_divergence(a_report(), FirstDivergence(at=5, gap=2.0, bound=1e-3))
     said = losslessness_sentences(report)
     assert "over the bound that rounding explains, please report it" in said[1]
     assert summary(report)["drafters"][2]["divergences_over_bound"] == 1

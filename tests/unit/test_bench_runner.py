@@ -16,7 +16,7 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm, time_decode, undisturbed
 from draftsmith.bench.baselines import supports, time_generate
-from draftsmith.bench.metrics import figures
+from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions
@@ -184,7 +184,7 @@ def test_records_survive_the_file(measured: tuple[RunRecord, ...], tmp_path: Pat
     records_module.append(path, measured[:5])
     records_module.append(path, measured[5:])
     assert records_module.read(path) == measured
-    assert figures(records_module.read(path)) == figures(measured)
+    assert drafter_metrics(records_module.read(path)) == drafter_metrics(measured)
 
 
 def test_a_damaged_line_is_named(measured: tuple[RunRecord, ...], tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from draftsmith.bench.metrics import (
     Pace,
     bootstrap_interval,
     divergence_rate,
+    drafter_metrics,
     exceeds_floor,
-    figures,
     group_paces,
     per_prompt_rates,
     total_floor,
@@ -22,7 +22,7 @@ from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
     CostSeconds,
-    Divergence,
+    FirstDivergence,
     Floor,
     PhaseSeconds,
     RunRecord,
@@ -55,7 +55,7 @@ def line(
 
 
 def only(records: list[RunRecord], name: str) -> object:
-    (found,) = [entry for entry in figures(records) if entry.name == name]
+    (found,) = [entry for entry in drafter_metrics(records) if entry.name == name]
     return found
 
 
@@ -121,7 +121,7 @@ def test_figures_without_meaning_are_none() -> None:
     assert found.acceptance_by_position is None
     assert found.speedup_ci95 is None
     warm = line("d", 0, seconds=1.0, temperature=0.8, identical=None)
-    (found,) = figures([warm])
+    (found,) = drafter_metrics([warm])
     assert found.identical_to_autoregressive is None
     assert found.divergences is None
     assert found.largest_gap_at_divergence is None
@@ -148,8 +148,8 @@ def test_predicted_speedup_is_the_ratio_of_summed_costs() -> None:
 
 
 def test_divergences_count_tokens_up_to_the_first_difference() -> None:
-    far = Divergence(at=4, gap=0.25, bound=0.5)
-    wide = Divergence(at=9, gap=2.0, bound=0.5)
+    far = FirstDivergence(at=4, gap=0.25, bound=0.5)
+    wide = FirstDivergence(at=9, gap=2.0, bound=0.5)
     records = [
         line("d", 0, seconds=1.0),
         line("d", 1, seconds=1.0, identical=False, divergence=far),
@@ -168,7 +168,7 @@ def test_the_floor_is_compared_by_a_test_and_not_by_chance() -> None:
     records = [line(BASELINE, 0, seconds=1.0, floor=some), line(BASELINE, 1, seconds=1.0)]
     floor = total_floor(records)
     assert floor == some
-    near = Divergence(at=5, gap=0.1, bound=0.5)
+    near = FirstDivergence(at=5, gap=0.1, bound=0.5)
     few = [line("d", 0, seconds=1.0, tokens=100, identical=False, divergence=near)]
     many = [replace(few[0], prompt=str(i), group=i) for i in range(20)]
     assert not exceeds_floor(few, some)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from tests.small_study import GREEDY_LANGUAGES, a_run, a_study, only_scope
 
-from draftsmith.bench.compare.model import RunFigures
+from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.bench.compare.page import sentences
 from draftsmith.bench.compare.pool import compare, pool
 from draftsmith.errors import InputError
@@ -122,7 +122,7 @@ def test_names_say_what_differs_and_nothing_else() -> None:
             a_run("g", forcing="sample", beams=8),
             a_run("d", teacher_temperature=0.7),
             a_run("e", objective="own", truncation="full"),
-            RunFigures(label="f", tau=1.0),
+            RunMetrics(label="f", tau=1.0),
         ]
     )
     assert sorted(e.name for e in scope.entries) == [

@@ -17,7 +17,7 @@ from tests.pages import Collector
 from tests.small_study import a_run, a_study, only_scope
 
 from draftsmith.bench.compare import plots as charts
-from draftsmith.bench.compare.model import RunFigures, Scope, Setting
+from draftsmith.bench.compare.model import RunMetrics, RunSetting, Scope
 from draftsmith.bench.compare.page import (
     csv_table,
     render,
@@ -27,7 +27,7 @@ from draftsmith.bench.compare.page import (
 )
 from draftsmith.bench.compare.plots import controlled, pictures
 from draftsmith.bench.compare.pool import compare
-from draftsmith.plots import Picture
+from draftsmith.plots import PlotImage
 
 # --------------------------------------------------------------------------- figures
 
@@ -49,7 +49,7 @@ def test_lines_join_settings_that_differ_in_one_factor_alone() -> None:
     assert forcing[0].entries["beam"].setting.beams == 8
 
 
-def _less(setting: Setting, factor: str) -> Setting:
+def _less(setting: RunSetting, factor: str) -> RunSetting:
     """Without this factor, and without the options that follow from one."""
     kept = tuple(one for one in setting.options if one[0] not in ("store", "laws"))
     return replace(setting, **{factor: None}, options=kept)
@@ -66,7 +66,7 @@ def test_a_side_experiment_takes_no_bar_from_a_figure() -> None:
         assert dict(line.entries["sample"].setting.options)["objective.tail"] == "bucket"
 
 
-def _many_lines() -> list[RunFigures]:
+def _many_lines() -> list[RunMetrics]:
     """Nine objectives, the first with two more tails that are better than all others."""
     runs = []
     for place in range(9):
@@ -109,7 +109,7 @@ def test_one_store_has_one_bar_whatever_was_learnt_from_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> tuple[Picture, ...]:
+def drawn() -> tuple[PlotImage, ...]:
     """The figures of the study; drawing takes a second or two."""
     pictures_, missing = pictures(compare(a_study()).main)
     assert missing == ()
@@ -123,7 +123,7 @@ def test_a_line_is_not_named_by_the_factor_that_it_shows() -> None:
     assert [line.name for line in lines] == ["forward KL", "reverse KL"]
 
 
-def test_a_study_has_all_figures(drawn: tuple[Picture, ...]) -> None:
+def test_a_study_has_all_figures(drawn: tuple[PlotImage, ...]) -> None:
     assert [picture.name for picture in drawn] == [
         "objectives",
         "forcing",
@@ -140,14 +140,14 @@ def test_a_study_has_all_figures(drawn: tuple[Picture, ...]) -> None:
     ]
 
 
-def test_one_run_has_no_figure_but_reasons(drawn: tuple[Picture, ...]) -> None:
+def test_one_run_has_no_figure_but_reasons(drawn: tuple[PlotImage, ...]) -> None:
     none, reasons = pictures(compare([a_run("a")]).main)
     assert none == ()
     assert [one.title for one in reasons] == [picture.title for picture in drawn]
     assert all(one.reason for one in reasons)
 
 
-DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunFigures], RunFigures | None]]] = {
+DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunMetrics], RunMetrics | None]]] = {
     "objectives": (
         charts.radar_objectives,
         lambda run: run if run.objective in ("kl", "rkl", "none") else None,
@@ -236,7 +236,7 @@ def test_drawing_twice_gives_the_same_files() -> None:
     assert first[0].file_svg == second[0].file_svg
 
 
-def test_figures_hold_the_figures(drawn: tuple[Picture, ...]) -> None:
+def test_figures_hold_the_figures(drawn: tuple[PlotImage, ...]) -> None:
     texts = {picture.name: re.findall(r">([^<>]+)</text>", picture.file_svg) for picture in drawn}
     assert {"1", "2", "8"} <= set(texts["beams"])
     assert "3.46" in texts["forcing"]  # TVD, 8 beams: 3.455
@@ -250,9 +250,9 @@ def test_figures_hold_the_figures(drawn: tuple[Picture, ...]) -> None:
 
 
 def test_the_page_needs_nothing_but_itself_and_holds_the_ranking(
-    drawn: tuple[Picture, ...],
+    drawn: tuple[PlotImage, ...],
 ) -> None:
-    evil = RunFigures(label="<script>alert(1)</script>", tau=9.0)
+    evil = RunMetrics(label="<script>alert(1)</script>", tau=9.0)
     page = render(compare([*a_study(), evil]), drawn, ())
     collected = Collector()
     collected.feed(page)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.model import RunFigures
+from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.bench.compare.page import compare_folders
 from draftsmith.bench.compare.pool import compare
 from draftsmith.bench.records import BASELINE, RunRecord, append
@@ -80,7 +80,7 @@ def test_a_distil_run_is_read_from_its_results(tmp_path: Path) -> None:
         training_loss=[[1, 2.0]],
     )
     whole, korean = read_runs([folder])
-    assert whole == RunFigures(
+    assert whole == RunMetrics(
         label="a",
         objective="rkl",
         forcing="beam",

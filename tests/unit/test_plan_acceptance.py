@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftsmith.core.speedup import tokens_per_step
-from draftsmith.plan.acceptance import Rate, estimate, wilson
+from draftsmith.plan.acceptance import RateEstimate, estimate, wilson
 from draftsmith.plan.observations import LengthCount
 
 LENGTHS = range(1, 10)
@@ -226,7 +226,7 @@ def texts(
     return counts
 
 
-def covered(found: Sequence[Rate], alpha: float) -> float:
+def covered(found: Sequence[RateEstimate], alpha: float) -> float:
     return float(
         np.mean([one.ci95 is not None and one.ci95[0] <= alpha <= one.ci95[1] for one in found])
     )

@@ -12,7 +12,7 @@ import pytest
 from tests.command_cases import ran
 
 from draftsmith.bench.records import RunRecord, append
-from draftsmith.bench.summary import Report, summary
+from draftsmith.bench.summary import BenchReport, summary
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Estimate, Measured, compare, read_predictions
 from draftsmith.provenance import write_json_atomic
@@ -75,7 +75,7 @@ def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | Non
         lines.append(a_record("none", prompt, seconds=seconds, steps=20))
         lines.append(a_record(draft, prompt, seconds=seconds / speedup, **counts))
     append(folder / "records.jsonl", lines)
-    report = Report(
+    report = BenchReport(
         target="t",
         dtype="float32",
         records=tuple(lines),

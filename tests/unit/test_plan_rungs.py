@@ -13,13 +13,13 @@ from draftsmith.plan.ladder import ladder
 from draftsmith.plan.optimum import (
     AcceptanceLaw,
     FlopBudget,
-    Setting,
+    SizingProblem,
     TokenBudget,
     optimal_speedup,
 )
 from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
-OPT_13B = Setting(
+OPT_13B = SizingProblem(
     target_params=12_853_473_280, target_tokens=1.8e11, budget=TokenBudget(amount=1.8e11)
 )
 SIZES = {"a": 8e6, "b": 3e7, "c": 1e8, "d": 4e8, "e": 2e9, "huge": 1e11}

@@ -10,10 +10,12 @@ import pytest
 
 from draftsmith.plan import paper
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import AcceptanceLaw, Setting, TokenBudget
+from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
 from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
-OPT_13B = Setting(target_params=12853473280, target_tokens=180e9, budget=TokenBudget(amount=180e9))
+OPT_13B = SizingProblem(
+    target_params=12853473280, target_tokens=180e9, budget=TokenBudget(amount=180e9)
+)
 # as computed exactly: alpha, gamma, speed-up, M / N*, best whole gamma
 AT_THE_OPTIMA = [
     (0.647886, 8.1067, 2.59356, 109.56, 8),
@@ -42,13 +44,15 @@ def test_table_5(row: paper.PrintedOptimum, at: tuple[float, ...]) -> None:
     ("M", "ratio"), [(13e9, 120), (30e9, 173), (70e9, 247), (110e9, 296), (1e12, 682), (1e13, 1505)]
 )
 def test_larger_targets_have_relatively_smaller_drafts(M: float, ratio: int) -> None:
-    setting = Setting(target_params=M, target_tokens=1e13, budget=TokenBudget(amount=1e13))
+    setting = SizingProblem(target_params=M, target_tokens=1e13, budget=TokenBudget(amount=1e13))
     assert round(M / optimal_params(setting)) == ratio
 
 
 def test_no_size_beats_the_optimum_and_nothing_is_below_plain_decoding() -> None:
     for M in (1e8, 1e10, 1e12):
-        setting = Setting(target_params=M, target_tokens=1e12, budget=TokenBudget(amount=3e12))
+        setting = SizingProblem(
+            target_params=M, target_tokens=1e12, budget=TokenBudget(amount=3e12)
+        )
         best = best_draft(setting).best
         assert best is not None
         sizes = np.geomspace(1e3, M, 20_001)
@@ -117,7 +121,7 @@ def test_without_covariance_there_is_no_interval() -> None:
 
 def test_where_no_draft_pays_none_is_named() -> None:
     hopeless = AcceptanceLaw(A=-0.0067, B=0.0, C=0.02)
-    never = Setting(
+    never = SizingProblem(
         target_params=1e9, target_tokens=1e10, budget=TokenBudget(amount=1e10), law=hopeless
     )
     with pytest.raises(ValueError, match="for no draft size"):

@@ -1,4 +1,4 @@
-"""Promises from trials and prices: the formula, batches, intervals, and what is said of them."""
+"""Estimates from measurements and step costs: the formula, batches, intervals, sentences."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 
 from draftsmith.plan.tune import (
+    BatchStepCosts,
     Candidate,
-    Prices,
-    Trial,
+    Measurement,
     advice,
     batch_advice,
+    estimate_candidate,
     evidence,
-    judge,
     rates,
     speedup,
 )
 
-PRICES = Prices(plain=2.0, by_width={1: 2.5, 5: 4.0, 9: 6.0})
+PRICES = BatchStepCosts(plain=2.0, by_width={1: 2.5, 5: 4.0, 9: 6.0})
 
 
-def trial(tokens: Sequence[int], widths: Sequence[Mapping[int, int]], **other: object) -> Trial:
+def measurement(
+    tokens: Sequence[int], widths: Sequence[Mapping[int, int]], **other: object
+) -> Measurement:
     given: dict[str, object] = {
         "drafter": "d",
         "curve": "d",
@@ -34,31 +36,31 @@ def trial(tokens: Sequence[int], widths: Sequence[Mapping[int, int]], **other: o
         "depth": 4,
         "by_depth": (),
     }
-    return Trial(**{**given, **other}, tokens_P=tuple(tokens), widths_P=tuple(widths))
+    return Measurement(**{**given, **other}, tokens_P=tuple(tokens), widths_P=tuple(widths))
 
 
 def test_the_speedup_of_steps_of_one_width_is_the_closed_formula() -> None:
-    found = trial([30, 15], [{5: 10}, {5: 5}])
+    found = measurement([30, 15], [{5: 10}, {5: 5}])
     assert found.tokens_per_step == 3.0
     assert speedup(found, PRICES) == pytest.approx(3.0 * 2.0 / 4.0)
 
 
 def test_mixed_widths_are_weighed_by_how_often_they_were_fed() -> None:
-    found = trial([12], [{1: 2, 5: 3, 9: 1}])
+    found = measurement([12], [{1: 2, 5: 3, 9: 1}])
     assert speedup(found, PRICES) == pytest.approx(12 * 2.0 / (2 * 2.5 + 3 * 4.0 + 6.0))
 
 
 def test_prompts_without_a_step_say_nothing() -> None:
     """Neither of the speed nor of how sure it is."""
     with pytest.raises(ValueError, match="no step"):
-        speedup(trial([0], [{}]), PRICES)
+        speedup(measurement([0], [{}]), PRICES)
     some, padded = (
-        trial([30, 10], [{5: 10}] * 2),
-        trial([0, 30, 0, 10, 0], [{}, {5: 10}] * 2 + [{}]),
+        measurement([30, 10], [{5: 10}] * 2),
+        measurement([0, 30, 0, 10, 0], [{}, {5: 10}] * 2 + [{}]),
     )
     assert padded.prompts == (1, 3)
     assert padded.tokens_per_step == some.tokens_per_step == 2.0
-    few, many = (judge(one, PRICES, [PRICES] * 200) for one in (some, padded))
+    few, many = (estimate_candidate(one, PRICES, [PRICES] * 200) for one in (some, padded))
     assert (few.speedup, few.low, few.high) == (many.speedup, many.low, many.high)
     assert few.low < few.speedup < few.high
 
@@ -67,7 +69,7 @@ def test_prompts_without_a_step_say_nothing() -> None:
 def test_a_batch_pays_for_its_widest_row(rows: int) -> None:
     """Against all ways in which rows can come together."""
     widths = [1, 1, 5, 9]
-    found = trial([8], [Counter(widths)])
+    found = measurement([8], [Counter(widths)])
     mean = np.mean(
         [PRICES.by_width[max(together)] for together in itertools.product(widths, repeat=rows)]
     )
@@ -75,22 +77,25 @@ def test_a_batch_pays_for_its_widest_row(rows: int) -> None:
 
 
 def test_the_interval_holds_the_value_and_widens_with_the_prompts_differences() -> None:
-    alike = trial([30] * 8, [{5: 10}] * 8)
-    unlike = trial([10, 50] * 4, [{5: 10}] * 8)
+    alike = measurement([30] * 8, [{5: 10}] * 8)
+    unlike = measurement([10, 50] * 4, [{5: 10}] * 8)
     draws = [PRICES] * 200
-    narrow, wide = judge(alike, PRICES, draws), judge(unlike, PRICES, draws)
+    narrow, wide = (
+        estimate_candidate(alike, PRICES, draws),
+        estimate_candidate(unlike, PRICES, draws),
+    )
     assert narrow.low == pytest.approx(narrow.speedup) == pytest.approx(narrow.high)
     assert wide.low < wide.speedup < wide.high
-    noisy = [Prices(plain=p, by_width=PRICES.by_width) for p in np.linspace(1.6, 2.4, 200)]
-    shaken = judge(alike, PRICES, noisy)
+    noisy = [BatchStepCosts(plain=p, by_width=PRICES.by_width) for p in np.linspace(1.6, 2.4, 200)]
+    shaken = estimate_candidate(alike, PRICES, noisy)
     assert shaken.low < 0.9 * shaken.speedup
     assert shaken.high > 1.1 * shaken.speedup
     assert narrow.tokens_per_second == pytest.approx(narrow.speedup / 2.0)
 
 
 def candidate(value: float, low: float, high: float, prompts: int = 3) -> Candidate:
-    made = trial([1] * prompts, [{5: 1}] * prompts)
-    return Candidate(trial=made, speedup=value, low=low, high=high, tokens_per_second=1.0)
+    made = measurement([1] * prompts, [{5: 1}] * prompts)
+    return Candidate(measurement=made, speedup=value, low=low, high=high, tokens_per_second=1.0)
 
 
 def test_it_says_plainly_what_to_do() -> None:

@@ -16,9 +16,9 @@ from tests.tiny_models import save_pair
 
 from draftsmith.bench.html import render
 from draftsmith.bench.metrics import Interval
-from draftsmith.bench.records import BASELINE, Divergence, RunRecord
+from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import Item
-from draftsmith.bench.summary import Report
+from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import quickstart as short
 from draftsmith.commands.quickstart import (
     AFTER,
@@ -227,7 +227,7 @@ def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool =
         decode_seconds=seconds,
         digest="ab" * 8,
         identical=same,
-        divergence=None if same else Divergence(at=1, gap=0.0, bound=0.1),
+        divergence=None if same else FirstDivergence(at=1, gap=0.0, bound=0.1),
     )
 
 
@@ -321,7 +321,7 @@ def test_the_sentence_tells_temperatures_apart() -> None:
 
 def test_page_terminal_and_json_tell_the_same() -> None:
     outcome = an_outcome(a_change(0.8, (0.5, 0.612), (1.1, 1.2)))
-    report = Report(
+    report = BenchReport(
         target="models/target",
         dtype="float32",
         records=(a_record(BASELINE, 0, 8.0, steps=40),),

@@ -26,7 +26,7 @@ from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
-from draftsmith.plan.tune import Candidate, Trial, Tuning
+from draftsmith.plan.tune import Candidate, Measurement, Tuning
 from draftsmith.targets.hf import load_target
 
 
@@ -114,7 +114,7 @@ def test_what_was_found_is_written(found: dict[str, Any]) -> None:
 
 
 def winning(options: TuneOptions, speedup: float, *flags: str, drafter: str) -> str | None:
-    trial = Trial(
+    measurement = Measurement(
         drafter=drafter,
         curve="x",
         shape="2 tokens",
@@ -125,7 +125,9 @@ def winning(options: TuneOptions, speedup: float, *flags: str, drafter: str) -> 
         widths_P=({3: 1},),
         by_depth=(),
     )
-    winner = Candidate(trial=trial, speedup=speedup, low=0.9, high=2.0, tokens_per_second=1.0)
+    winner = Candidate(
+        measurement=measurement, speedup=speedup, low=0.9, high=2.0, tokens_per_second=1.0
+    )
     return tune.paste(options, winner)
 
 
@@ -207,12 +209,12 @@ def tuned(models: Path, out: Path, *more: str) -> Tuning:
     return tuner.Tuner(options).tune()
 
 
-def together(trial: Trial, rows: int) -> float:
+def together(measurement: Measurement, rows: int) -> float:
     """Speed-up of so many rows, drafts for free: over all ways in which their steps can meet."""
-    widths = [w for some in trial.widths_P for w, count in some.items() for _ in range(count)]
+    widths = [w for some in measurement.widths_P for w, count in some.items() for _ in range(count)]
     widest = [max(met) for met in itertools.product(widths, repeat=rows)]
     seconds = [1.0 + LinearMeter.slope * (width - 1) for width in widest]
-    return trial.tokens_per_step * len(seconds) / sum(seconds)
+    return measurement.tokens_per_step * len(seconds) / sum(seconds)
 
 
 def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
@@ -223,11 +225,13 @@ def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
     more = ["--batch-sizes", "1,2", "--max-new-tokens", "48"]  # long enough to repeat themselves
     found = tuned(models, tmp_path, "--drafter", "prompt_lookup", *more)
     one, two = found.batches
-    assert (one.trial, one.speedup) == (found.winner.trial, found.winner.speedup)
-    assert one.speedup == pytest.approx(found.winner.trial.tokens_per_step)
-    fixed = [entry.trial for entry in found.candidates if entry.trial.depth is not None]
-    assert two.speedup == pytest.approx(max(together(some, 2) for some in [*fixed, two.trial]))
-    assert two.speedup < together(two.trial, 1) < one.speedup
+    assert (one.measurement, one.speedup) == (found.winner.measurement, found.winner.speedup)
+    assert one.speedup == pytest.approx(found.winner.measurement.tokens_per_step)
+    fixed = [entry.measurement for entry in found.candidates if entry.measurement.depth is not None]
+    assert two.speedup == pytest.approx(
+        max(together(some, 2) for some in [*fixed, two.measurement])
+    )
+    assert two.speedup < together(two.measurement, 1) < one.speedup
 
 
 def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
@@ -237,17 +241,23 @@ def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
     drafters = f"independent:{models / 'draft'},prompt_lookup"
     found = tuned(models, tmp_path, "--drafter", drafters, "--batch-sizes", "1,2")
     alone, _, model, lookup = found.batches
-    best = next(one for one in found.candidates if one.trial.drafter == alone.trial.drafter)
-    assert alone.trial == best.trial
-    assert alone.trial.length is None
-    chains = [one.trial for one in found.candidates if one.trial.length is not None]
-    trees = [one.trial for one in found.candidates if one.trial.depth and not one.trial.length]
+    best = next(
+        one for one in found.candidates if one.measurement.drafter == alone.measurement.drafter
+    )
+    assert alone.measurement == best.measurement
+    assert alone.measurement.length is None
+    chains = [one.measurement for one in found.candidates if one.measurement.length is not None]
+    trees = [
+        one.measurement
+        for one in found.candidates
+        if one.measurement.depth and not one.measurement.length
+    ]
     # a controller that knows what batches cost may well draft nothing, which costs nothing
-    assert model.trial.label == "auto" or model.trial in trees
-    assert model.speedup >= max(together(trial, 2) for trial in trees) - 1e-9
-    assert lookup.trial.label == "auto"
-    lookups = [trial for trial in chains if trial.drafter == "prompt_lookup"]
-    assert lookup.speedup >= max(together(trial, 2) for trial in lookups) - 1e-9
+    assert model.measurement.label == "auto" or model.measurement in trees
+    assert model.speedup >= max(together(measurement, 2) for measurement in trees) - 1e-9
+    assert lookup.measurement.label == "auto"
+    lookups = [measurement for measurement in chains if measurement.drafter == "prompt_lookup"]
+    assert lookup.speedup >= max(together(measurement, 2) for measurement in lookups) - 1e-9
 
 
 def test_the_controller_finds_the_costs_that_tune_measured(
@@ -293,7 +303,7 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     target = load_target(str(models / "target"))
     drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
-    lookup, model = tuner.open_entrants(names, drafting, target, 4)
+    lookup, model = tuner.open_candidates(names, drafting, target, 4)
     assert lookup.chain.drafter.config.length == 7
     assert (lookup.flags, lookup.trees) == ((), ())
     assert model.flags == ("--draft-proposal", "sampled")
@@ -326,7 +336,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
     monkeypatch.setattr(tuner, "open_meter", LinearMeter)
     drafter = f"independent:{models / 'target'}"
     found = tuned(models, tmp_path, "--drafter", drafter, "--max-new-tokens", "4")
-    lengths = {one.trial.length for one in found.candidates}
+    lengths = {one.measurement.length for one in found.candidates}
     assert {1, 2} <= lengths
     assert 4 not in lengths
 
@@ -334,7 +344,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
 def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
     target = load_target(str(models / "target"))
     names = [f"independent:{models / 'draft'}"]
-    (entrant,) = tuner.open_entrants(names, DraftingOptions(), target, 4)
+    (entrant,) = tuner.open_candidates(names, DraftingOptions(), target, 4)
     chain = entrant.chain.drafter
     assert chain.config.proposal == "sampled"
     assert entrant.trees

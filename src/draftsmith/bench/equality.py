@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.bench.records import Divergence, Floor
+from draftsmith.bench.records import FirstDivergence, Floor
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.types import Signals
@@ -67,13 +67,13 @@ def divergence(
     plain: Sequence[int],
     text: Sequence[int],
     sampler: Sampler,
-) -> Divergence | None:
+) -> FirstDivergence | None:
     """Where `text` leaves the `plain` continuation, and the target's gap there; None if nowhere."""
     at = first_difference(plain, text)
     if at is None:
         return None
     choice = choice_after(target, prompt, plain[:at], sampler)
-    return Divergence(at=at, gap=choice.gap, bound=choice.bound)
+    return FirstDivergence(at=at, gap=choice.gap, bound=choice.bound)
 
 
 def choice_after(

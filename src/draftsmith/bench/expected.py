@@ -14,7 +14,7 @@ from typing import Any
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.pairs import parameters_of
-from draftsmith.bench.run import Bench, Said
+from draftsmith.bench.run import BaselineOutput, Bench
 from draftsmith.bench.summary import Section, number, short_name, times
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import memory_bound_speedup
@@ -42,7 +42,7 @@ class Expectation:
     parameters: tuple[int, int] | None
     """Of the draft model and of the target; None: one of them is no network."""
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """As JSON."""
         found = self.acceptance.results(self.gamma)
         return {**found, "memory_bound_speedup": self.memory_bound_speedup}
@@ -97,7 +97,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
     )
 
 
-def _texts(said: list[Said], target: Target, draft: Target) -> Iterator[Trajectory]:
+def _texts(said: list[BaselineOutput], target: Target, draft: Target) -> Iterator[Trajectory]:
     """Those that both models can read to their last token but one."""
     contexts = [model.max_length for model in (target, draft) if model.max_length is not None]
     for one in said:
@@ -142,7 +142,7 @@ def as_section(found: tuple[Expectation, ...]) -> Section:
 
 
 def _rows(one: Expectation) -> Iterator[tuple[str, ...]]:
-    known = one.figures()
+    known = one.metrics()
     heat, name = f"{one.temperature:g}", short_name(one.drafter)
     yield (
         heat,

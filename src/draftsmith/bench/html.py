@@ -10,7 +10,7 @@ from draftsmith.bench.metrics import paired_paces, weighted_speedup
 from draftsmith.bench.plots import pictures
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.summary import (
-    Report,
+    BenchReport,
     interval_text,
     losslessness_sentences,
     number,
@@ -22,7 +22,7 @@ from draftsmith.bench.summary import (
     times,
 )
 from draftsmith.core.generation import Piece
-from draftsmith.plots import Picture
+from draftsmith.plots import PlotImage
 from draftsmith.provenance import write_json_atomic, write_text_atomic
 
 MAX_SAMPLES = 3
@@ -67,7 +67,7 @@ DEFINITIONS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ResultRow:
     """A line of the table of results, as text."""
 
     temperature: str
@@ -115,7 +115,7 @@ COLUMNS = (
 )
 
 
-def render(report: Report, drawn: Sequence[Picture]) -> str:
+def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
     """The page."""
     import jinja2
 
@@ -141,18 +141,18 @@ def render(report: Report, drawn: Sequence[Picture]) -> str:
     return page
 
 
-def rows(report: Report) -> tuple[Row, ...]:
+def rows(report: BenchReport) -> tuple[ResultRow, ...]:
     """The table of results, by temperature."""
     labels = report.labels()
     out = []
     for temperature in report.temperatures:
-        for entry in report.figures:
+        for entry in report.metrics:
             if entry.temperature != temperature:
                 continue
             baseline = entry.name == BASELINE
             plain = entry.name in (BASELINE, TRANSFORMERS)
             out.append(
-                Row(
+                ResultRow(
                     temperature=f"{temperature:g}",
                     drafter=row_label(entry.name, labels),
                     plain=plain,
@@ -171,7 +171,7 @@ def rows(report: Report) -> tuple[Row, ...]:
     return tuple(out)
 
 
-def samples(report: Report) -> tuple[Sample, ...]:
+def samples(report: BenchReport) -> tuple[Sample, ...]:
     """The first prompts with their texts at the lowest temperature."""
     if not report.temperatures:
         return ()
@@ -206,7 +206,7 @@ def _sample_note(record: RunRecord) -> str:
     return note
 
 
-def tag_table(report: Report) -> TagTable | None:
+def tag_table(report: BenchReport) -> TagTable | None:
     """Speed-ups by tag, or by language where prompts have no tags; None with fewer than two."""
     for field in ("tag", "language"):
         tags = tuple(
@@ -215,7 +215,7 @@ def tag_table(report: Report) -> TagTable | None:
         if len(tags) < 2:
             continue
         labels, lines = report.labels(), []
-        for entry in report.figures:
+        for entry in report.metrics:
             if entry.name == BASELINE:
                 continue
             cells = []
@@ -230,7 +230,7 @@ def tag_table(report: Report) -> TagTable | None:
     return None
 
 
-def write_report(report: Report, folder: Path) -> None:
+def write_report(report: BenchReport, folder: Path) -> None:
     """Write summary.json, figures/ and report.html, each file whole or not at all."""
     write_json_atomic(folder / "summary.json", summary(report))
     drawn = pictures(report)

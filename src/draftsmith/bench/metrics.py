@@ -56,7 +56,7 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DrafterFigures:
+class DrafterMetrics:
     """All figures of one drafter at one temperature."""
 
     name: str
@@ -92,7 +92,7 @@ class DrafterFigures:
     """What its drafts were verified by, if the output law is then not the target's."""
 
 
-def figures(records: Sequence[RunRecord]) -> tuple[DrafterFigures, ...]:
+def drafter_metrics(records: Sequence[RunRecord]) -> tuple[DrafterMetrics, ...]:
     """Figures of every drafter and temperature, in the order of first appearance."""
     temperatures = _ordered(record.temperature for record in records)
     names = sorted(
@@ -111,7 +111,7 @@ def figures(records: Sequence[RunRecord]) -> tuple[DrafterFigures, ...]:
 
 def _figures(
     name: str, temperature: float, mine: Sequence[RunRecord], same: Sequence[RunRecord]
-) -> DrafterFigures:
+) -> DrafterMetrics:
     paces = paired_paces([r for r in same if r.drafter == BASELINE], mine)
     rivals = [r for r in same if r.drafter == TRANSFORMERS]
     rival_paces = paired_paces(rivals, mine) if name != TRANSFORMERS else ()
@@ -125,7 +125,7 @@ def _figures(
     greedy = temperature == 0 and lossy_rule is None
     differing = [r for r in mine if r.repeat == 0 and r.divergence is not None]
     tokens = sum(r.tokens for r in mine)
-    return DrafterFigures(
+    return DrafterMetrics(
         name=name,
         temperature=temperature,
         prompts=len({(r.prompt, r.turn) for r in mine}),

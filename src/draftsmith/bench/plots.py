@@ -18,11 +18,11 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draftsmith.bench.metrics import DrafterFigures
+from draftsmith.bench.metrics import DrafterMetrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS
-from draftsmith.bench.summary import Report, row_label, short_name
+from draftsmith.bench.summary import BenchReport, row_label, short_name
 from draftsmith.plan.tune import Candidate, Tuning
-from draftsmith.plots import Picture, Plot, draw
+from draftsmith.plots import Plot, PlotImage, draw
 
 GREY = "#8c8c8c"
 # Okabe and Ito: told apart by colour-blind readers, and of middle lightness on both themes
@@ -37,14 +37,16 @@ def ink() -> str:
     return str(matplotlib.rcParams["text.color"])
 
 
-def _colours(report: Report) -> dict[str, str]:
+def _colours(report: BenchReport) -> dict[str, str]:
     """A colour per drafter, the same in all figures."""
     names = [name for name in report.labels() if name not in (BASELINE, TRANSFORMERS)]
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
 
 
-def _panels(report: Report, rows: int, *, height: float | None = None) -> tuple[Figure, list[Any]]:
+def _panels(
+    report: BenchReport, rows: int, *, height: float | None = None
+) -> tuple[Figure, list[Any]]:
     """One panel per temperature, side by side."""
     count = len(report.temperatures)
     tall = height if height is not None else 0.9 + 0.42 * rows
@@ -56,8 +58,8 @@ def _panels(report: Report, rows: int, *, height: float | None = None) -> tuple[
 
 
 def _bars(
-    report: Report,
-    value: Callable[[DrafterFigures], float | None],
+    report: BenchReport,
+    value: Callable[[DrafterMetrics], float | None],
     label: str,
     *,
     form: str,
@@ -69,7 +71,7 @@ def _bars(
     names = [
         name
         for name in labels
-        if name not in skip and any(e.name == name and value(e) is not None for e in report.figures)
+        if name not in skip and any(e.name == name and value(e) is not None for e in report.metrics)
     ]
     if not names:
         return None
@@ -77,7 +79,7 @@ def _bars(
     place = {name: len(names) - 1 - i for i, name in enumerate(names)}
     right = 1.0
     for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for entry in report.figures:
+        for entry in report.metrics:
             length = value(entry)
             if entry.temperature != temperature or entry.name not in place or length is None:
                 continue
@@ -106,7 +108,7 @@ def _bars(
     return figure
 
 
-def speedup(report: Report) -> Figure | None:
+def speedup(report: BenchReport) -> Figure | None:
     return _bars(
         report,
         lambda entry: entry.speedup,
@@ -117,7 +119,7 @@ def speedup(report: Report) -> Figure | None:
     )
 
 
-def tokens_per_step(report: Report) -> Figure | None:
+def tokens_per_step(report: BenchReport) -> Figure | None:
     return _bars(
         report,
         lambda entry: entry.tokens_per_step,
@@ -127,7 +129,7 @@ def tokens_per_step(report: Report) -> Figure | None:
     )
 
 
-def positions(report: Report) -> Figure | None:
+def positions(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     curves = {
         (entry.name, entry.temperature): _kept_positions(report, entry)
@@ -157,7 +159,7 @@ def positions(report: Report) -> Figure | None:
     return figure
 
 
-def _kept_positions(report: Report, entry: DrafterFigures) -> list[float]:
+def _kept_positions(report: BenchReport, entry: DrafterMetrics) -> list[float]:
     offers: list[int] = []
     for record in report.of(entry.name, entry.temperature):
         for depth, (tried, _) in enumerate(record.by_position):
@@ -173,13 +175,13 @@ def _kept_positions(report: Report, entry: DrafterFigures) -> list[float]:
     return kept
 
 
-def breakdown(report: Report) -> Figure | None:
+def breakdown(report: BenchReport) -> Figure | None:
     labels = report.labels()
     names = list(labels)
     figure, axes = _panels(report, len(names) + 1)
     place = {name: len(names) - 1 - i for i, name in enumerate(names)}
     for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for entry in report.figures:
+        for entry in report.metrics:
             if entry.temperature != temperature:
                 continue
             y, left = place[entry.name], 0.0
@@ -201,7 +203,7 @@ def breakdown(report: Report) -> Figure | None:
     return figure
 
 
-def predicted(report: Report) -> Figure | None:
+def predicted(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     points = [
         entry
@@ -242,7 +244,7 @@ def predicted(report: Report) -> Figure | None:
     return figure
 
 
-def gaps(report: Report) -> Figure | None:
+def gaps(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     found = {
         name: [
@@ -290,13 +292,13 @@ def legend_below(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
         )
 
 
-def pictures(report: Report) -> tuple[Picture, ...]:
+def pictures(report: BenchReport) -> tuple[PlotImage, ...]:
     """All figures for which the records hold something to show."""
     drawn = (draw(plot, partial(chart, report)) for plot, chart in _PLOTS)
     return tuple(picture for picture in drawn if picture is not None)
 
 
-_PLOTS: tuple[tuple[Plot, Callable[[Report], Figure | None]], ...] = (
+_PLOTS: tuple[tuple[Plot, Callable[[BenchReport], Figure | None]], ...] = (
     (
         Plot(
             name="speedup",
@@ -388,22 +390,23 @@ def by_length(tuning: Tuning) -> Figure:
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axis = figure.subplots()
     for place, name in enumerate(_drafters(tuning)):
-        own = [one for one in tuning.candidates if one.trial.drafter == name]
+        own = [one for one in tuning.candidates if one.measurement.drafter == name]
         colour = f"C{place % 10}"
         chains = sorted(
-            (one for one in own if one.trial.length), key=lambda one: one.trial.length or 0
+            (one for one in own if one.measurement.length),
+            key=lambda one: one.measurement.length or 0,
         )
-        lengths = [one.trial.length for one in chains]
+        lengths = [one.measurement.length for one in chains]
         _with_whiskers(axis, lengths, chains, tuning, "o-", colour, short_name(name))
-        trees = [one for one in own if one.trial.depth and not one.trial.length]
-        _with_whiskers(axis, [one.trial.depth for one in trees], trees, tuning, "s", colour)
+        trees = [one for one in own if one.measurement.depth and not one.measurement.length]
+        _with_whiskers(axis, [one.measurement.depth for one in trees], trees, tuning, "s", colour)
         for one in own:
-            if not one.trial.depth:
+            if not one.measurement.depth:
                 axis.axhline(one.tokens_per_second, color=colour, linewidth=1, linestyle=":")
     plain = tuning.plain_tokens_per_second
     axis.axhline(plain, color=ink(), linewidth=0.9, linestyle=_DASHED)
     left, right = axis.get_xlim()
-    depth, best = tuning.winner.trial.depth, tuning.winner.tokens_per_second
+    depth, best = tuning.winner.measurement.depth, tuning.winner.tokens_per_second
     axis.plot(depth or right, best, "*", color=ink(), markersize=13, clip_on=False, zorder=5)
     axis.set_xlim(left, right)
     axis.set_xlabel("drafted tokens")
@@ -420,7 +423,7 @@ def by_batch(tuning: Tuning) -> Figure | None:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axis = figure.subplots()
     for name in _drafters(tuning):
-        own = [one for one in tuning.batches if one.trial.drafter == name]
+        own = [one for one in tuning.batches if one.measurement.drafter == name]
         rows = [one.rows for one in own]
         axis.plot(rows, [one.speedup for one in own], "o-", label=short_name(name))
     axis.axhline(1.0, color=ink(), linewidth=0.9, linestyle=_DASHED)
@@ -463,4 +466,4 @@ def _with_whiskers(
 
 
 def _drafters(tuning: Tuning) -> list[str]:
-    return list(dict.fromkeys(one.trial.drafter for one in tuning.candidates))
+    return list(dict.fromkeys(one.measurement.drafter for one in tuning.candidates))

@@ -57,7 +57,7 @@ class CostSeconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Divergence:
+class FirstDivergence:
     """Where a text first differs from plain decoding's, and how near the target's choice was."""
 
     at: int
@@ -77,7 +77,7 @@ class Floor:
     flips: int
     """Scorings (one per chunk size) with a token that plain decoding did not choose."""
     largest_gap: float | None
-    """Of the flips, as in `Divergence`."""
+    """Of the flips, as in `FirstDivergence`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ class RunRecord:
     """Of the generated token ids: equal digests, equal texts."""
     identical: bool | None = None
     """Same tokens as plain decoding; None above temperature 0 and under a lossy rule."""
-    divergence: Divergence | None = None
+    divergence: FirstDivergence | None = None
     floor: Floor | None = None
     """On lines of plain decoding only."""
     prompt_tail: str | None = None

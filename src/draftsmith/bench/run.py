@@ -29,7 +29,7 @@ from draftsmith.bench.costs import CostMeter, CostTable, thin_out
 from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
-    Divergence,
+    FirstDivergence,
     Floor,
     RunRecord,
     digest,
@@ -65,7 +65,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class BaselineOutput:
     """What plain decoding said to a prompt."""
 
     item: Item
@@ -143,7 +143,7 @@ class _Reference:
 
     tokens: tuple[int, ...]
     floor: Floor | None
-    divergences: dict[str, Divergence | None] = field(default_factory=dict)
+    divergences: dict[str, FirstDivergence | None] = field(default_factory=dict)
     """By digest of the text compared."""
 
 
@@ -159,7 +159,7 @@ class Bench:
         self._references: dict[tuple[int, int], _Reference] = {}
         self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
         self._widths: list[int] = []
-        self._said: dict[Sampler, list[Said]] = {}
+        self._said: dict[Sampler, list[BaselineOutput]] = {}
 
     def rounds(self) -> Iterator[Round]:
         """All rounds in their order."""
@@ -210,7 +210,7 @@ class Bench:
         """Over the whole measurement so far; None before `prepare` and for batches."""
         return None if self._meter is None else self._meter.table()
 
-    def said(self, sampler: Sampler) -> list[Said]:
+    def said(self, sampler: Sampler) -> list[BaselineOutput]:
         """What plain decoding said so far: one text of each prompt at temperature 0, as many as
         there were repeats above."""
         return self._said.get(sampler, [])
@@ -241,7 +241,7 @@ class Bench:
         greedy = entry.sampler.temperature == 0
         if entry.repeat == 0 or not greedy:
             plain = zip(rows, runs[BASELINE].tokens, strict=True)
-            said = [Said(item=plan.items[row], tokens=tokens) for row, tokens in plain]
+            said = [BaselineOutput(item=plan.items[row], tokens=tokens) for row, tokens in plain]
             self._said.setdefault(entry.sampler, []).extend(said)
         if greedy and entry.repeat == 0:
             for run in runs.values():
@@ -279,7 +279,7 @@ class Bench:
 
     def _compare(
         self, group: int, row: int, text: tuple[int, ...], sampler: Sampler
-    ) -> Divergence | None:
+    ) -> FirstDivergence | None:
         reference = self._references[group, row]
         key = digest(text)
         if key not in reference.divergences:

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from draftsmith.bench.costs import CostTable
 from draftsmith.bench.metrics import (
-    DrafterFigures,
+    DrafterMetrics,
     Interval,
+    drafter_metrics,
     exceeds_floor,
-    figures,
     total_floor,
 )
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, Floor, RunRecord
@@ -38,7 +38,7 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BenchReport:
     """A finished measurement and what produced it."""
 
     target: str
@@ -55,24 +55,24 @@ class Report:
     """By drafter and temperature: what was computed and not counted (`recipes._expected`)."""
 
     @cached_property
-    def figures(self) -> tuple[DrafterFigures, ...]:
-        return figures(self.records)
+    def metrics(self) -> tuple[DrafterMetrics, ...]:
+        return drafter_metrics(self.records)
 
     @cached_property
     def floor(self) -> Floor | None:
         return total_floor(self.records)
 
     @property
-    def drafters(self) -> tuple[DrafterFigures, ...]:
-        return tuple(entry for entry in self.figures if entry.name != TRANSFORMERS)
+    def drafters(self) -> tuple[DrafterMetrics, ...]:
+        return tuple(entry for entry in self.metrics if entry.name != TRANSFORMERS)
 
     @property
-    def rivals(self) -> tuple[DrafterFigures, ...]:
-        return tuple(entry for entry in self.figures if entry.name == TRANSFORMERS)
+    def rivals(self) -> tuple[DrafterMetrics, ...]:
+        return tuple(entry for entry in self.metrics if entry.name == TRANSFORMERS)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        return tuple(dict.fromkeys(entry.temperature for entry in self.figures))
+        return tuple(dict.fromkeys(entry.temperature for entry in self.metrics))
 
     @property
     def repeats(self) -> int:
@@ -88,11 +88,11 @@ class Report:
     def labels(self) -> dict[str, str]:
         """Names short enough for a figure: the kind, and the last part of a source; and with them,
         wherever they stand, that a rule was lossy."""
-        names = list(dict.fromkeys(entry.name for entry in self.figures))
+        names = list(dict.fromkeys(entry.name for entry in self.metrics))
         short = {name: short_name(name) for name in names}
         if len(set(short.values())) < len(short):
             short = {name: name for name in names}
-        lossy = {entry.name for entry in self.figures if entry.lossy_rule is not None}
+        lossy = {entry.name for entry in self.metrics if entry.lossy_rule is not None}
         return {name: f"{short[name]} (lossy)" if name in lossy else short[name] for name in names}
 
 
@@ -107,8 +107,8 @@ def short_name(name: str) -> str:
 # --------------------------------------------------------------------------- summary.json
 
 
-def summary(report: Report) -> dict[str, Any]:
-    """The content of summary.json: plain JSON, figures without meaning are null."""
+def summary(report: BenchReport) -> dict[str, Any]:
+    """The content of summary.json: plain JSON, metrics without meaning are null."""
     content = {
         "target": report.target,
         "drafters": [_entry(report, entry) for entry in report.drafters],
@@ -127,7 +127,7 @@ def summary(report: Report) -> dict[str, Any]:
     return out
 
 
-def _entry(report: Report, entry: DrafterFigures) -> dict[str, Any]:
+def _entry(report: BenchReport, entry: DrafterMetrics) -> dict[str, Any]:
     plain = dataclasses.asdict(entry)
     for name in ("speedup_ci95", "speedup_vs_transformers_ci95"):
         plain[name] = _pair(getattr(entry, name))
@@ -142,7 +142,7 @@ def _pair(interval: Interval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]
 
 
-def _rival(entry: DrafterFigures) -> dict[str, Any]:
+def _rival(entry: DrafterMetrics) -> dict[str, Any]:
     return {
         "temperature": entry.temperature,
         "speedup": entry.speedup,
@@ -154,7 +154,7 @@ def _rival(entry: DrafterFigures) -> dict[str, Any]:
     }
 
 
-def _losslessness(report: Report) -> dict[str, Any]:
+def _losslessness(report: BenchReport) -> dict[str, Any]:
     floor = report.floor
     return {
         "lossy_rules": _lossy_rules(report),
@@ -168,8 +168,8 @@ def _losslessness(report: Report) -> dict[str, Any]:
 # --------------------------------------------------------------------------- terminal
 
 
-def terminal_table(report: Report) -> Table:
-    """The figures that matter, a line per drafter and temperature; 80 columns will do."""
+def terminal_table(report: BenchReport) -> Table:
+    """The metrics that matter, a line per drafter and temperature; 80 columns will do."""
     title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
@@ -181,7 +181,7 @@ def terminal_table(report: Report) -> Table:
     labels = report.labels()
     for temperature in report.temperatures:
         table.add_row(f"temperature {temperature:g}", style="italic")
-        for entry in report.figures:
+        for entry in report.metrics:
             if entry.temperature != temperature:
                 continue
             plain = entry.name in (BASELINE, TRANSFORMERS)
@@ -209,7 +209,7 @@ def terminal_table(report: Report) -> Table:
 
 
 def row_label(name: str, labels: Mapping[str, str]) -> str:
-    """How a drafter is called in tables and figures."""
+    """How a drafter is called in tables and metrics."""
     special = {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}
     return special.get(name, labels[name])
 
@@ -230,7 +230,7 @@ def interval_text(interval: Interval | None) -> str:
     return "" if interval is None else f"{interval.low:.2f}-{interval.high:.2f}"
 
 
-def sameness(entry: DrafterFigures) -> str:
+def sameness(entry: DrafterMetrics) -> str:
     """Whether the tokens were those of plain decoding, in a word or two."""
     if entry.lossy_rule is not None:
         return "lossy rule: not compared"
@@ -245,7 +245,7 @@ def sameness(entry: DrafterFigures) -> str:
 # --------------------------------------------------------------------------- sentences
 
 
-def speed_sentences(report: Report) -> list[str]:
+def speed_sentences(report: BenchReport) -> list[str]:
     """How much faster each drafter was, one sentence each."""
     labels = report.labels()
     out = []
@@ -264,7 +264,7 @@ def speed_sentences(report: Report) -> list[str]:
     return out
 
 
-def losslessness_sentences(report: Report) -> list[str]:
+def losslessness_sentences(report: BenchReport) -> list[str]:
     """What can honestly be said of equality with plain decoding."""
     lossy = _lossy_rules(report)
     exact = [e for e in report.drafters if e.lossy_rule is None and e.name != BASELINE]
@@ -305,12 +305,12 @@ def losslessness_sentences(report: Report) -> list[str]:
     return out
 
 
-def _lossy_rules(report: Report) -> list[str]:
+def _lossy_rules(report: BenchReport) -> list[str]:
     rules = [entry.lossy_rule for entry in report.drafters]
     return list(dict.fromkeys(rule for rule in rules if rule is not None))
 
 
-def _same_sentence(report: Report, same: Sequence[DrafterFigures], *, everyone: bool) -> str:
+def _same_sentence(report: BenchReport, same: Sequence[DrafterMetrics], *, everyone: bool) -> str:
     labels = report.labels()
     tokens = sum(r.tokens for r in report.of(same[0].name, 0.0) if r.repeat == 0)
     who = ", ".join(labels[entry.name] for entry in same)
@@ -321,7 +321,7 @@ def _same_sentence(report: Report, same: Sequence[DrafterFigures], *, everyone: 
     )
 
 
-def _differ_sentence(report: Report, entry: DrafterFigures) -> str:
+def _differ_sentence(report: BenchReport, entry: DrafterMetrics) -> str:
     label, gap = report.labels()[entry.name], entry.largest_gap_at_divergence
     first = [r for r in report.of(entry.name, 0.0) if r.repeat == 0 and r.divergence]
     bounds = [r.divergence.bound for r in first if r.divergence is not None]

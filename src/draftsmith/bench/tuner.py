@@ -1,4 +1,4 @@
-"""`draftsmith tune` at work: costs measured, every shape decoded, promises computed.
+"""`draftsmith tune` at work: costs measured, every shape decoded, estimates computed.
 
 What `draftsmith tune` tries: drafters with drafts of many shapes, decoded and priced.
 """
@@ -44,7 +44,14 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
-from draftsmith.plan.tune import BatchPromise, Prices, Trial, Tuning, judge, speedup
+from draftsmith.plan.tune import (
+    BatchEstimate,
+    BatchStepCosts,
+    Measurement,
+    Tuning,
+    estimate_candidate,
+    speedup,
+)
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 
@@ -54,7 +61,7 @@ DRAWS = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CandidateShape:
     """A drafter with drafts of one shape."""
 
     arm: Arm
@@ -67,7 +74,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entrant:
+class CandidateDrafter:
     """A drafter, and the trees that it can draft."""
 
     name: str
@@ -75,7 +82,7 @@ class Entrant:
     """As long as it may be."""
     flags: tuple[str, ...]
     """What else asks for its chains on a command line."""
-    trees: tuple[Entry, ...]
+    trees: tuple[CandidateShape, ...]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -86,10 +93,10 @@ class Entrant:
         """Chains of no token and of these lengths."""
         return chain_arms(self.chain, (0, *self.lengths))
 
-    def entries(self, lengths: Iterable[int]) -> tuple[Entry, ...]:
+    def entries(self, lengths: Iterable[int]) -> tuple[CandidateShape, ...]:
         """Chains of these lengths."""
         return tuple(
-            Entry(
+            CandidateShape(
                 arm=arm,
                 drafter=self.name,
                 shape=_tokens(arm.used_shape.depth),
@@ -99,9 +106,9 @@ class Entrant:
             for arm in chain_arms(self.chain, tuple(lengths))
         )
 
-    def controlled(self, costs: StepCosts) -> Entry:
+    def controlled(self, costs: StepCosts) -> CandidateShape:
         """With the length chosen step by step."""
-        return Entry(
+        return CandidateShape(
             arm=replace(self.chain, policy=Learning(CostAware(costs=costs))),
             drafter=self.name,
             shape="as many tokens as pay",
@@ -109,19 +116,19 @@ class Entrant:
         )
 
 
-def open_entrants(
+def open_candidates(
     names: Sequence[str],
     options: DraftingOptions,
     target: HFTarget,
     longest: int,
-) -> tuple[Entrant, ...]:
+) -> tuple[CandidateDrafter, ...]:
     """Load the drafters.
 
     Raises:
         InputError: see `open_drafters`.
     """
     arms = open_drafters(names, replace(options, draft_length="auto"), target)
-    entrants = []
+    candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
         own = replace(
@@ -129,18 +136,18 @@ def open_entrants(
             drafter_option=options.assignments(name, alone=len(names) == 1),
             draft_proposal=options.draft_proposal if proposal_of(arm.drafter) else None,
         )
-        entrants.append(
-            Entrant(
+        candidates.append(
+            CandidateDrafter(
                 name=name,
                 chain=replace(arm, shape=TreeShape.chain(depth)),
                 flags=_proposal_flags(own.draft_proposal),
                 trees=_trees(name, arm, own) if arm.drafter.takes_trees else (),
             )
         )
-    return tuple(entrants)
+    return tuple(candidates)
 
 
-def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[Entry, ...]:
+def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[CandidateShape, ...]:
     """Drawn in the way that is best verified, unless the user chose one."""
     arm, proposal = chain, options.draft_proposal
     if proposal is None and proposal_of(chain.drafter):
@@ -170,10 +177,12 @@ def _proposal_flags(proposal: str | None) -> tuple[str, ...]:
     return () if proposal is None else ("--draft-proposal", proposal)
 
 
-def _tree(arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]) -> Entry:
+def _tree(
+    arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]
+) -> CandidateShape:
     # a curve of its own: what drafting costs is no matter of the width alone
     mine = replace(arm, name=f"{arm.name}, {what}", shape=shape)
-    return Entry(arm=mine, drafter=name, shape=what, flags=flags)
+    return CandidateShape(arm=mine, drafter=name, shape=what, flags=flags)
 
 
 def _tokens(count: int) -> str:
@@ -197,11 +206,11 @@ def _above(length: int, lengths: Sequence[int]) -> int | None:
 
 def decode_entry(
     target: Target,
-    entry: Entry,
+    entry: CandidateShape,
     prompts: Sequence[Sequence[int]],
     predictions: Sequence[Sequence[int]],
     options: DecodeOptions,
-) -> Trial:
+) -> Measurement:
     """Decode every prompt once."""
     tokens: list[int] = []
     widths: list[Counter[int]] = []
@@ -212,7 +221,7 @@ def decode_entry(
         tokens.append(run.decode_tokens[0])
         widths.append(Counter(run.widths))
         counts = counts + run.counts[0]
-    return Trial(
+    return Measurement(
         drafter=entry.drafter,
         curve=entry.arm.name,
         shape=entry.shape,
@@ -225,14 +234,16 @@ def decode_entry(
     )
 
 
-def prices(table: CostTable, trial: Trial, temperature: float) -> Prices:
-    """What this trial's steps cost by the table."""
-    return Prices(
+def batch_step_costs(
+    table: CostTable, measurement: Measurement, temperature: float
+) -> BatchStepCosts:
+    """What this measurement's steps cost by the table."""
+    return BatchStepCosts(
         plain=table.target_seconds(1),
         by_width={
             width: table.target_seconds(width)
-            + table.draft_seconds(trial.curve, temperature, width)
-            for width in trial.widths
+            + table.draft_seconds(measurement.curve, temperature, width)
+            for width in measurement.widths
         },
     )
 
@@ -252,13 +263,13 @@ class Tuner:
         prompts = load_suite(options.suite, limit=options.limit)
         self.target: HFTarget = open_target(options.model)
         self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
-        self._entrants = open_entrants(
+        self._candidates = open_candidates(
             options.drafters(),
             options.drafting,
             self.target,
             options.longest,
         )
-        check_predictions(prompts, [entrant.chain for entrant in self._entrants])
+        check_predictions(prompts, [candidate.chain for candidate in self._candidates])
         self._prompts = [encode(prompt, self.target) for prompt in prompts]
         self._predictions = [prediction(prompt, self.target) for prompt in prompts]
         self._decoding = DecodeOptions(
@@ -274,24 +285,28 @@ class Tuner:
         warn_if_busy()
         meter, costs = self._measure(1)
         table, draws = meter.table(), redrawn(meter, self._options.sampling.seed)
-        trials = [
-            trial
-            for entrant in self._entrants
-            for trial in self._try_all(entrant, costs[entrant.name], table)
+        measurements = [
+            measurement
+            for candidate in self._candidates
+            for measurement in self._try_all(candidate, costs[candidate.name], table)
         ]
         candidates = [
-            judge(trial, self._price(table, trial), [self._price(one, trial) for one in draws])
-            for trial in trials
+            estimate_candidate(
+                measurement,
+                self._price(table, measurement),
+                [self._price(one, measurement) for one in draws],
+            )
+            for measurement in measurements
         ]
         return Tuning(
             candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
             costs=costs,
-            batches=self._batches(trials, table),
+            batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
         )
 
-    def _price(self, table: CostTable, trial: Trial) -> Prices:
-        return prices(table, trial, self._sampler.temperature)
+    def _price(self, table: CostTable, measurement: Measurement) -> BatchStepCosts:
+        return batch_step_costs(table, measurement, self._sampler.temperature)
 
     def _say(self, text: str) -> None:
         self._notes.print(text, soft_wrap=True)
@@ -306,69 +321,79 @@ class Tuner:
             predictions=self._predictions,
             rows=rows,
         )
-        chains = [arm for entrant in self._entrants for arm in entrant.timed]
-        trees = [entry.arm for entrant in self._entrants for entry in entrant.trees]
+        chains = [arm for candidate in self._candidates for arm in candidate.timed]
+        trees = [entry.arm for candidate in self._candidates for entry in candidate.trees]
         meter = open_meter(self.target, [*chains, *trees], self._sampler, workload)
         meter.measure(ROUNDS)
         table, steps, costs, first = meter.table(), meter.steps(), {}, 0
-        for entrant in self._entrants:
-            own = steps[first : first + len(entrant.timed)]
-            first += len(entrant.timed)
-            drafter = entrant.chain.drafter
-            costs[entrant.name] = step_costs(table, drafter, (0, *entrant.lengths), own)
-            file = cost_file(self.target, entrant.chain, self._sampler, workload)
-            trouble = file.store(costs[entrant.name])
+        for candidate in self._candidates:
+            own = steps[first : first + len(candidate.timed)]
+            first += len(candidate.timed)
+            drafter = candidate.chain.drafter
+            costs[candidate.name] = step_costs(table, drafter, (0, *candidate.lengths), own)
+            file = cost_file(self.target, candidate.chain, self._sampler, workload)
+            trouble = file.store(costs[candidate.name])
             if trouble is not None:
                 self._say(trouble)
         return meter, costs
 
-    def _try_all(self, entrant: Entrant, costs: StepCosts, table: CostTable) -> list[Trial]:
+    def _try_all(
+        self, candidate: CandidateDrafter, costs: StepCosts, table: CostTable
+    ) -> list[Measurement]:
         """Chains, first of doubling lengths and then around the best of them; trees; auto.
 
         Raises:
             InputError: no prompt gave a step to judge.
         """
-        chains = self._judged(entrant.entries(entrant.lengths))
+        chains = self._judged(candidate.entries(candidate.lengths))
         if not chains:
             raise InputError(
                 f"--suite {self._options.suite}: no prompt gave a step to judge, since each text "
                 "ended in the step of its prompt; give prompts with longer texts, or a larger "
                 "--max-new-tokens."
             )
-        best = max(chains, key=lambda trial: speedup(trial, self._price(table, trial)))
+        best = max(
+            chains, key=lambda measurement: speedup(measurement, self._price(table, measurement))
+        )
         assert best.length is not None
-        nearby = entrant.entries(between(best.length, entrant.lengths))
-        others = (*nearby, *entrant.trees, entrant.controlled(costs))
+        nearby = candidate.entries(between(best.length, candidate.lengths))
+        others = (*nearby, *candidate.trees, candidate.controlled(costs))
         return [*chains, *self._judged(others)]
 
-    def _judged(self, entries: Iterable[Entry]) -> list[Trial]:
+    def _judged(self, entries: Iterable[CandidateShape]) -> list[Measurement]:
         """Decoded; without those that got through every text in the step of its prompt."""
-        return [trial for entry in entries if (trial := self._try(entry)).prompts]
+        return [measurement for entry in entries if (measurement := self._try(entry)).prompts]
 
-    def _try(self, entry: Entry) -> Trial:
+    def _try(self, entry: CandidateShape) -> Measurement:
         self._say(f"decoding with {entry.drafter}, {entry.shape}")
         return decode_entry(self.target, entry, self._prompts, self._predictions, self._decoding)
 
-    def _batches(self, trials: Sequence[Trial], table: CostTable) -> tuple[BatchPromise, ...]:
+    def _batches(
+        self, measurements: Sequence[Measurement], table: CostTable
+    ) -> tuple[BatchEstimate, ...]:
         """The best draft of each drafter at each batch size."""
         found = []
         for rows in self._options.sizes():
-            priced, own = table, list(trials)
+            priced, own = table, list(measurements)
             if rows > 1:
                 meter, costs = self._measure(rows)
                 priced = meter.table()
                 # a controller goes by what steps of such a batch cost
-                auto = [entrant.controlled(costs[entrant.name]) for entrant in self._entrants]
-                own = [trial for trial in trials if trial.depth is not None] + self._judged(auto)
-            for entrant in self._entrants:
-                promises = [
-                    BatchPromise(
-                        rows=rows,
-                        trial=trial,
-                        speedup=speedup(trial, self._price(priced, trial), rows=rows),
-                    )
-                    for trial in own
-                    if trial.drafter == entrant.name
+                auto = [
+                    candidate.controlled(costs[candidate.name]) for candidate in self._candidates
                 ]
-                found.append(max(promises, key=lambda one: one.speedup))
+                own = [
+                    measurement for measurement in measurements if measurement.depth is not None
+                ] + self._judged(auto)
+            for candidate in self._candidates:
+                estimates = [
+                    BatchEstimate(
+                        rows=rows,
+                        measurement=measurement,
+                        speedup=speedup(measurement, self._price(priced, measurement), rows=rows),
+                    )
+                    for measurement in own
+                    if measurement.drafter == candidate.name
+                ]
+                found.append(max(estimates, key=lambda one: one.speedup))
         return tuple(found)

@@ -27,7 +27,7 @@ from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
 from draftsmith.bench.summary import (
-    Report,
+    BenchReport,
     losslessness_sentences,
     speed_sentences,
     summary,
@@ -189,10 +189,10 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     return tuple(made)
 
 
-def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> Report:
+def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> BenchReport:
     """What was measured and how; `target`: its name or folder."""
     facts = record.record()
-    return Report(
+    return BenchReport(
         target=portable_text(target),
         dtype=str(bench.plan.target.dtype).removeprefix("torch."),
         records=made,
@@ -204,19 +204,19 @@ def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: 
     )
 
 
-def with_expectations(report: Report, bench: Bench) -> Report:
+def with_expectations(report: BenchReport, bench: Bench) -> BenchReport:
     """The report with the expected acceptance of draft models, which all texts are read for."""
     notes = Console(stderr=True, highlight=False, markup=False)
     with notes.status("reading what plain decoding said, for expected acceptance"):
         found = expectations(bench)
     return replace(
         report,
-        expected={(one.drafter, one.temperature): one.figures() for one in found},
+        expected={(one.drafter, one.temperature): one.metrics() for one in found},
         sections=(as_section(found),) if found else (),
     )
 
 
-def say_results(report: Report, console: Console, out: Path) -> None:
+def say_results(report: BenchReport, console: Console, out: Path) -> None:
     """How much faster, whether the same, and where the page is."""
     for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
         console.print(sentence, soft_wrap=True, markup=False)

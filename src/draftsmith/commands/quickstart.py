@@ -58,17 +58,17 @@ from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.html import write_report
 from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.metrics import (
-    DrafterFigures,
+    DrafterMetrics,
     Interval,
     bootstrap_interval,
-    figures,
+    drafter_metrics,
     paired_paces,
     weighted_speedup,
 )
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.summary import (
-    Report,
+    BenchReport,
     Section,
     interval_text,
     losslessness_sentences,
@@ -225,10 +225,10 @@ def find_changes(
     records: Sequence[RunRecord], before: Mapping[float, float], after: Mapping[float, float]
 ) -> tuple[Change, ...]:
     """Put together: records of plain decoding, BEFORE and AFTER; alphas by temperature."""
-    found = {(entry.name, entry.temperature): entry for entry in figures(records)}
+    found = {(entry.name, entry.temperature): entry for entry in drafter_metrics(records)}
 
     def side(name: str, temperature: float, alpha: float) -> Side:
-        entry: DrafterFigures = found[name, temperature]
+        entry: DrafterMetrics = found[name, temperature]
         return Side(
             alpha=alpha,
             tokens_per_step=entry.tokens_per_step,
@@ -908,7 +908,7 @@ def show(scene: Scene) -> None:
     console.print(f"\n{tokens} tokens in {steps} forwards of the target\n", style="dim")
 
 
-def compare(scene: Scene, record: Run) -> Report:
+def compare(scene: Scene, record: Run) -> BenchReport:
     """All ways to decode, interleaved."""
     say_part(scene, "Compared: drafters without a model, and the draft model that is shipped")
     plan = make_plan(scene, (*scene.rivals, scene.draft))
@@ -995,7 +995,7 @@ def tell(scene: Scene, outcome: Outcome) -> None:
         scene.console.print(sentence, soft_wrap=True, markup=False)
 
 
-def finish(scene: Scene, record: Run, comparison: Report, outcome: Outcome) -> dict[str, Any]:
+def finish(scene: Scene, record: Run, comparison: BenchReport, outcome: Outcome) -> dict[str, Any]:
     """Write page, figures and, last, run.json; say what comes next."""
     out, console = scene.options.out, scene.console
     report = replace(comparison, sections=(outcome.section,))
@@ -1032,7 +1032,7 @@ def make_plan(scene: Scene, arms: tuple[Arm, ...]) -> BenchPlan:
     )
 
 
-def measure(scene: Scene, plan: BenchPlan, seconds: float, out: Path, record: Run) -> Report:
+def measure(scene: Scene, plan: BenchPlan, seconds: float, out: Path, record: Run) -> BenchReport:
     """Run the rounds that fit; their records go to `out/records.jsonl`."""
     bench = Bench(plan)
     settle_amount(bench, seconds, scene.console)

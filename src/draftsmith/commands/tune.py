@@ -24,7 +24,7 @@ from draftsmith.commands._verbs import GenerateOptions
 from draftsmith.config import to_argv
 from draftsmith.plan.tune import (
     Candidate,
-    Trial,
+    Measurement,
     Tuning,
     advice,
     batch_advice,
@@ -72,7 +72,7 @@ def paste(options: TuneOptions, winner: Candidate) -> str | None:
     """A command line that decodes with the winner; None when nothing pays."""
     if winner.speedup <= 1.0:
         return None
-    name, alone = winner.trial.drafter, len(options.drafters()) == 1
+    name, alone = winner.measurement.drafter, len(options.drafters()) == 1
     own = replace(
         options.drafting,
         drafter_option=options.drafting.assignments(name, alone=alone),
@@ -87,7 +87,7 @@ def paste(options: TuneOptions, winner: Candidate) -> str | None:
         sampling=options.sampling,
         drafting=own,
     )
-    return shlex.join(["draftsmith", "generate", *to_argv(asked), *winner.trial.flags])
+    return shlex.join(["draftsmith", "generate", *to_argv(asked), *winner.measurement.flags])
 
 
 def payload(
@@ -99,8 +99,8 @@ def payload(
 ) -> dict[str, Any]:
     """The content of tune.json."""
     longest = {
-        one.trial.drafter: one.trial
-        for one in sorted(tuning.candidates, key=lambda one: one.trial.length or 0)
+        one.measurement.drafter: one.measurement
+        for one in sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
     }
     content = {
         "target": portable_text(options.model.target),
@@ -115,11 +115,12 @@ def payload(
         },
         "candidates": [_entry(one) for one in tuning.candidates],
         "acceptance_by_depth": {
-            portable_text(name): rates(trial.by_depth) for name, trial in longest.items()
+            portable_text(name): rates(measurement.by_depth)
+            for name, measurement in longest.items()
         },
         "step_seconds": {portable_text(name): costs for name, costs in tuning.costs.items()},
         "batches": [
-            {"rows": one.rows, **_shape(one.trial), "speedup": one.speedup}
+            {"rows": one.rows, **_shape(one.measurement), "speedup": one.speedup}
             for one in tuning.batches
         ],
         "machine": machine_summary(),
@@ -131,10 +132,10 @@ def payload(
 
 def _entry(one: Candidate) -> dict[str, Any]:
     return {
-        **_shape(one.trial),
-        "length": one.trial.length,
-        "tokens_per_step": one.trial.tokens_per_step,
-        "prompts": len(one.trial.prompts),
+        **_shape(one.measurement),
+        "length": one.measurement.length,
+        "tokens_per_step": one.measurement.tokens_per_step,
+        "prompts": len(one.measurement.prompts),
         "speedup": one.speedup,
         "low": one.low,
         "high": one.high,
@@ -142,11 +143,11 @@ def _entry(one: Candidate) -> dict[str, Any]:
     }
 
 
-def _shape(trial: Trial) -> dict[str, Any]:
+def _shape(measurement: Measurement) -> dict[str, Any]:
     return {
-        "drafter": portable_text(trial.drafter),
-        "shape": trial.shape,
-        "flags": trial.flags,
+        "drafter": portable_text(measurement.drafter),
+        "shape": measurement.shape,
+        "flags": measurement.flags,
     }
 
 
@@ -165,9 +166,9 @@ def ranking(tuning: Tuning) -> Table:
     for one in tuning.candidates:
         promise = f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})"
         table.add_row(
-            short_name(one.trial.drafter),
-            one.trial.label,
-            f"{one.trial.tokens_per_step:.2f}",
+            short_name(one.measurement.drafter),
+            one.measurement.label,
+            f"{one.measurement.tokens_per_step:.2f}",
             f"{one.tokens_per_second:.0f}",
             promise,
             style="bold" if one is tuning.winner else None,
@@ -184,6 +185,6 @@ def batch_table(tuning: Tuning) -> Table:
     table.add_column("draft")
     table.add_column("speed-up", justify="right")
     for one in tuning.batches:
-        name, promise = short_name(one.trial.drafter), f"{one.speedup:.2f}"
-        table.add_row(str(one.rows), name, one.trial.label, promise)
+        name, promise = short_name(one.measurement.drafter), f"{one.speedup:.2f}"
+        table.add_row(str(one.rows), name, one.measurement.label, promise)
     return table

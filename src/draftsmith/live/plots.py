@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from draftsmith.bench.plots import legend_below
 from draftsmith.live.metrics import verification_cost
 from draftsmith.live.replay import Row
-from draftsmith.plots import Picture, Plot, draw
+from draftsmith.plots import Plot, PlotImage, draw
 
 FULL = 0.5
 """From this bias on every draft stays."""
@@ -88,7 +88,7 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def pictures(rows: Sequence[Row]) -> list[Picture]:
+def pictures(rows: Sequence[Row]) -> list[PlotImage]:
     """Flicker against quality, speed-up against bias; those that the rows allow."""
     flicker = Plot(
         name="flicker_quality",

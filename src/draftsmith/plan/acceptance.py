@@ -83,7 +83,7 @@ _ONE_OUTCOME = {0.0: "no drafted token was accepted", 1.0: "every drafted token 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class RateEstimate:
     """An acceptance rate and how sure it is."""
 
     alpha: float
@@ -96,9 +96,9 @@ class Rate:
 class AcceptanceEstimate:
     """What the counts say."""
 
-    least_squares: Rate
+    least_squares: RateEstimate
     """The paper's. The printed interval covers 78 to 90 % where it says 95, that by prompts 95."""
-    mle: Rate
+    mle: RateEstimate
     """Accepted / tried, with Wilson's interval."""
     iid_p_value: float | None
     """Of the hypothesis that every judged token is accepted with one probability, whatever its
@@ -106,7 +106,7 @@ class AcceptanceEstimate:
     tokens_per_step: dict[int, float]
     """Measured, by draft length, the target's own token included."""
     by_depth: tuple[float | None, ...]
-    """Rate at depth 1, 2, ..., given that all before were accepted; None: never tried."""
+    """RateEstimate at depth 1, 2, ..., given that all before were accepted; None: never tried."""
     warnings: tuple[str, ...]
 
 
@@ -163,7 +163,7 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     )
 
 
-def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> Rate:
+def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> RateEstimate:
     """Accepted / tried with prompts as what is drawn, each with trials of its own.
 
     The interval is Wilson's for as many independent trials as would be as noisy, with Student's t.
@@ -172,17 +172,17 @@ def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> Rate:
     total, prompts = float(tried_P.sum()), len(tried_P)
     alpha = float(accepted_P.sum() / total)
     if prompts < 2:
-        return Rate(alpha=alpha, se=None, ci95=None)
+        return RateEstimate(alpha=alpha, se=None, ci95=None)
     if alpha in _ONE_OUTCOME:
         low, high = wilson(alpha * prompts, prompts)
-        return Rate(alpha=alpha, se=None, ci95=(float(low), float(high)))
+        return RateEstimate(alpha=alpha, se=None, ci95=(float(low), float(high)))
     se = error((accepted_P - alpha * tried_P) / total)
     trials = alpha * (1 - alpha) / se**2 if se > 0 else total
     low, high = wilson(alpha * trials, trials, quantile(prompts))
-    return Rate(alpha=alpha, se=se, ci95=(float(low), float(high)))
+    return RateEstimate(alpha=alpha, se=se, ci95=(float(low), float(high)))
 
 
-def least_squares(gamma: Floats, tokens: Floats) -> Rate:
+def least_squares(gamma: Floats, tokens: Floats) -> RateEstimate:
     """alpha with the least sum of (tau(alpha, gamma) - tokens)^2 over draft lengths (appendix B).
 
     `tokens` are measured tokens per step, 1 .. gamma + 1. The interval is the printed one: alpha
@@ -201,10 +201,10 @@ def least_squares(gamma: Floats, tokens: Floats) -> Rate:
     alpha = float(brentq(stationary, 0.0, 1.0, xtol=1e-15, rtol=1e-15))
     missed, slope = parts(alpha)
     if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR tells nothing
-        return Rate(alpha=alpha, se=None, ci95=None)
+        return RateEstimate(alpha=alpha, se=None, ci95=None)
     se = float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope)))
     ends = (max(alpha - Z95 * se, 0.0), min(alpha + Z95 * se, 1.0))
-    return Rate(alpha=alpha, se=se, ci95=ends)
+    return RateEstimate(alpha=alpha, se=se, ci95=ends)
 
 
 def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[Floats, Floats]:
@@ -311,15 +311,15 @@ def _cells(trials: Mapping[int, Trials], least: float) -> list[Floats]:
     return [*cells[:-1], cells[-1] + rest]
 
 
-def _share(tried_D: Floats, accepted_D: Floats) -> Rate:
+def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
     """Every judged token is a trial of its own."""
     tried, accepted = tried_D.sum(), accepted_D.sum()
     low, high = wilson(accepted, tried)
     se = float(acceptance_error(tried_D, accepted_D))
-    return Rate(alpha=float(accepted / tried), se=se, ci95=(float(low), float(high)))
+    return RateEstimate(alpha=float(accepted / tried), se=se, ci95=(float(low), float(high)))
 
 
-def _by_prompts(fitted: Rate, trials: Mapping[int, Trials]) -> Rate:
+def _by_prompts(fitted: RateEstimate, trials: Mapping[int, Trials]) -> RateEstimate:
     """The rate of least squares with its error by prompts, each of which moves the tokens per step
     of every length."""
     slope = _slopes(fitted.alpha, np.array(list(trials)))

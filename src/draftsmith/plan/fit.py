@@ -54,7 +54,7 @@ class FixedEffects:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class PairPrediction:
     """The law at one pair of perplexities."""
 
     draft_ppl: float
@@ -86,7 +86,7 @@ class AffineFit:
     cov: tuple[tuple[float, ...], ...]
     """Classic, in the order A, B, C."""
     fixed_effects: FixedEffects | None
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[PairPrediction, ...]
     warnings: tuple[str, ...]
 
 
@@ -343,7 +343,7 @@ def _fixed_effects(
     )
 
 
-def _far_off(predictions: Sequence[Prediction], columns: Floats) -> Iterator[str]:
+def _far_off(predictions: Sequence[PairPrediction], columns: Floats) -> Iterator[str]:
     """What is wrong with predictions, if anything."""
     (low_x, low_y, _), (high_x, high_y, _) = columns.min(axis=0), columns.max(axis=0)
     for one in predictions:
@@ -360,7 +360,7 @@ def _far_off(predictions: Sequence[Prediction], columns: Floats) -> Iterator[str
             )
 
 
-def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[Prediction, ...]:
+def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[PairPrediction, ...]:
     if not at:
         return ()
     draft_ppl, target_ppl = (np.array(values, np.float64) for values in zip(*at, strict=True))
@@ -369,7 +369,7 @@ def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[Predictio
         intervals, new = (found.conf_int(obs=obs).tolist() for obs in (False, True))
     means = found.predicted_mean.tolist()
     return tuple(
-        Prediction(
+        PairPrediction(
             draft_ppl=draft, target_ppl=target, alpha=alpha, ci95=tuple(mean), pi95=tuple(one)
         )
         for (draft, target), alpha, mean, one in zip(at, means, intervals, new, strict=True)

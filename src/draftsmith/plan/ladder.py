@@ -22,7 +22,7 @@ import numpy as np
 
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.plan.optimum import Setting, optimal_length, speedup
+from draftsmith.plan.optimum import SizingProblem, optimal_length, speedup
 from draftsmith.plan.sizing import Z95, best_draft, no_rate
 
 NEAR = 1.3
@@ -94,7 +94,7 @@ class Ladder:
 
 
 def ladder(
-    setting: Setting, named: Mapping[str, float], build: Callable[[float], tuple[str, float]]
+    setting: SizingProblem, named: Mapping[str, float], build: Callable[[float], tuple[str, float]]
 ) -> Ladder:
     """The rungs around N*.
 
@@ -134,7 +134,7 @@ def ladder(
     )
 
 
-def rung(setting: Setting, size: str, params: float) -> Rung:
+def rung(setting: SizingProblem, size: str, params: float) -> Rung:
     """What to expect of a draft of this size, whose rate by the law must lie in (0, 1).
 
     The interval of alpha is for a pair that has not been measured: the errors of A, B and C, and
@@ -159,7 +159,7 @@ def rung(setting: Setting, size: str, params: float) -> Rung:
     )
 
 
-def spread_of(setting: Setting, params: float) -> float | None:
+def spread_of(setting: SizingProblem, params: float) -> float | None:
     """Standard error of the rate of a new pair; None: the law does not tell its errors."""
     law = setting.law
     if law.cov is None or law.residual is None:
@@ -184,7 +184,7 @@ def _is_near(params: float, wanted: float) -> bool:
     return abs(math.log(params / wanted)) <= math.log(NEAR)
 
 
-def _rungs(setting: Setting, sizes: Mapping[str, float], said: list[str]) -> tuple[Rung, ...]:
+def _rungs(setting: SizingProblem, sizes: Mapping[str, float], said: list[str]) -> tuple[Rung, ...]:
     """Those that can draft, from small to large; `said` gets a sentence about others."""
     M = setting.target_params
     lost = {name: _unfit(setting, params) for name, params in sizes.items()}
@@ -207,7 +207,7 @@ def _rungs(setting: Setting, sizes: Mapping[str, float], said: list[str]) -> tup
     )
 
 
-def _unfit(setting: Setting, params: float) -> str | None:
+def _unfit(setting: SizingProblem, params: float) -> str | None:
     if params >= setting.target_params:
         return "it is not smaller than the target"
     alpha = float(setting.alpha(params))
@@ -229,7 +229,7 @@ PREDICTED_KIND = "pretrained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class RungPrediction:
     """Of one draft size."""
 
     size: str
@@ -257,7 +257,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class RungComparison:
     """A figure, predicted and measured."""
 
     size: str
@@ -272,7 +272,7 @@ class Comparison:
     source: str
 
 
-def read_predictions(path: Path) -> tuple[Prediction, ...]:
+def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
     """The rungs of a ladder.json.
 
     Raises:
@@ -292,8 +292,8 @@ def read_predictions(path: Path) -> tuple[Prediction, ...]:
 
 
 def compare(
-    predictions: Sequence[Prediction], found: Iterable[Measured]
-) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    predictions: Sequence[RungPrediction], found: Iterable[Measured]
+) -> tuple[tuple[RungComparison, ...], tuple[str, ...]]:
     """What was measured of predicted drafts, and a sentence for what could not be compared.
 
     The first figure of a draft counts, so better sources come first.
@@ -302,7 +302,7 @@ def compare(
         InputError: a measured draft may be several predicted ones, or a predicted one several
             measured ones.
     """
-    out: dict[tuple[str, str, float | None], Comparison] = {}
+    out: dict[tuple[str, str, float | None], RungComparison] = {}
     said = []
     places = {folder: (one, kind) for one in predictions for kind, folder in one.drafts.items()}
     seen: dict[str, str] = {}
@@ -328,7 +328,7 @@ def compare(
         predicted = prediction.estimates[measured.quantity]
         out.setdefault(
             (name, measured.quantity, measured.temperature),
-            Comparison(
+            RungComparison(
                 size=prediction.size,
                 params=prediction.params,
                 kind=kind,
@@ -369,13 +369,13 @@ def _parts(folder: str) -> list[str]:
     return list(takewhile(lambda part: part not in _NO_NAMES, parts))
 
 
-def _prediction(values: object, where: str) -> Prediction:
+def _prediction(values: object, where: str) -> RungPrediction:
     if not isinstance(values, dict):
         raise InputError(f"{where} must be an object")
     drafts = values.get("drafts")
     if not isinstance(drafts, dict) or not all(isinstance(one, str) for one in drafts.values()):
         raise InputError(f"{where}: 'drafts' must give a folder for each kind of draft")
-    return Prediction(
+    return RungPrediction(
         size=str(values.get("size")),
         params=_number(values.get("params"), "params", where),
         gamma=round(_number(values.get("gamma"), "gamma", where)),

@@ -59,7 +59,7 @@ class LengthCount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CsvRow:
     """One line of a file."""
 
     path: Path
@@ -126,7 +126,7 @@ def of_bench(path: Path, name: str) -> Path:
     return path / name
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """The rows of a CSV file that has at least these columns; others are kept, too.
 
     Raises:
@@ -144,7 +144,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[Row]:
+def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[CsvRow]:
     filled = (values for values in lines if any(value.strip() for value in values))
     header = [name.strip() for name in next(filled, [])]
     if not header:
@@ -167,7 +167,7 @@ def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[Row]:
                 f"{len(header)} columns"
             )
         named = dict(zip(header, values, strict=True))
-        yield Row(path=path, number=number, line=line, values=named)
+        yield CsvRow(path=path, number=number, line=line, values=named)
 
 
 def read_observations(path: Path, protocol: str | None = None) -> tuple[Observation, ...]:
@@ -198,7 +198,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     if len(kinds) != 1:
         what = "both a column 'loss' and one" if kinds else "neither a column 'loss' nor one"
         raise InputError(f"{path} has {what} 'perplexity': it takes one of them")
-    losses: dict[str, Callable[[Row], float]] = {
+    losses: dict[str, Callable[[CsvRow], float]] = {
         "loss": lambda row: row.number_where("loss", lambda loss: loss > 0, "above 0"),
         "perplexity": lambda row: math.log(
             row.number_where("perplexity", lambda value: value > 1, "above 1")
@@ -279,7 +279,7 @@ def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
     )
 
 
-def _one_per_pair(path: Path, rows: Sequence[Row], protocol: str | None) -> list[Row]:
+def _one_per_pair(path: Path, rows: Sequence[CsvRow], protocol: str | None) -> list[CsvRow]:
     ways: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         ways.setdefault((row.text("target"), row.text("draft")), set()).add(_said(row, "protocol"))
@@ -301,7 +301,7 @@ def _one_per_pair(path: Path, rows: Sequence[Row], protocol: str | None) -> list
     return kept
 
 
-def _of_one_pair(path: Path, rows: Sequence[Row], draft: str | None) -> list[Row]:
+def _of_one_pair(path: Path, rows: Sequence[CsvRow], draft: str | None) -> list[CsvRow]:
     known = dict.fromkeys(_said(row, "draft") for row in rows)
     if draft is not None:
         rows = [row for row in rows if _said(row, "draft") == draft]
@@ -316,19 +316,19 @@ def _of_one_pair(path: Path, rows: Sequence[Row], draft: str | None) -> list[Row
     return list(rows)
 
 
-def _said(row: Row, column: str) -> str:
+def _said(row: CsvRow, column: str) -> str:
     """Of a column that need not be there."""
     return row.values.get(column, "").strip()
 
 
-def _perplexity(row: Row, column: str) -> float:
+def _perplexity(row: CsvRow, column: str) -> float:
     value = row.number_where(column, lambda value: value >= 1, "1 or more")
     if value > _MOST_PERPLEXITY:
         raise row.wrong(column, f"must be {_MOST_PERPLEXITY:g} or less, got {value:g}")
     return value
 
 
-def _margin(row: Row) -> float | None:
+def _margin(row: CsvRow) -> float | None:
     if not row.values.get("moe", "").strip():
         return None
     return row.number_where("moe", lambda margin: margin >= 0, "0 or more")

@@ -200,7 +200,7 @@ class AcceptanceLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class SizingProblem:
     """A target, what the draft is trained on, and the laws that link them to acceptance."""
 
     target_params: float

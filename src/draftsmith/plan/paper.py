@@ -8,12 +8,12 @@ from decimal import Decimal
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     DATA,
+    CsvRow,
     Observation,
-    Row,
     read_observations,
     read_rows,
 )
-from draftsmith.plan.optimum import Setting, TokenBudget
+from draftsmith.plan.optimum import SizingProblem, TokenBudget
 from draftsmith.plan.sizing import optimal_params
 
 VALIDATED = "OPT-13B"
@@ -27,7 +27,7 @@ class PrintedOptimum:
     target: str
     family: str
     """Of the drafts."""
-    setting: Setting
+    setting: SizingProblem
     n_opt: str
     throughput: str
 
@@ -68,7 +68,7 @@ def optima() -> list[PrintedOptimum]:
         PrintedOptimum(
             target=row.text("target"),
             family=row.text("family"),
-            setting=Setting(
+            setting=SizingProblem(
                 target_params=row.count_of("target_params"),
                 target_tokens=row.count_of("target_tokens"),
                 budget=TokenBudget(amount=row.count_of("draft_tokens")),
@@ -102,7 +102,7 @@ def latencies() -> list[LatencyPoint]:
     return found
 
 
-def printed(table: int) -> list[Row]:
+def printed(table: int) -> list[CsvRow]:
     """The printed values of a table that ships them: 3, 5, 6, 7 or 9."""
     path = DATA / f"table_{table}.csv"
     if not path.exists():

@@ -23,10 +23,10 @@ from draftsmith.core.speedup import Floats, tokens_per_step
 from draftsmith.plan import paper
 from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.fit import FORMS, AffineFit, FormFit, affine_law, per_target
-from draftsmith.plan.ladder import QUANTITIES, Comparison, Prediction
+from draftsmith.plan.ladder import QUANTITIES, RungComparison, RungPrediction
 from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import Observation, TrainedModel
-from draftsmith.plan.optimum import AcceptanceLaw, Setting, TokenBudget
+from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
 from draftsmith.plan.paper import LatencyPoint
 from draftsmith.plan.sizing import Sizing, best_draft
 from draftsmith.plan.sweep import Optima, Sweep, sweep
@@ -44,7 +44,7 @@ class Curve:
     """The speed-up of one target against the size of its draft."""
 
     label: str
-    setting: Setting
+    setting: SizingProblem
     sizing: Sizing
 
 
@@ -354,7 +354,7 @@ def curves(
     return plot, partial(acceptance_curves, observations, fits)
 
 
-def optimum(setting: Setting, sizing: Sizing, available: tuple[float, ...]) -> Drawing:
+def optimum(setting: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Drawing:
     plot = Plot(
         name="speedup_by_size",
         title="Predicted speed-up by draft size",
@@ -472,7 +472,7 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
     targets = np.geomspace(ends.min() / 10, ends.max() * 10, _BAND_POINTS)
     rows = []
     for target_params in targets:
-        setting = Setting(
+        setting = SizingProblem(
             target_params=float(target_params),
             target_tokens=_BAND_TOKENS,
             budget=TokenBudget(amount=_BAND_TOKENS),
@@ -505,7 +505,9 @@ _LABELS = {"alpha": "acceptance rate", "tau": "tokens per step", "speedup": "spe
 _MARKERS = {"pretrained": "o", "distilled": "^"}
 
 
-def predicted_measured(predictions: Sequence[Prediction], rows: Sequence[Comparison]) -> Drawing:
+def predicted_measured(
+    predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]
+) -> Drawing:
     plot = Plot(
         name="predicted_measured",
         title="Predicted and measured",
@@ -515,7 +517,7 @@ def predicted_measured(predictions: Sequence[Prediction], rows: Sequence[Compari
     return plot, partial(_panels, predictions, rows)
 
 
-def _panels(predictions: Sequence[Prediction], rows: Sequence[Comparison]) -> Figure:
+def _panels(predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]) -> Figure:
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     for axis, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES, strict=True):
         _predicted(axis, predictions, quantity)
@@ -530,7 +532,7 @@ def _panels(predictions: Sequence[Prediction], rows: Sequence[Comparison]) -> Fi
     return figure
 
 
-def _predicted(axis: Any, predictions: Sequence[Prediction], quantity: str) -> None:
+def _predicted(axis: Any, predictions: Sequence[RungPrediction], quantity: str) -> None:
     ordered = sorted(predictions, key=lambda one: one.params)
     sizes = [one.params for one in ordered]
     estimates = [one.estimates[quantity] for one in ordered]
@@ -540,7 +542,7 @@ def _predicted(axis: Any, predictions: Sequence[Prediction], quantity: str) -> N
     axis.fill_between(sizes, values - below, values + above, color="C0", alpha=0.2, linewidth=0)
 
 
-def _measured_points(axis: Any, rows: Sequence[Comparison]) -> None:
+def _measured_points(axis: Any, rows: Sequence[RungComparison]) -> None:
     for place, (kind, marker) in enumerate(_MARKERS.items(), start=1):
         own = [row for row in rows if row.kind == kind]
         axis.errorbar(

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
-from draftsmith.plan.optimum import NAMES, Setting, optimal_length, optimal_speedup
+from draftsmith.plan.optimum import NAMES, SizingProblem, optimal_length, optimal_speedup
 
 Z95 = 1.96
 _POINTS = 2001
@@ -63,7 +63,7 @@ class Sizing:
     warnings: tuple[str, ...] = ()
 
 
-def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
+def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
     """N* with draft lengths at their best, real or whole, for every size.
 
     The error of N* is that of the coefficients (A, B, C): the loss law is taken as exact.
@@ -114,7 +114,7 @@ def best_draft(setting: Setting, *, integer: bool = False) -> Sizing:
 
 
 def draft_of(
-    setting: Setting,
+    setting: SizingProblem,
     draft_params: float,
     *,
     cost_ratio: float | None = None,
@@ -149,7 +149,7 @@ def draft_of(
     )
 
 
-def optimal_params(setting: Setting) -> float:
+def optimal_params(setting: SizingProblem) -> float:
     """N* alone.
 
     Raises:
@@ -158,7 +158,7 @@ def optimal_params(setting: Setting) -> float:
     return solve(setting)[0]
 
 
-def solve(setting: Setting) -> tuple[float, bool]:
+def solve(setting: SizingProblem) -> tuple[float, bool]:
     """N* alone, and whether the derivative vanishes there.
 
     Raises:
@@ -172,7 +172,7 @@ def solve(setting: Setting) -> tuple[float, bool]:
     return float(np.exp(found.log_size)), found.interior
 
 
-def best_place(setting: Setting, sizes: Floats, speedups: Floats) -> int | None:
+def best_place(setting: SizingProblem, sizes: Floats, speedups: Floats) -> int | None:
     """Where the largest speed-up is; None: none is above 1.
 
     Raises:
@@ -194,7 +194,7 @@ def best_place(setting: Setting, sizes: Floats, speedups: Floats) -> int | None:
     return best
 
 
-def no_rate(setting: Setting, sizes: Floats) -> str:
+def no_rate(setting: SizingProblem, sizes: Floats) -> str:
     """Why none of these sizes has a rate: the budget, sizes without their unit, or coefficients."""
     law, M, budget = setting.law, setting.target_params, setting.budget
     least = float(np.min(setting.draft_ppl(sizes)))
@@ -223,11 +223,11 @@ class _Peak:
     """The derivative vanishes there."""
 
 
-def _grid(setting: Setting) -> Floats:
+def _grid(setting: SizingProblem) -> Floats:
     return np.linspace(0.0, np.log(setting.target_params), _POINTS)
 
 
-def _solve(setting: Setting, *, integer: bool) -> _Peak | None:
+def _solve(setting: SizingProblem, *, integer: bool) -> _Peak | None:
     """The highest peak; None where every size gives a speed-up of 1."""
     grid = _grid(setting)
     sizes = np.exp(grid)
@@ -255,19 +255,19 @@ def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
     return _Peak(log_size=place, interior=interior)
 
 
-def _at_floor(setting: Setting, peak: _Peak) -> bool:
+def _at_floor(setting: SizingProblem, peak: _Peak) -> bool:
     """The speed-up has a corner there: below, smaller is no cheaper."""
     floor = setting.cost_floor * setting.target_params
     return floor > 0 and abs(peak.log_size - math.log(floor)) < _AT_FLOOR
 
 
-def _slope(setting: Setting, gamma: float | None, log_size: float) -> float:
+def _slope(setting: SizingProblem, gamma: float | None, log_size: float) -> float:
     """d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
     size = float(np.exp(log_size))
     return setting.slope(size, float(setting.length(size)) if gamma is None else gamma)
 
 
-def _gradient(setting: Setting) -> Floats | None:
+def _gradient(setting: SizingProblem) -> Floats | None:
     """d ln N* / d (A, B, C), by central differences of the solved optimum (real lengths)."""
     slopes = []
     for name in NAMES:

@@ -19,7 +19,7 @@ from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import Named, NamedRange, ols
 from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import AcceptanceLaw, Setting, TokenBudget
+from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
 from draftsmith.plan.sizing import Z95, best_place, solve
 
 GridName = Literal["paper", "printed", "exact"]
@@ -154,7 +154,7 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
     sizes = None if points is None else np.logspace(low, high, points)
     best, at_end = [], []
     for target_params, draft_tokens, target_tokens in zip(M, D, Dt, strict=True):
-        setting = Setting(
+        setting = SizingProblem(
             target_params=target_params,
             target_tokens=target_tokens,
             budget=TokenBudget(amount=draft_tokens),

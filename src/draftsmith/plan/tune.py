@@ -26,7 +26,7 @@ from draftsmith.plan.length_policy import StepCosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prices:
+class BatchStepCosts:
     """Seconds of a step of the whole batch."""
 
     plain: float
@@ -35,7 +35,7 @@ class Prices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Measurement:
     """A drafter with drafts of one shape, decoded for real. Lists go over prompts."""
 
     drafter: str
@@ -78,9 +78,9 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """What a trial promises."""
+    """What a measurement promises."""
 
-    trial: Trial
+    measurement: Measurement
     speedup: float
     low: float
     high: float
@@ -90,7 +90,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class DepthRate:
     """Acceptance at one depth, given that all before it was accepted, with its 95 % interval."""
 
     tried: int
@@ -101,11 +101,11 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchPromise:
+class BatchEstimate:
     """The best draft of a drafter in batches of so many rows."""
 
     rows: int
-    trial: Trial
+    measurement: Measurement
     speedup: float
 
 
@@ -117,7 +117,7 @@ class Tuning:
     """The fastest first."""
     costs: dict[str, StepCosts]
     """By drafter, for one row."""
-    batches: tuple[BatchPromise, ...]
+    batches: tuple[BatchEstimate, ...]
     plain_tokens_per_second: float
     """By the cost table."""
 
@@ -135,53 +135,63 @@ class Tuning:
 
 
 def speedup(
-    trial: Trial, prices: Prices, *, rows: int = 1, picks: Sequence[int] | None = None
+    measurement: Measurement,
+    costs: BatchStepCosts,
+    *,
+    rows: int = 1,
+    picks: Sequence[int] | None = None,
 ) -> float:
     """Over plain decoding of as many rows; `picks`: the prompts that count, some perhaps twice.
 
     Raises:
         ValueError: these prompts gave no step.
     """
-    chosen = range(len(trial.tokens_P)) if picks is None else picks
-    tokens = sum(trial.tokens_P[p] for p in chosen)
+    chosen = range(len(measurement.tokens_P)) if picks is None else picks
+    tokens = sum(measurement.tokens_P[p] for p in chosen)
     steps_W = np.array(
-        [sum(trial.widths_P[p].get(width, 0) for p in chosen) for width in trial.widths],
+        [
+            sum(measurement.widths_P[p].get(width, 0) for p in chosen)
+            for width in measurement.widths
+        ],
         dtype=np.float64,
     )
     steps = steps_W.sum()
     if not steps:
         raise ValueError("no step says nothing of speed")
-    seconds_W = np.array([prices.by_width[width] for width in trial.widths])
+    seconds_W = np.array([costs.by_width[width] for width in measurement.widths])
     widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
-    return float(tokens * prices.plain / (steps * (widest_W @ seconds_W)))
+    return float(tokens * costs.plain / (steps * (widest_W @ seconds_W)))
 
 
-def judge(trial: Trial, prices: Prices, draws: Sequence[Prices], seed: int = 0) -> Candidate:
-    """The promise of a trial; `draws`: prices from rounds of the cost table drawn anew."""
+def estimate_candidate(
+    measurement: Measurement, costs: BatchStepCosts, draws: Sequence[BatchStepCosts], seed: int = 0
+) -> Candidate:
+    """The promise of a measurement; `draws`: costs from rounds of the cost table drawn anew."""
     rng = np.random.default_rng(seed)
-    prompts = trial.prompts
+    prompts = measurement.prompts
     found = [
-        speedup(trial, draw, picks=rng.choice(prompts, size=len(prompts)).tolist())
+        speedup(measurement, draw, picks=rng.choice(prompts, size=len(prompts)).tolist())
         for draw in draws
     ]
-    value = speedup(trial, prices)
+    value = speedup(measurement, costs)
     low, high = np.quantile(found, [0.025, 0.975]) if found else (value, value)
     return Candidate(
-        trial=trial,
+        measurement=measurement,
         speedup=value,
         low=float(low),
         high=float(high),
-        tokens_per_second=value / prices.plain,
+        tokens_per_second=value / costs.plain,
     )
 
 
 def advice(winner: Candidate) -> str:
     """What to do, in a sentence."""
-    trial = winner.trial
+    measurement = winner.measurement
+    what = f"{measurement.shape} with {measurement.drafter}"
     promise = f"{winner.speedup:.2f}x ({winner.low:.2f} to {winner.high:.2f})"
     if winner.speedup <= 1.0:
-        return f"do not speculate: the best would be {promise}, {trial.shape} with {trial.drafter}"
-    what = f"draft {trial.shape} with {trial.drafter}: {promise}"
+        return f"do not speculate: the best would be {promise}, {what}"
+    what = f"draft {what}: {promise}"
     if winner.low <= 1.0:
         return f"it is not certain that drafting pays; at best {what}"
     return what
@@ -190,7 +200,7 @@ def advice(winner: Candidate) -> str:
 def evidence(winner: Candidate, tried: int) -> str:
     """How far the promise reaches, in a sentence; empty: no promise. `tried`: drafts that were
     compared."""
-    prompts = len(winner.trial.prompts)
+    prompts = len(winner.measurement.prompts)
     if prompts == 1:
         return (
             "one prompt was judged: the interval is that of the measured costs alone, and says "
@@ -222,14 +232,14 @@ def batch_advice(speedups: Mapping[int, float]) -> str:
     return f"drafting pays at batch size {here}, but not at {there}"
 
 
-def rates(by_depth: Sequence[tuple[int, int]]) -> tuple[Rate, ...]:
+def rates(by_depth: Sequence[tuple[int, int]]) -> tuple[DepthRate, ...]:
     """Acceptance by depth, with Wilson intervals; depths that were never tried are left out."""
     out = []
     for tried, kept in by_depth:
         if tried:
             spread = binomtest(kept, tried).proportion_ci(method="wilson")
             out.append(
-                Rate(
+                DepthRate(
                     tried=tried,
                     kept=kept,
                     rate=kept / tried,

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftsmith.bench.compare.model import UNDISTILLED, RunFigures, options_of
-from draftsmith.bench.metrics import DrafterFigures, figures
+from draftsmith.bench.compare.model import UNDISTILLED, RunMetrics, options_of
+from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, read
 from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
@@ -91,7 +91,7 @@ class _Summarised:
     expected: dict[str, Any] | None = None
 
 
-def bench_records(folder: Path) -> list[RunFigures]:
+def bench_records(folder: Path) -> list[RunMetrics]:
     """Figures of records.jsonl: over all prompts, then by language and tag."""
     records = read(folder / "records.jsonl")
     _require_lossless(folder, [record.lossy_rule for record in records])
@@ -111,7 +111,7 @@ def bench_records(folder: Path) -> list[RunFigures]:
     ]
 
 
-def bench_summary(folder: Path) -> list[RunFigures]:
+def bench_summary(folder: Path) -> list[RunMetrics]:
     """The same without records.jsonl: over all prompts alone."""
     path = folder / "summary.json"
     target, entries = _summary(path)
@@ -133,7 +133,7 @@ def _summary(path: Path) -> tuple[str | None, list[_Summarised]]:
     ]
 
 
-def _with_expected(run: RunFigures, expected: Mapping[str, Any] | None, path: Path) -> RunFigures:
+def _with_expected(run: RunMetrics, expected: Mapping[str, Any] | None, path: Path) -> RunMetrics:
     if expected is None:
         return run
     whole = fields_of(_Expected, expected, str(path))
@@ -154,13 +154,15 @@ def _require_lossless(folder: Path, rules: Iterable[str | None]) -> None:
             )
 
 
-def _of_records(records: Sequence[RunRecord], target: str | None) -> list[RunFigures]:
-    found = (entry for entry in figures(records) if entry.name not in (BASELINE, TRANSFORMERS))
+def _of_records(records: Sequence[RunRecord], target: str | None) -> list[RunMetrics]:
+    found = (
+        entry for entry in drafter_metrics(records) if entry.name not in (BASELINE, TRANSFORMERS)
+    )
     return [_figures(entry, target) for entry in found]
 
 
-def _figures(entry: DrafterFigures | _Summarised, target: str | None) -> RunFigures:
-    return RunFigures(
+def _figures(entry: DrafterMetrics | _Summarised, target: str | None) -> RunMetrics:
+    return RunMetrics(
         label=entry.name,
         target=target,
         decoding_temperature=entry.temperature,
@@ -221,18 +223,18 @@ class _TopK:
 class _Trained:
     """A distil run: its figures over all, then by language and tag."""
 
-    runs: tuple[RunFigures, ...]
+    runs: tuple[RunMetrics, ...]
     alpha_before: float | None
     gamma: int | None
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[RunFigures, ...]:
+def read_runs(paths: Sequence[Path]) -> tuple[RunMetrics, ...]:
     """The figures of finished runs, in the order given.
 
     Raises:
         InputError: a folder that holds no run, or a file that cannot be used; it is named.
     """
-    measured: list[RunFigures] = []
+    measured: list[RunMetrics] = []
     trained: dict[Path, _Trained] = {}
     for path in paths:
         if (path / "records.jsonl").is_file():
@@ -274,7 +276,7 @@ def _distilled(folder: Path) -> _Trained:
     seed = results.seed
     if seed is None and type(values.get("seed")) is int:
         seed = values["seed"]
-    whole = RunFigures(
+    whole = RunMetrics(
         label=str(folder),
         drafter=results.drafter,
         objective=results.objective,
@@ -306,7 +308,7 @@ def _distilled(folder: Path) -> _Trained:
     return _Trained(runs=tuple(out), alpha_before=results.alpha_before, gamma=results.gamma)
 
 
-def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
+def _undistilled(trained: Sequence[_Trained]) -> list[RunMetrics]:
     """The draft model that all runs began with, where all measured the same before they did."""
     trained = [one for one in trained if one.runs[0].drafter is None]  # networks begin with noise
     wholes = [one.runs[0] for one in trained]
@@ -323,7 +325,7 @@ def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
         if not others and alpha is not None:
             tau = float(tokens_per_step(alpha, gammas.pop())) if len(gammas) == 1 else None
             out.append(
-                RunFigures(
+                RunMetrics(
                     label="before distillation",
                     objective=UNDISTILLED,
                     target=target,
@@ -335,7 +337,7 @@ def _undistilled(trained: Sequence[_Trained]) -> list[RunFigures]:
     return out
 
 
-def _part(whole: RunFigures, share: object, where: str) -> RunFigures:
+def _part(whole: RunMetrics, share: object, where: str) -> RunMetrics:
     own = fields_of(_Share, share, where)
     return dataclasses.replace(
         whole,
@@ -351,7 +353,7 @@ def _part(whole: RunFigures, share: object, where: str) -> RunFigures:
 # --------------------------------------------------------------------------- joining
 
 
-def _joined(measured: Sequence[RunFigures], trained: Mapping[Path, _Trained]) -> list[RunFigures]:
+def _joined(measured: Sequence[RunMetrics], trained: Mapping[Path, _Trained]) -> list[RunMetrics]:
     """Measurements of trained drafters take over their settings; all get short labels."""
     folders = _short([str(path.resolve()) for path in trained])
     sources = _short([run.label.partition(":")[2] or run.label for run in measured])
@@ -373,7 +375,7 @@ def _joined(measured: Sequence[RunFigures], trained: Mapping[Path, _Trained]) ->
     return out
 
 
-def _join(run: RunFigures, trained: Sequence[RunFigures]) -> RunFigures:
+def _join(run: RunMetrics, trained: Sequence[RunMetrics]) -> RunMetrics:
     whole = trained[0]
     same = [t for t in trained if (t.language, t.tag) == (run.language, run.tag)]
     part = same[0] if same else None

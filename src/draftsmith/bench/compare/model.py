@@ -57,7 +57,7 @@ _OBJECTIVES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFigures:
+class RunMetrics:
     """What one run gave. None: not known, or without meaning."""
 
     label: str
@@ -116,8 +116,8 @@ class RunFigures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What runs of several seeds have in common; fields as in `RunFigures`."""
+class RunSetting:
+    """What runs of several seeds have in common; fields as in `RunMetrics`."""
 
     drafter: str | None
     objective: str | None
@@ -148,10 +148,10 @@ class Pooled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class RankedSetting:
     """A setting with its pooled figures."""
 
-    setting: Setting
+    setting: RunSetting
     name: str
     """Short, and its own within the scope."""
     rank: int | None
@@ -184,7 +184,7 @@ class Gain:
 
     name: str
     base: float
-    best: Entry
+    best: RankedSetting
     best_value: float
     top_value: float | None
     """Of the setting that ranks first over all; None when it has no figure here."""
@@ -206,17 +206,17 @@ class Scope:
     decoding_temperature: float | None
     ranked_by: str
     """One of `RANKING`."""
-    entries: tuple[Entry, ...]
+    entries: tuple[RankedSetting, ...]
     """Best first, those without rank last."""
 
     @property
-    def base(self) -> Entry | None:
+    def base(self) -> RankedSetting | None:
         """The undistilled draft; None when there is none, or several."""
         found = [e for e in self.entries if e.setting.objective == UNDISTILLED]
         return found[0] if len(found) == 1 else None
 
     @property
-    def top(self) -> Entry | None:
+    def top(self) -> RankedSetting | None:
         """What ranks first, the undistilled draft aside."""
         ranked = [e for e in self.entries if e is not self.base and e.rank is not None]
         return ranked[0] if ranked else None
@@ -264,7 +264,7 @@ class Scope:
 class Comparison:
     """Runs, and what they say together."""
 
-    runs: tuple[RunFigures, ...]
+    runs: tuple[RunMetrics, ...]
     scopes: tuple[Scope, ...]
     notes: tuple[str, ...]
     """What a reader must know about how runs were put together."""
@@ -283,7 +283,7 @@ def objective_name(objective: str | None) -> str:
     return "" if objective is None else _OBJECTIVES.get(objective, objective)
 
 
-def describe(settings: Sequence[Setting], factors: Sequence[str] = FACTORS) -> list[str]:
+def describe(settings: Sequence[RunSetting], factors: Sequence[str] = FACTORS) -> list[str]:
     """A short name per setting: its objective, and of `factors` those that differ among them.
 
     Of temperatures and truncations the usual one is not said. Settings that would share a name are
@@ -331,7 +331,7 @@ def _telling(some: Sequence[Options]) -> list[str]:
     return out
 
 
-def _usual(settings: Sequence[Setting], factor: str) -> object:
+def _usual(settings: Sequence[RunSetting], factor: str) -> object:
     """The most frequent value; None when it is unknown for some, which silence would say too."""
     known = [getattr(s, factor) for s in settings if s.objective not in (None, UNDISTILLED)]
     if not known or None in known:
@@ -339,7 +339,7 @@ def _usual(settings: Sequence[Setting], factor: str) -> object:
     return max(dict.fromkeys(known), key=known.count)
 
 
-def _parts(setting: Setting, said: Sequence[str]) -> tuple[str, ...]:
+def _parts(setting: RunSetting, said: Sequence[str]) -> tuple[str, ...]:
     parts = [] if setting.objective is None else [objective_name(setting.objective)]
     if "drafter" in said and setting.drafter is not None:
         parts.insert(0, setting.drafter)
@@ -364,7 +364,7 @@ def _name(parts: Sequence[str], label: str | None) -> str:
     return name or "all"
 
 
-def _by_beams(setting: Setting) -> bool:
+def _by_beams(setting: RunSetting) -> bool:
     """Whether a beam search made the trajectories: elsewhere its width is one and means nothing."""
     return setting.forcing in (None, "beam") or (setting.beams or 1) > 1
 
@@ -418,7 +418,7 @@ def options_of(given: object, results: Mapping[str, Any], where: str) -> Options
     return tuple((name, value) for name, value in flat.items() if name not in left_out)
 
 
-def only_varying(runs: Sequence[RunFigures]) -> list[RunFigures]:
+def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
     """Runs with those options alone in which distilled ones differ, all in one order.
 
     An option that some runs do not record differs from any value: nobody knows what it was.
@@ -453,7 +453,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
 # --------------------------------------------------------------------------- inside
 
 
-def _is_distilled(run: RunFigures) -> bool:
+def _is_distilled(run: RunMetrics) -> bool:
     return run.objective not in (None, UNDISTILLED)
 
 

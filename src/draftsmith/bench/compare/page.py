@@ -22,17 +22,17 @@ from draftsmith.bench.compare.model import (
     FACTORS,
     MEASURES,
     Comparison,
-    Entry,
     Gain,
     Pooled,
-    RunFigures,
+    RankedSetting,
+    RunMetrics,
     Scope,
     say_option,
 )
 from draftsmith.bench.compare.plots import LABELS, Missing, pictures
 from draftsmith.bench.compare.pool import compare
 from draftsmith.config import as_dict
-from draftsmith.plots import Picture
+from draftsmith.plots import PlotImage
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 
 _HEADINGS = {
@@ -84,7 +84,7 @@ DEFINITIONS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class RankingRow:
     """A line of a ranking, as text."""
 
     rank: str
@@ -99,7 +99,7 @@ class RankingTable:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[RankingRow, ...]
 
 
 def compare_folders(paths: Sequence[Path], out: Path, *, base: str | None = None) -> Comparison:
@@ -115,7 +115,7 @@ def compare_folders(paths: Sequence[Path], out: Path, *, base: str | None = None
 
 
 def write_comparison(
-    runs: Sequence[RunFigures], out: Path, *, base: str | None = None
+    runs: Sequence[RunMetrics], out: Path, *, base: str | None = None
 ) -> Comparison:
     """Write comparison.html, .csv, .json and figures/, each file whole or not at all."""
     comparison = compare(runs, base=base)
@@ -231,14 +231,14 @@ def _heading(measure: str, scope: Scope) -> str:
     return _HEADINGS[measure]
 
 
-def _shown(entries: Sequence[Entry]) -> list[str]:
+def _shown(entries: Sequence[RankedSetting]) -> list[str]:
     """The measures that any of them has."""
     return [m for m in MEASURES if any(entry.value(m) is not None for entry in entries)]
 
 
-def _rows(scope: Scope, shown: Sequence[str]) -> list[Row]:
+def _rows(scope: Scope, shown: Sequence[str]) -> list[RankingRow]:
     return [
-        Row(
+        RankingRow(
             rank="" if entry.rank is None else str(entry.rank),
             name=entry.name,
             cells=(*(_cell(entry, measure) for measure in shown), str(entry.seeds)),
@@ -248,7 +248,7 @@ def _rows(scope: Scope, shown: Sequence[str]) -> list[Row]:
     ]
 
 
-def _cell(entry: Entry, measure: str) -> str:
+def _cell(entry: RankedSetting, measure: str) -> str:
     pooled: Pooled | None = getattr(entry, measure)
     if pooled is None:
         return ""
@@ -288,7 +288,7 @@ def _figure(scope: Scope, value: float) -> str:
     return f"{value:.{_DIGITS.get(scope.ranked_by, 2)}f} {LABELS[scope.ranked_by]}"
 
 
-def _close(scope: Scope, top: Entry, second: Entry) -> bool:
+def _close(scope: Scope, top: RankedSetting, second: RankedSetting) -> bool:
     """Whether the intervals of both overlap."""
     first, other = getattr(top, scope.ranked_by), getattr(second, scope.ranked_by)
     if first.half is None or other.half is None:
@@ -296,7 +296,7 @@ def _close(scope: Scope, top: Entry, second: Entry) -> bool:
     return bool(first.mean - first.half < other.mean + other.half)
 
 
-def render(comparison: Comparison, drawn: Sequence[Picture], missing: Sequence[Missing]) -> str:
+def render(comparison: Comparison, drawn: Sequence[PlotImage], missing: Sequence[Missing]) -> str:
     """The page: one file that asks for nothing else."""
     import jinja2
 

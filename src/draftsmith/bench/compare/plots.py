@@ -27,16 +27,16 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from draftsmith.bench.compare.model import (
     FACTORS,
     UNDISTILLED,
-    Entry,
     Options,
     Pooled,
+    RankedSetting,
     Scope,
     describe,
     objective_name,
 )
 from draftsmith.bench.plots import GREY, ink, legend_below
 from draftsmith.data.languages import GROUPS, find
-from draftsmith.plots import Picture, Plot, draw
+from draftsmith.plots import Plot, PlotImage, draw
 
 # Okabe and Ito's, then three of Tol's: a study has up to nine objectives
 _COLOURS = (
@@ -70,7 +70,7 @@ class Line:
     """Settings that differ in one factor alone."""
 
     name: str
-    entries: dict[Level, Entry]
+    entries: dict[Level, RankedSetting]
     """By the factor's value."""
 
 
@@ -78,7 +78,7 @@ def blank(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def distilled(scope: Scope) -> list[Entry]:
+def distilled(scope: Scope) -> list[RankedSetting]:
     """Ranked settings with an objective, the undistilled draft aside."""
     return [
         entry
@@ -92,26 +92,26 @@ def objectives(scope: Scope) -> list[str]:
     return sorted({e.setting.objective or "" for e in distilled(scope)})
 
 
-def colour_of(scope: Scope, entry: Entry) -> str:
+def colour_of(scope: Scope, entry: RankedSetting) -> str:
     names = objectives(scope)
     objective = entry.setting.objective
     return _COLOURS[names.index(objective) % len(_COLOURS)] if objective in names else GREY
 
 
-def marker_of(scope: Scope, entry: Entry) -> str:
+def marker_of(scope: Scope, entry: RankedSetting) -> str:
     names = objectives(scope)
     objective = entry.setting.objective
     return _MARKERS[names.index(objective) % len(_MARKERS)] if objective in names else "*"
 
 
-def ranking_figure(scope: Scope, entry: Entry) -> Pooled:
+def ranking_figure(scope: Scope, entry: RankedSetting) -> Pooled:
     """The figure that ranks."""
     pooled: Pooled | None = getattr(entry, scope.ranked_by)
     assert pooled is not None, "only ranked settings are drawn"
     return pooled
 
 
-def best_of(scope: Scope, entries: Sequence[Entry]) -> Entry:
+def best_of(scope: Scope, entries: Sequence[RankedSetting]) -> RankedSetting:
     return max(entries, key=lambda entry: ranking_figure(scope, entry).mean)
 
 
@@ -146,7 +146,7 @@ def controlled(scope: Scope, factor: str, ignoring: Sequence[str] = ()) -> list[
     its setting does not tell it from others.
     """
     fixed = [name for name in FACTORS if name != factor and name not in ignoring]
-    groups: dict[tuple[object, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[RankedSetting]] = {}
     for entry in distilled(scope):
         if getattr(entry.setting, factor) is not None and entry.setting.label is None:
             own = _without(entry.setting.options, ignoring)
@@ -162,7 +162,7 @@ def controlled(scope: Scope, factor: str, ignoring: Sequence[str] = ()) -> list[
     ]
     out = []
     for name, group in zip(describe(alike, fixed), lines, strict=True):
-        by_value: dict[Level, list[Entry]] = {}
+        by_value: dict[Level, list[RankedSetting]] = {}
         for entry in group:
             by_value.setdefault(getattr(entry.setting, factor), []).append(entry)
         best = {value: best_of(scope, some) for value, some in by_value.items()}
@@ -174,14 +174,16 @@ def _without(options: Options, names: Sequence[str]) -> Options:
     return tuple((name, value) for name, value in options if name not in names)
 
 
-def _by_turns(scope: Scope, lines: Sequence[list[Entry]], factor: str) -> list[list[Entry]]:
+def _by_turns(
+    scope: Scope, lines: Sequence[list[RankedSetting]], factor: str
+) -> list[list[RankedSetting]]:
     """The line of each objective that has most values, then the second of each, and so on; in each
     turn the best first. So no objective is crowded out by another's side lines."""
 
-    def best(line: list[Entry]) -> float:
+    def best(line: list[RankedSetting]) -> float:
         return ranking_figure(scope, best_of(scope, line)).mean
 
-    def values(line: list[Entry]) -> int:
+    def values(line: list[RankedSetting]) -> int:
         return len({getattr(entry.setting, factor) for entry in line})
 
     turns: Counter[str | None] = Counter()
@@ -374,7 +376,7 @@ def radar_languages(scope: Scope) -> Drawn:
     first = [e for e in distilled(scope) if len(e.by_language) >= 3]
     if not first:
         return "no setting has figures for three languages"
-    best: dict[str, Entry] = {}
+    best: dict[str, RankedSetting] = {}
     for entry in first:  # ranked already
         best.setdefault(entry.setting.objective or "", entry)
     shown = list(best.values())[:_MAX_RAYS]
@@ -387,7 +389,7 @@ def radar_languages(scope: Scope) -> Drawn:
     return radar(names, series, around=0.15)
 
 
-def _by_name(entry: Entry, names: Sequence[str]) -> list[float | None]:
+def _by_name(entry: RankedSetting, names: Sequence[str]) -> list[float | None]:
     return [entry.by_language[name].mean if name in entry.by_language else None for name in names]
 
 
@@ -472,7 +474,7 @@ def bubbles(scope: Scope) -> Drawn:
 
 
 def storage(scope: Scope) -> Drawn:
-    stores: dict[str, Entry] = {}
+    stores: dict[str, RankedSetting] = {}
     held = [e for e in scope.entries if e.storage_bytes]
     # several objectives learn from one store: a bar per store
     bare = [
@@ -528,7 +530,7 @@ def quality(scope: Scope) -> Drawn:
     metrics = {e.quality_metric or "quality" for e in rated}
     if len(metrics) > 1:
         return f"qualities of several metrics ({', '.join(sorted(metrics))}) share no axis"
-    best: dict[str | None, Entry] = {}
+    best: dict[str | None, RankedSetting] = {}
     for entry in rated:
         if entry.setting.objective is not None:
             best.setdefault(entry.setting.objective, entry)
@@ -545,7 +547,7 @@ def speedups(scope: Scope) -> Drawn:
     if not drawn:
         return "no run was timed, and nothing says what a draft costs"
     measure = "speedup" if timed else "speedup_predicted"
-    best: dict[tuple[str | None, ...], Entry] = {}
+    best: dict[tuple[str | None, ...], RankedSetting] = {}
     for entry in sorted(drawn, key=lambda entry: -(entry.value(measure) or 0.0)):
         kind = (entry.setting.drafter, entry.setting.objective)
         best.setdefault(kind if any(kind) else (entry.name,), entry)
@@ -568,7 +570,7 @@ def speedups(scope: Scope) -> Drawn:
 
 
 def _bars(
-    scope: Scope, shown: Sequence[tuple[Entry, Pooled | None, float | None]]
+    scope: Scope, shown: Sequence[tuple[RankedSetting, Pooled | None, float | None]]
 ) -> tuple[Figure, Any]:
     """A bar for each, the first on top, with its interval over seeds; and a mark at the other value
     where there is one."""
@@ -667,7 +669,7 @@ class Missing:
     reason: str
 
 
-def pictures(scope: Scope) -> tuple[tuple[Picture, ...], tuple[Missing, ...]]:
+def pictures(scope: Scope) -> tuple[tuple[PlotImage, ...], tuple[Missing, ...]]:
     """All figures for which there is something to show, and the others with reasons."""
     drawn, missing = [], []
     for plot, chart in _PLOTS:

@@ -12,11 +12,11 @@ from draftsmith.bench.compare.model import (
     RANKING,
     UNDISTILLED,
     Comparison,
-    Entry,
     Pooled,
-    RunFigures,
+    RankedSetting,
+    RunMetrics,
+    RunSetting,
     Scope,
-    Setting,
     describe,
     only_varying,
 )
@@ -27,7 +27,7 @@ X = TypeVar("X")
 K = TypeVar("K", bound=Hashable)
 
 
-def compare(runs: Sequence[RunFigures], *, base: str | None = None) -> Comparison:
+def compare(runs: Sequence[RunMetrics], *, base: str | None = None) -> Comparison:
     """Pool seeds and rank settings.
 
     Args:
@@ -73,13 +73,13 @@ def pool(values: Sequence[float]) -> Pooled:
 # --------------------------------------------------------------------------- inside
 
 
-def _named(run: RunFigures) -> RunFigures:
+def _named(run: RunMetrics) -> RunMetrics:
     """Languages by their English names, so that codes and names meet."""
     known = None if run.language is None else find(run.language)
     return run if known is None else dataclasses.replace(run, language=known.name)
 
 
-def _refuse_doubles(runs: Sequence[RunFigures]) -> None:
+def _refuse_doubles(runs: Sequence[RunMetrics]) -> None:
     seen = set()
     for run in runs:
         key = (
@@ -98,8 +98,8 @@ def _refuse_doubles(runs: Sequence[RunFigures]) -> None:
         seen.add(key)
 
 
-def _setting(run: RunFigures, *, label: bool) -> Setting:
-    return Setting(
+def _setting(run: RunMetrics, *, label: bool) -> RunSetting:
+    return RunSetting(
         drafter=run.drafter,
         objective=run.objective,
         forcing=run.forcing,
@@ -112,11 +112,11 @@ def _setting(run: RunFigures, *, label: bool) -> Setting:
 
 
 def _by_setting(
-    runs: Sequence[RunFigures],
-) -> tuple[dict[Setting, list[RunFigures]], list[str]]:
+    runs: Sequence[RunMetrics],
+) -> tuple[dict[RunSetting, list[RunMetrics]], list[str]]:
     """Runs of each setting. Two runs of one seed are no two samples of one setting: something that
     is not recorded here differs, so each stands for itself, by its label."""
-    out: dict[Setting, list[RunFigures]] = {}
+    out: dict[RunSetting, list[RunMetrics]] = {}
     notes = []
     for setting, own in _grouped(runs, lambda run: _setting(run, label=False)).items():
         identities = {(run.label, run.seed) for run in own}
@@ -134,7 +134,7 @@ def _by_setting(
 
 
 def _scope(
-    target: str | None, temperature: float | None, groups: Mapping[Setting, Sequence[RunFigures]]
+    target: str | None, temperature: float | None, groups: Mapping[RunSetting, Sequence[RunMetrics]]
 ) -> Scope:
     wholes = {setting: _wholes(runs) for setting, runs in groups.items()}
     present = {m for own in wholes.values() for m in RANKING if any(_values(own, m))}
@@ -165,7 +165,7 @@ def _scope(
     )
 
 
-def _wholes(runs: Sequence[RunFigures]) -> list[RunFigures]:
+def _wholes(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
     """One per seed: the run over all prompts, or the plain mean over its languages (tags)."""
     out = []
     for own in _grouped(runs, lambda run: (run.label, run.seed)).values():
@@ -175,7 +175,7 @@ def _wholes(runs: Sequence[RunFigures]) -> list[RunFigures]:
     return out
 
 
-def _mean_of_parts(parts: Sequence[RunFigures]) -> RunFigures:
+def _mean_of_parts(parts: Sequence[RunMetrics]) -> RunMetrics:
     def mean(measure: str) -> float | None:
         values = _values(parts, measure)
         # a mean over some of the languages would be compared with one over all
@@ -196,18 +196,18 @@ def _mean_of_parts(parts: Sequence[RunFigures]) -> RunFigures:
 
 
 def _entry(
-    setting: Setting,
+    setting: RunSetting,
     name: str,
     rank: int | None,
-    wholes: Sequence[RunFigures],
-    parts: Sequence[RunFigures],
+    wholes: Sequence[RunMetrics],
+    parts: Sequence[RunMetrics],
     ranked_by: str,
-) -> Entry:
+) -> RankedSetting:
     def pooled(measure: str) -> Pooled | None:
         values = _values(wholes, measure)
         return pool(values) if values else None
 
-    return Entry(
+    return RankedSetting(
         setting=setting,
         name=name,
         rank=rank,
@@ -228,7 +228,7 @@ def _entry(
 
 
 def _pooled_parts(
-    groups: Mapping[str | None, Sequence[RunFigures]], measure: str
+    groups: Mapping[str | None, Sequence[RunMetrics]], measure: str
 ) -> dict[str, Pooled]:
     return {
         name: pool(values)
@@ -241,7 +241,7 @@ def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _values(runs: Sequence[RunFigures], measure: str) -> list[float]:
+def _values(runs: Sequence[RunMetrics], measure: str) -> list[float]:
     return [value for run in runs if (value := getattr(run, measure)) is not None]
 
 

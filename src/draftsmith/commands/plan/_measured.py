@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.metrics import Interval, figures
+from draftsmith.bench.metrics import Interval, drafter_metrics
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.core.speedup import acceptance_from_counts
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Estimate, Measured
-from draftsmith.plan.observations import Row, read_rows
+from draftsmith.plan.observations import CsvRow, read_rows
 
 _TOKENS = re.compile(r"tokens_per_step_([1-9][0-9]*)")
 
@@ -85,7 +85,7 @@ def _benched(folder: Path) -> Iterator[Measured]:
                 "alpha": _alpha(lines, one.name, one.temperature),
                 "speedup_ci95": _ends(one.speedup_ci95),
             }
-            for one in figures(lines)
+            for one in drafter_metrics(lines)
         ]
     elif (folder / "summary.json").is_file():
         path = folder / "summary.json"
@@ -149,9 +149,9 @@ def _with_ends(value: float | None, ends: Sequence[float] | None) -> Estimate | 
     return Estimate(value=value, low=low, high=high)
 
 
-def _share(row: Row) -> float:
+def _share(row: CsvRow) -> float:
     return row.number_where("alpha", lambda rate: 0 <= rate <= 1, "between 0 and 1")
 
 
-def _optional(row: Row, column: str) -> float | None:
+def _optional(row: CsvRow, column: str) -> float | None:
     return row.number_of(column) if row.values.get(column, "").strip() else None

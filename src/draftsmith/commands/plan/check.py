@@ -9,7 +9,7 @@ from draftsmith.commands._plan_verbs import PlanCheckOptions
 from draftsmith.commands.plan._measured import read_measured
 from draftsmith.commands.plan._shared import say, say_written, show
 from draftsmith.errors import InputError
-from draftsmith.plan.ladder import PREDICTED_KIND, Comparison, compare, read_predictions
+from draftsmith.plan.ladder import PREDICTED_KIND, RungComparison, compare, read_predictions
 from draftsmith.provenance import jsonable, start_run, write_json_atomic
 
 
@@ -54,7 +54,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
     return payload
 
 
-def _cells(row: Comparison) -> tuple[str | float | None, ...]:
+def _cells(row: RungComparison) -> tuple[str | float | None, ...]:
     inside = {True: "yes", False: "no", None: None}[row.inside]
     return (
         row.quantity,

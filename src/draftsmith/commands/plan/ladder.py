@@ -43,7 +43,7 @@ from draftsmith.distill.model_sizes import (
 )
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Ladder, ladder
-from draftsmith.plan.optimum import Budget, FlopBudget, Setting, TokenBudget
+from draftsmith.plan.optimum import Budget, FlopBudget, SizingProblem, TokenBudget
 from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
 
 
@@ -69,7 +69,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     facts = target_facts(options)
     law, loss = laws_of(options.laws)
     spread = with_spread(law, options.laws)
-    setting = Setting(
+    setting = SizingProblem(
         target_params=facts.params,
         target_tokens=facts.tokens,
         budget=budget_of(options),
@@ -179,7 +179,7 @@ def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
 
 def _payload(
     options: PlanLadderOptions,
-    setting: Setting,
+    setting: SizingProblem,
     found: Ladder,
     shapes: Mapping[str, Preset],
     lines: list[Command],

@@ -10,7 +10,7 @@ from draftsmith.commands.plan._shared import interval, say, say_written, show, s
 from draftsmith.plan.fit import (
     AffineFit,
     FormFit,
-    Prediction,
+    PairPrediction,
     affine_law,
     one_target,
     per_target,
@@ -85,7 +85,7 @@ def _show_curves(curves: dict[str, dict[str, FormFit | None]]) -> None:
         show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
 
 
-def _show_predictions(predictions: Sequence[Prediction]) -> None:
+def _show_predictions(predictions: Sequence[PairPrediction]) -> None:
     show(
         "Predicted",
         ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),

@@ -14,7 +14,7 @@ from draftsmith.commands.plan._shared import (
     say_written,
     show_values,
 )
-from draftsmith.plan.optimum import Setting, TokenBudget
+from draftsmith.plan.optimum import SizingProblem, TokenBudget
 from draftsmith.plan.sizing import Draft, Sizing, best_draft, draft_of
 from draftsmith.provenance import jsonable, start_run
 
@@ -24,7 +24,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     record = start_run("plan optimum", options)
     target_params, target_tokens, draft_tokens, draft_params = options.sizes()
     law, loss = laws_of(options.laws)
-    setting = Setting(
+    setting = SizingProblem(
         target_params=target_params,
         target_tokens=target_tokens,
         budget=TokenBudget(amount=draft_tokens, name="--draft-tokens"),
@@ -54,7 +54,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
 
 
 def _payload(
-    setting: Setting, sizing: Sizing, draft: Draft | None, said: list[str], *, integer: bool
+    setting: SizingProblem, sizing: Sizing, draft: Draft | None, said: list[str], *, integer: bool
 ) -> dict[str, Any]:
     best = sizing.best
     payload: dict[str, Any] = {
@@ -80,7 +80,7 @@ def _payload(
     return plain
 
 
-def _doubts(setting: Setting, draft: Draft | None) -> list[str]:
+def _doubts(setting: SizingProblem, draft: Draft | None) -> list[str]:
     said = extrapolated(setting.law, setting.target_params)
     if draft is not None and draft.gamma == 0:
         said.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
