@@ -23,10 +23,11 @@ from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
 
 from draftsmith.errors import BackendError  # noqa: E402
 from draftsmith.live.templates import Template  # noqa: E402
-from draftsmith.serve.app import Door, create_app  # noqa: E402
+from draftsmith.serve.app import AccessPolicy, Server, create_app  # noqa: E402
+from draftsmith.serve.config import SessionLimits  # noqa: E402
 from draftsmith.serve.live.protocol import Settings  # noqa: E402
-from draftsmith.serve.live.runtime import Gauges, Server  # noqa: E402
-from draftsmith.serve.live.sessions import Hall, HallOptions  # noqa: E402
+from draftsmith.serve.live.sessions import SessionManager  # noqa: E402
+from draftsmith.serve.metrics import ServerMetrics  # noqa: E402
 
 SETTINGS = Settings(
     target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0
@@ -35,13 +36,13 @@ WAIT = 20.0
 
 
 class Served:
-    """A server in this process, and its hall."""
+    """A server in this process, and its sessions."""
 
-    def __init__(self, door: Door | None = None, **options: Any) -> None:
-        gauges = Gauges()
-        self.hall = a_hall(gauges, **options)
-        app = create_app(self.hall, gauges, "tiny", door or Door())
-        self.server = Server(app, self.hall)
+    def __init__(self, access: AccessPolicy | None = None, **options: Any) -> None:
+        metrics = ServerMetrics()
+        self.manager = a_manager(metrics, **options)
+        app = create_app(self.manager, metrics, "tiny", access or AccessPolicy())
+        self.server = Server(app, self.manager)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self) -> Served:
@@ -117,36 +118,44 @@ def until(good: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def a_hall(gauges: Gauges, **options: Any) -> Hall:
+def a_manager(metrics: ServerMetrics, **options: Any) -> SessionManager:
+    """Options are those of `SessionLimits`, and `settings` and `live`."""
     target = a_target()
-    settings = options.pop("settings", SETTINGS)
+    settings, live = options.pop("settings", SETTINGS), options.pop("live", None)
 
     def template(language: str) -> Template:
         return Template(tokenizer=target.tokenizer, language=language)
 
-    return Hall(target, template, HallOptions(settings=settings, **options), gauges.count)
+    return SessionManager(
+        target,
+        template,
+        settings=settings,
+        live=live,
+        limits=SessionLimits(**options),
+        on_batch=metrics.count,
+    )
 
 
 @contextlib.contextmanager
-def held(hall: Hall) -> Iterator[None]:
+def held(manager: SessionManager) -> Iterator[None]:
     """Decoding waits meanwhile."""
-    gate, inner = threading.Event(), hall.engine.run_together
+    gate, inner = threading.Event(), manager.engine.run_batch
 
     def waiting(*given: Any) -> None:
         gate.wait(WAIT)
         inner(*given)
 
-    hall.engine.run_together = waiting
+    manager.engine.run_batch = waiting
     try:
         yield
     finally:
-        hall.engine.run_together = inner
+        manager.engine.run_batch = inner
         gate.set()
 
 
 @contextlib.contextmanager
-def failing(hall: Hall, times: int, error: Exception | None = None) -> Iterator[None]:
-    inner, left = hall.target.forward, times
+def failing(manager: SessionManager, times: int, error: Exception | None = None) -> Iterator[None]:
+    inner, left = manager.target.forward, times
 
     def forward(*given: Any) -> Any:
         nonlocal left
@@ -155,14 +164,14 @@ def failing(hall: Hall, times: int, error: Exception | None = None) -> Iterator[
             raise error or BackendError("no memory")
         return inner(*given)
 
-    hall.target.forward = forward
+    manager.target.forward = forward
     try:
         yield
     finally:
-        hall.target.forward = inner
+        manager.target.forward = inner
 
 
 def name_of(served: Served) -> str:
     """The name of the only session."""
-    (name,) = served.hall._seats
+    (name,) = served.manager.subscriptions
     return name

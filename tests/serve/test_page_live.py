@@ -18,7 +18,9 @@ def live(browser: Any, served: Served) -> Page:
 
 def final_text(served: Served, source: str, bias: float) -> str:
     """A translator of its own says this."""
-    alone = LiveTranslator(served.hall.target, served.hall._template("cats"), LiveConfig(bias=bias))
+    alone = LiveTranslator(
+        served.manager.target, served.manager.template("cats"), LiveConfig(bias=bias)
+    )
     update = alone.update(source, final=True)
     assert update is not None and update.text
     return update.text
@@ -26,7 +28,7 @@ def final_text(served: Served, source: str, bias: float) -> str:
 
 def test_what_is_typed_is_translated(live: Page, served: Served) -> None:
     live.slide("bias", 0)
-    until(lambda: served.hall.find(name_of(served)).wanted.bias == 0)
+    until(lambda: served.manager.find(name_of(served)).wanted.bias == 0)
     live.type("right\n")
     expected = final_text(served, "right", 0.0)
     until(lambda: live.joined(0, ".stable") == expected)
@@ -40,10 +42,10 @@ def test_what_is_typed_is_translated(live: Page, served: Served) -> None:
 
 
 def test_dials_and_gauges_are_the_servers(live: Page, served: Served) -> None:
-    room = served.hall.find(name_of(served))
+    session = served.manager.find(name_of(served))
     live.slide("mask", 2)
     live.slide("bias", 0)
-    until(lambda: (room.wanted.mask_k, room.wanted.bias) == (2, 0))
+    until(lambda: (session.wanted.mask_k, session.wanted.bias) == (2, 0))
     live.type("mat and log")
     until(lambda: live.row(0, ".held"))
     live.type("\n")

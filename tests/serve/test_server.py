@@ -12,7 +12,9 @@ from tests.serve.serving import SETTINGS, Client, Served, held, name_of, until
 
 
 def test_updates_are_those_of_a_translator_alone(served: Served, talk: Client) -> None:
-    alone = LiveTranslator(served.hall.target, served.hall._template("cats"), LiveConfig(bias=0.2))
+    alone = LiveTranslator(
+        served.manager.target, served.manager.template("cats"), LiveConfig(bias=0.2)
+    )
     for seg in range(6):
         expected, said = [], []
         for rev, (source, final) in enumerate(a_stream(seed=seg)):
@@ -51,11 +53,11 @@ def test_what_comes_twice_is_answered_once(talk: Client) -> None:
 
 
 def test_the_newest_wins_and_no_final_is_lost(served: Served, talk: Client) -> None:
-    with held(served.hall):
+    with held(served.manager):
         talk.source(0, 0, "the")
         talk.say("ping")
         talk.hear("pong")
-        until(lambda: served.hall.find(name_of(served)).waits_since is None)
+        until(lambda: served.manager.find(name_of(served)).pending_since is None)
         for rev in range(1, 5):
             talk.source(0, rev, " ".join(["cat"] * rev))
         talk.source(0, 5, "the cat sat", final=True)
@@ -76,7 +78,7 @@ def test_the_newest_wins_and_no_final_is_lost(served: Served, talk: Client) -> N
 def test_silence_takes_no_words_away_however_busy_the_server_is(
     served: Served, talk: Client
 ) -> None:
-    with held(served.hall):
+    with held(served.manager):
         talk.source(0, 0, "the")
         talk.source(1, 0, "the cat sat")
         talk.source(1, 1, "")
@@ -87,14 +89,14 @@ def test_silence_takes_no_words_away_however_busy_the_server_is(
 
 
 def test_a_final_is_answered_before_the_session_ends(served: Served, talk: Client) -> None:
-    with held(served.hall):
+    with held(served.manager):
         talk.source(0, 0, "the cat sat", final=True)
         talk.say("stop")
         talk.source(1, 0, "the dog")
         assert talk.hear("error")["code"] == "stopping"
     assert talk.hear("update", "bye")["final"]
     assert talk.hear("bye")["report"]["updates"] == 1
-    until(lambda: len(served.hall) == 0)
+    until(lambda: len(served.manager) == 0)
 
 
 def test_what_was_heard_may_become_final_word_for_word(talk: Client) -> None:
@@ -108,7 +110,7 @@ def test_what_was_heard_may_become_final_word_for_word(talk: Client) -> None:
 
 
 def test_many_finals_and_many_settings_wait_together(served: Served, talk: Client) -> None:
-    with held(served.hall):
+    with held(served.manager):
         for seg in range(100):
             talk.say("config", mask_k=seg % 5)
             talk.source(seg, 0, "the cat sat", final=True)
@@ -135,7 +137,7 @@ def test_sessions_with_languages_of_their_own_never_mix() -> None:
             while not (update := one.hear("update"))["final"]:
                 pass
             alone = LiveTranslator(
-                served.hall.target, served.hall._template(language), LiveConfig(bias=0.0)
+                served.manager.target, served.manager.template(language), LiveConfig(bias=0.0)
             )
             expected = alone.update(streams[language][-1][0], final=True)
             assert expected is not None and update["text"] == expected.text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.serve.app import Door
+from draftsmith.serve.app import AccessPolicy
 from draftsmith.serve.live.protocol import MOST, Outbox
 from tests.serve.serving import WAIT, Client, ConnectionClosed, Served, held, name_of, until
 
@@ -32,7 +32,7 @@ def test_a_session_outlives_its_connection(served: Served) -> None:
         assert second.hear("update")["final"] or second.hear("update")["final"]
         second.say("stop")
         assert second.hear("bye")["report"]["updates"] >= 2
-    assert len(served.hall) == 0
+    assert len(served.manager) == 0
 
 
 def test_readers_follow_by_events(served: Served, talk: Client) -> None:
@@ -74,7 +74,7 @@ def test_the_whole_state_is_all_that_updates_said(served: Served, talk: Client) 
 
 
 def test_who_says_nothing_for_too_long_is_told_and_let_go() -> None:
-    with Served(Door(idle_seconds=0.3)) as served, Client(served) as one:
+    with Served(AccessPolicy(idle_seconds=0.3)) as served, Client(served) as one:
         name = one.start()["session"]
         refused = one.hear()
         assert (refused["code"], refused["fatal"]) == ("idle", True)
@@ -92,7 +92,7 @@ def test_sessions_that_nobody_comes_back_to_are_forgotten() -> None:
             assert one.start()["type"] == "ready"
             refused = two.start()
             assert (refused["code"], refused["fatal"]) == ("busy", True)
-        until(lambda: not any(seat.outboxes for seat in served.hall._seats.values()))
+        until(lambda: not any(one.outboxes for one in served.manager.subscriptions.values()))
         with Client(served) as three:
             assert three.start()["type"] == "ready"
 
@@ -110,8 +110,8 @@ def test_who_only_looks_on_keeps_no_session_open() -> None:
 
 
 def test_strangers_stay_outside() -> None:
-    door = Door(origins=("https://captions.example",), token="open sesame")
-    with Served(door) as served:
+    access = AccessPolicy(origins=("https://captions.example",), token="open sesame")
+    with Served(access) as served:
         good = "?token=open%20sesame"
         for query, headers, code in (
             ("", {}, "token"),
@@ -127,7 +127,7 @@ def test_strangers_stay_outside() -> None:
 
 
 def test_a_local_server_answers_to_local_names_only() -> None:
-    with Served(Door(local=True)) as served:
+    with Served(AccessPolicy(local=True)) as served:
         codes = {}
         hosts = (
             "127.0.0.1",
@@ -161,7 +161,7 @@ def test_health_metrics_and_unknown_pages(served: Served, talk: Client) -> None:
     assert status == 200 and json.loads(text)["sessions"] == 1
     until(lambda: "live_finals_total 1.0" in served.get("/metrics")[1])
     assert "live_coalesced_total 0.0" in served.get("/metrics")[1]
-    with held(served.hall):
+    with held(served.manager):
         for rev in range(4):
             talk.source(1, rev, "the " * (rev + 1))
     talk.hear("coalesced")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from draftsmith.live.engine import Job
-from draftsmith.serve.live.session import Heard
-from draftsmith.serve.live.sessions import Hall
+from draftsmith.live.engine import InFlightUpdate
+from draftsmith.serve.live.session import PendingUpdate
+from draftsmith.serve.live.sessions import SessionManager
 from tests.serve.serving import Client, ConnectionClosed, Served, failing, held, name_of, until
 
 LONG = "the " * 3000
@@ -23,26 +23,26 @@ JUST = "the cat sat on "
 
 
 @contextlib.contextmanager
-def watched(hall: Hall) -> Iterator[list[list[Job]]]:
+def watched(manager: SessionManager) -> Iterator[list[list[InFlightUpdate]]]:
     """The batches that are decoded meanwhile."""
-    batches: list[list[Job]] = []
-    inner = hall.engine.run_together
+    batches: list[list[InFlightUpdate]] = []
+    inner = manager.engine.run_batch
 
-    def run_together(jobs: Any, *given: Any) -> None:
-        batches.append(list(jobs))
-        inner(jobs, *given)
+    def run_batch(updates: Any, *given: Any) -> None:
+        batches.append(list(updates))
+        inner(updates, *given)
 
-    hall.engine.run_together = run_together
+    manager.engine.run_batch = run_batch
     try:
         yield batches
     finally:
-        hall.engine.run_together = inner
+        manager.engine.run_batch = inner
 
 
 def busy(served: Served, talk: Client) -> None:
     """Inside `held`: from now on everything waits."""
     talk.source(0, 0, "the")
-    until(lambda: not served.hall.pump._waiting() and talk_heard(served))
+    until(lambda: not served.manager.scheduler.ready() and talk_heard(served))
 
 
 @contextlib.contextmanager
@@ -56,48 +56,48 @@ def several(served: Served, count: int) -> Iterator[list[Client]]:
 
 
 def talk_heard(served: Served) -> bool:
-    return any(seat.room._heard is not None for seat in served.hall._seats.values())
+    return any(one.session.newest is not None for one in served.manager.subscriptions.values())
 
 
 def test_sessions_that_wait_go_through_the_target_together(served: Served) -> None:
-    with watched(served.hall) as batches, several(served, 4) as clients:
-        with held(served.hall):
+    with watched(served.manager) as batches, several(served, 4) as clients:
+        with held(served.manager):
             busy(served, clients[0])
             for one in clients[1:]:
                 one.source(0, 0, "the cat sat")
-            until(lambda: len(served.hall.pump._waiting()) == 3)
+            until(lambda: len(served.manager.scheduler.ready()) == 3)
         for one in clients:
             one.hear("update")
-        assert [len(jobs) for jobs in batches] == [1, 3]
+        assert [len(updates) for updates in batches] == [1, 3]
 
 
 def test_who_waits_longest_is_served_first(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     monkeypatch.setattr("draftsmith.serve.scheduler.MOST_ROWS", 1)
-    with watched(served.hall) as batches, several(served, 3) as clients:
-        with held(served.hall):
+    with watched(served.manager) as batches, several(served, 3) as clients:
+        with held(served.manager):
             busy(served, clients[1])
             for waiting, number in enumerate((2, 0)):
                 clients[number].source(0, 0, f"the {'cat ' * number}")
-                until(lambda waiting=waiting: len(served.hall.pump._waiting()) > 0)
+                until(lambda waiting=waiting: len(served.manager.scheduler.ready()) > 0)
                 until(lambda number=number: _waits(served, number))
         for number in (2, 0):
             clients[number].hear("update")
-        lengths = [len(jobs[0].prompt) for jobs in batches[1:]]
+        lengths = [len(updates[0].prompt) for updates in batches[1:]]
         assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) == 2
 
 
 def _waits(served: Served, number: int) -> bool:
-    return list(served.hall._seats.values())[number].room.waits_since is not None
+    return list(served.manager.subscriptions.values())[number].session.pending_since is not None
 
 
 @pytest.mark.parametrize("final", [False, True])
 def test_only_so_much_may_wait(
     monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client, final: bool
 ) -> None:
-    monkeypatch.setattr("draftsmith.serve.live.session.MOST_WAITING", 3)
+    monkeypatch.setattr("draftsmith.serve.live.session.MOST_PENDING", 3)
     monkeypatch.setattr("draftsmith.serve.live.session.MOST_FINALS", 6)
     most = 6 if final else 3
-    with held(served.hall):
+    with held(served.manager):
         busy(served, talk)
         for seg in range(1, most + 3):
             talk.source(seg, 0, "the cat", final=final)
@@ -115,7 +115,7 @@ def test_only_so_much_may_wait(
 def test_what_waited_is_translated_when_the_newest_does_not_fit(
     served: Served, talk: Client
 ) -> None:
-    with held(served.hall):
+    with held(served.manager):
         busy(served, talk)
         talk.source(1, 0, "the cat")
         talk.source(1, 1, "the cat sat on")
@@ -153,9 +153,9 @@ def test_a_segment_that_grew_too_long_ends_with_what_there_is(
     talk.source(0, 0, "the")
     talk.hear("update")
     if waits:
-        with held(served.hall):
+        with held(served.manager):
             talk.source(0, 1, "the log")
-            until(lambda: not served.hall.pump._waiting())
+            until(lambda: not served.manager.scheduler.ready())
             grow()
             talk.say("ping")
             talk.hear("pong")
@@ -172,11 +172,11 @@ def test_a_segment_that_grew_too_long_ends_with_what_there_is(
 
 def test_of_many_that_wait_the_newest_that_fits_is_found(served: Served, talk: Client) -> None:
     texts = [JUST * count for count in range(30, 150, 2)]
-    alone = served.hall._template("cats")
-    room = served.hall.target.max_length
+    alone = served.manager.template("cats")
+    room = served.manager.target.max_length
     fitting = [one for one in texts if len(alone.encode(one)) < room]
     assert 3 < len(fitting) < len(texts) - 3
-    with held(served.hall):
+    with held(served.manager):
         busy(served, talk)
         for rev, text in enumerate(texts):
             talk.source(1, rev, text)
@@ -188,10 +188,10 @@ def test_of_many_that_wait_the_newest_that_fits_is_found(served: Served, talk: C
     assert update["source"] == fitting[-1]
 
 
-def test_what_does_not_fit_is_not_its_own_next_best() -> None:
-    one = Heard(seg=0, rev=1, said="", text="the cat", final=True)
-    assert one.next_best("the cat") is None and one.next_best("") is None
-    assert one.next_best("the") == replace(one, text="the")
+def test_what_does_not_fit_is_not_its_own_fallback() -> None:
+    one = PendingUpdate(seg=0, rev=1, received="", text="the cat", final=True)
+    assert one.fallback("the cat") is None and one.fallback("") is None
+    assert one.fallback("the") == replace(one, text="the")
 
 
 def test_a_segment_of_which_nothing_fits_ends_in_silence(talk: Client) -> None:
@@ -208,10 +208,10 @@ def test_a_segment_of_which_nothing_fits_ends_in_silence(talk: Client) -> None:
 def test_what_failed_is_tried_again_from_scratch_and_counted(served: Served, talk: Client) -> None:
     talk.source(0, 0, "the cat sat")
     assert talk.hear("update")["stats"]["tokens"]
-    with failing(served.hall, times=1):
+    with failing(served.manager, times=1):
         talk.source(0, 1, "the cat sat on")
         assert talk.hear("update", "error")["stats"]["drafted"] == 0
-    with failing(served.hall, times=2):
+    with failing(served.manager, times=2):
         talk.source(0, 2, "the cat sat on the mat")
         assert talk.hear("update", "error")["code"] == "backend"
     for line in ("live_retried_total 2.0", "live_failed_total 1.0"):
@@ -227,7 +227,7 @@ def test_a_fault_in_a_model_costs_one_update_and_no_other_session(
 ) -> None:
     with Client(served) as other:
         other.start()
-        with failing(served.hall, times=2, error=error):
+        with failing(served.manager, times=2, error=error):
             talk.source(0, 0, "the cat", final=True)
             refused = talk.hear("update", "error")
             assert (refused["code"], refused["fatal"]) == ("backend", False)
@@ -243,15 +243,15 @@ def test_a_fault_in_a_model_costs_one_update_and_no_other_session(
 def test_a_text_that_cannot_be_encoded_costs_one_update(
     monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
 ) -> None:
-    room = served.hall.find(name_of(served))
-    inner = room.translator.job
+    session = served.manager.find(name_of(served))
+    inner = session.translator.begin
 
-    def job(source: str, *, final: bool) -> Job:
+    def begin(source: str, *, final: bool) -> InFlightUpdate:
         if "log" in source:
             raise TypeError("not this one")
         return inner(source, final=final)
 
-    monkeypatch.setattr(room.translator, "job", job)
+    monkeypatch.setattr(session.translator, "begin", begin)
     talk.source(0, 0, "the log", final=True)
     assert talk.hear("update", "error")["code"] == "backend"
     talk.source(0, 0, "the dog", final=True)
@@ -265,7 +265,7 @@ def test_when_decoding_has_ended_everyone_is_told(
         raise KeyError("a fault of ours")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(served.hall.pump, "turn", turn)
+    monkeypatch.setattr(served.manager.scheduler, "turn", turn)
     name = name_of(served)
     talk.source(0, 0, "the cat")
     while (told := talk.hear())["type"] == "update":
@@ -284,7 +284,7 @@ def test_when_decoding_has_ended_everyone_is_told(
 
 
 def test_a_server_that_is_told_to_end_answers_what_waits(served: Served, talk: Client) -> None:
-    with Client(served) as late, held(served.hall):
+    with Client(served) as late, held(served.manager):
         busy(served, talk)
         for seg in range(1, 5):
             talk.source(seg, 0, "the cat sat", final=True)
@@ -292,7 +292,7 @@ def test_a_server_that_is_told_to_end_answers_what_waits(served: Served, talk: C
         talk.say("ping")
         talk.hear("pong")
         served.server.should_exit = True
-        until(lambda: served.hall._ending)
+        until(lambda: served.manager.ending)
         talk.source(6, 0, "the log")
         assert talk.hear("error")["code"] == "stopping"
         assert late.start()["code"] == "stopping"
@@ -307,10 +307,10 @@ def test_a_server_that_is_told_to_end_answers_what_waits(served: Served, talk: C
 
 
 def test_it_ends_in_time_whatever_waits(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr("draftsmith.serve.live.runtime.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("draftsmith.serve.app.DRAIN_SECONDS", 0.2)
     with Client(served) as talk:
         talk.start()
-        with held(served.hall):
+        with held(served.manager):
             busy(served, talk)
             began = time.monotonic()
             served.server.should_exit = True

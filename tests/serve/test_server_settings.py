@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftsmith.live.display import DisplayOptions
-from draftsmith.live.engine import Engine, Job, Outcome
+from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from tests.live_cases import a_stream
 from tests.serve.serving import SETTINGS, Client, Served
@@ -31,7 +31,7 @@ def served() -> Iterator[Served]:
 def alone(served: Served, config: LiveConfig) -> list[Any]:
     """What a translator of its own says to the stream."""
     said: list[Any] = []
-    translator = LiveTranslator(served.hall.target, served.hall._template("cats"), config)
+    translator = LiveTranslator(served.manager.target, served.manager.template("cats"), config)
     for _, _, source, final in STREAM:
         before = translator.last
         update = translator.update(source, final=final)
@@ -131,25 +131,24 @@ def test_the_speed_up_is_measured_on_what_was_said(
     for seg, rev, source in stream:
         talk.source(seg, rev, source)
         talk.hear("update")
-    ran: list[tuple[Job, Outcome]] = []
-    inner = Engine.run
+    ran: list[InFlightUpdate] = []
+    inner = LiveEngine.run
 
-    def run(engine: Engine, job: Job, session: Any) -> Outcome:
-        outcome = inner(engine, job, session)
-        ran.append((job, outcome))
-        return outcome
+    def run(engine: LiveEngine, update: InFlightUpdate, session: Any) -> None:
+        inner(engine, update, session)
+        ran.append(update)
 
-    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(LiveEngine, "run", run)
     talk.say("measure")
     found = talk.hear("measured", "error")
     drafted, plain = ran[::2], ran[1::2]
     assert found["updates"] == len(drafted) == len(stream)
-    assert [job.prompt for job, _ in drafted] == [job.prompt for job, _ in plain]
-    assert [outcome.drafted > 0 for _, outcome in drafted] == [False, True, False, True]
-    assert not any(outcome.drafted for _, outcome in plain)
+    assert [update.prompt for update in drafted] == [update.prompt for update in plain]
+    assert [update.drafted > 0 for update in drafted] == [False, True, False, True]
+    assert not any(update.drafted for update in plain)
+    end_ids = served.manager.target.end_ids
     for key, side in (("tps", drafted), ("tps_ar", plain)):
-        outcomes = [outcome for _, outcome in side]
-        pace = sum(len(one.tokens) for one in outcomes) / sum(one.seconds for one in outcomes)
+        pace = sum(len(one.output(end_ids)) for one in side) / sum(one.seconds for one in side)
         assert found[key] == pytest.approx(pace)
     assert found["speedup"] == pytest.approx(found["tps"] / found["tps_ar"])
 

@@ -71,6 +71,7 @@ LIGHT = [
     "data.config",
     "distill.config",
     "drafters.config",
+    "serve.config",
     "drafters.names",
     "targets.config",
     "commands._options",

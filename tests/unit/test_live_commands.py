@@ -14,7 +14,7 @@ from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
 from draftsmith.commands.live._shared import subtitles
-from draftsmith.live.engine import Engine
+from draftsmith.live.engine import LiveEngine
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 
 SETTINGS = ["--compare", "ar,ssbd", "--bias", "0,0.5", "--mask-k", "0,2", "--dtype", "float64"]
@@ -240,7 +240,7 @@ def test_streams_that_cannot_be_replayed_are_named_by_line(
         path.write_text("\n".join(lines))
         own = ["--target", str(folder / "target"), "--out", str(tmp_path / "out")]
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "run", None)  # nothing is decoded before all can be
+            patch.setattr(LiveEngine, "run", None)  # nothing is decoded before all can be
             assert said in run(capsys, "replay", str(path), *own, code=2), name
 
 

@@ -7,7 +7,7 @@ from tests.live_cases import a_target, a_translator, from_scratch
 
 from draftsmith.core.decode import Session
 from draftsmith.errors import BackendError
-from draftsmith.live.engine import Job, Outcome
+from draftsmith.live.engine import InFlightUpdate
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.translator import LiveConfig
 from draftsmith.targets.hf import HFTarget
@@ -18,10 +18,17 @@ def target() -> HFTarget:
     return a_target()
 
 
-def an_outcome(tokens: tuple[int, ...]) -> Outcome:
-    return Outcome(
-        tokens=tokens, whole=True, drafted=0, accepted=0, redrafted=0, reaccepted=0,
-        forwards=1, fed=1, seconds=0.1, first_seconds=0.1,
+@pytest.fixture(scope="module")
+def endless() -> HFTarget:
+    """Token 0 alone ends a text, so that outputs can be written down by hand."""
+    return a_target(ends=0)
+
+
+def decoded(source: str, tokens: tuple[int, ...]) -> InFlightUpdate:
+    """An update whose output is these tokens."""
+    return InFlightUpdate(
+        source=source, final=False, prompt=(1,), draft=(), bias=0.0, max_new_tokens=99,
+        tokens=list(tokens), offered=[0], seconds=0.1, first_seconds=0.1, done=True, ended=True,
     )  # fmt: skip
 
 
@@ -34,15 +41,17 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
     translator = a_translator(target, bias=0.5)
     shown = translator.update("the cat sat")
     assert shown is not None and shown.tokens
-    left, jobs, inner = fails, [], translator.engine.run
+    left, drafts, inner = fails, [], translator.engine.run
+    asked: list[InFlightUpdate] = []
 
-    def failing(job: Job, session: Session) -> Outcome:
+    def failing(update: InFlightUpdate, session: Session) -> None:
         nonlocal left
-        jobs.append(job)
+        drafts.append(update.draft)
+        asked.append(update)
         left -= 1
         if left >= 0:
             raise error
-        return inner(job, session)
+        inner(update, session)
 
     monkeypatch.setattr(translator.engine, "run", failing)
     if fails == 2:
@@ -51,10 +60,10 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
         assert translator.last is shown
         return
     update = translator.update("the cat sat on")
-    assert [job.draft for job in jobs] == [shown.tokens, ()]
+    assert drafts == [shown.tokens, ()]
     assert update is not None and update.record.drafted == 0 and update.record.restarts == 1
-    assert update.record.fed >= len(jobs[1].prompt)
-    assert update.tokens == from_scratch(target, list(jobs[1].prompt), jobs[1].max_new_tokens)
+    assert update.record.fed >= len(asked[1].prompt)
+    assert update.tokens == from_scratch(target, list(asked[1].prompt), asked[1].max_new_tokens)
     again = translator.update("the cat sat on the")
     assert again is not None and again.record.drafted > 0 and again.record.restarts == 0
     assert report([update.record, again.record], CHARACTERS).restarts == 1
@@ -74,30 +83,30 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
     ],
 )
 def test_a_draft_for_other_words_can_be_dropped(
-    target: HFTarget, before: str, after: str, share: float
+    endless: HFTarget, before: str, after: str, share: float
 ) -> None:
-    translator = a_translator(target)
-    translator.take_in(before, an_outcome((5, 6)), final=False)
+    translator = a_translator(endless)
+    translator.finish(decoded(before, (5, 6)))
     for least in (0.0, 0.3, 0.4, 0.6, 1.0):
         translator.config = LiveConfig(min_common=least)
-        assert bool(translator.job(after, final=False).draft) == (share >= least)
+        assert bool(translator.begin(after, final=False).draft) == (share >= least)
 
 
-def test_a_closing_full_stop_can_be_left_out_of_the_draft(target: HFTarget) -> None:
+def test_a_closing_full_stop_can_be_left_out_of_the_draft(endless: HFTarget) -> None:
     """Of the last token alone; what is shown stays."""
-    dot, comma = (target.tokenizer.encode(sign)[0] for sign in ".,")
-    translator = a_translator(target, trim_full_stop=True)
+    dot, comma = (endless.tokenizer.encode(sign)[0] for sign in ".,")
+    translator = a_translator(endless, trim_full_stop=True)
     for tokens, draft in (
         ((5, 6, dot), (5, 6)), ((5, dot, 6), (5, dot, 6)), ((5, comma), (5, comma)), ((dot,), ()),
     ):  # fmt: skip
-        update = translator.take_in("the cat sat on", an_outcome(tokens), final=False)
-        assert update.text == target.tokenizer.decode(tokens)
-        assert translator.job("the cat sat on the", final=False).draft == draft
+        update = translator.finish(decoded("the cat sat on", tokens))
+        assert update.text == endless.tokenizer.decode(tokens)
+        assert translator.begin("the cat sat on the", final=False).draft == draft
 
 
-def test_thoughts_are_not_shown_and_are_no_answer(target: HFTarget) -> None:
+def test_thoughts_are_not_shown_and_are_no_answer(endless: HFTarget) -> None:
     def said(*texts: str) -> tuple[int, ...]:
-        return tuple(token for text in texts for token in target.tokenizer.encode(text))
+        return tuple(token for text in texts for token in endless.tokenizer.encode(text))
 
     outputs = {
         "the cat": (
@@ -109,9 +118,9 @@ def test_thoughts_are_not_shown_and_are_no_answer(target: HFTarget) -> None:
         "the cat sat on the": (said("<thinking"), "<thinking"),
         "the cat sat on the mat": (said("so <think>a</think>"), "so <think>a</think>"),
     }
-    translator = a_translator(target, bias=0.5)
+    translator = a_translator(endless, bias=0.5)
     for source, (tokens, text) in outputs.items():
-        update = translator.take_in(source, an_outcome(tokens), final=False)
+        update = translator.finish(decoded(source, tokens))
         assert update.text == update.record.full == text
         assert update.record.degenerate == (source in ("the cat sat", "the cat sat on"))
-    assert translator.job("the", final=False).draft == tokens
+    assert translator.begin("the", final=False).draft == tokens

@@ -8,8 +8,7 @@ import pytest
 from tests.live_cases import a_stream, a_target, a_translator
 
 from draftsmith.core.types import ALIGNED, DecodeStep
-from draftsmith.live import engine
-from draftsmith.live.engine import Job, Outcome
+from draftsmith.live.engine import InFlightUpdate
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from draftsmith.targets.hf import HFTarget
@@ -41,18 +40,16 @@ def test_side_by_side_everyone_gets_what_they_get_alone(
             if translator.last is not None and source == translator.source and not final:
                 made[n].append(translator.last.record)
             else:
-                asked[n] = (translator.job(source, final=final), source, final)
+                asked[n] = translator.begin(source, final=final)
         if not asked:
             continue
-        outcomes: dict[int, Outcome] = {}
-        together[0].engine.run_together(
-            [job for job, _, _ in asked.values()],
-            [together[n].session for n in asked],
-            outcomes.__setitem__,
+        done: list[int] = []
+        together[0].engine.run_batch(
+            list(asked.values()), [together[n].session for n in asked], done.append
         )
-        for row, (n, (_, source, final)) in enumerate(asked.items()):
-            update = together[n].take_in(source, outcomes[row], final=final)
-            made[n].append(update.record)
+        assert sorted(done) == list(range(len(asked)))
+        for n, update in asked.items():
+            made[n].append(together[n].finish(update).record)
         batches += 1
     assert batches < sum(map(len, streams)) / 2
     for one, other in zip(made, expected, strict=True):
@@ -71,26 +68,57 @@ def test_a_neighbour_with_a_larger_limit_changes_nothing(bias: float, resync: in
         for one in (alone, together):
             one.update(f"{words} {words}")
             one.config = LiveConfig(**options, max_ratio=0.2, max_extra=6 + seed % 10)
-        job = alone.job(words, final=False)
+        expected = alone.begin(words, final=False)
         neighbour = a_translator(target, **options)
-        outcomes: dict[int, Outcome] = {}
-        together.engine.run_together(
-            [together.job(words, final=False), neighbour.job(words, final=False)],
+        found = together.begin(words, final=False)
+        together.engine.run_batch(
+            [found, neighbour.begin(words, final=False)],
             [together.session, neighbour.session],
-            outcomes.__setitem__,
+            lambda _: None,
         )
-        expected = alone.engine.run(job, alone.session)
-        assert _untimed(outcomes[0]) == _untimed(expected)
-        assert expected.drafted == len(job.draft) < job.max_new_tokens
-        cut += len(job.draft) == job.max_new_tokens - 1
+        alone.engine.run(expected, alone.session)
+        assert _untimed(found) == _untimed(expected)
+        assert expected.drafted == len(expected.draft) < expected.max_new_tokens
+        cut += len(expected.draft) == expected.max_new_tokens - 1
         redrafted += expected.redrafted
     assert cut > 3 and (redrafted > 0) == (resync > 0)
 
 
+@pytest.mark.parametrize(("bias", "resync"), [(0.3, 0), (0.0, 4)])
+def test_one_row_without_copies_is_decoded_like_a_row_that_is_copied(
+    target: HFTarget, bias: float, resync: int
+) -> None:
+    """Fast path and batch: the same output, counts and cached tokens, whichever came before."""
+    options = {"bias": bias, "resync": resync, "max_extra": 12}
+    reused = 0
+    for seed in range(6):
+        one, other, neighbour = (a_translator(target, **options) for _ in range(3))
+        cache = None
+        for turn, (source, final) in enumerate(a_stream(seed)):
+            single, row = one.begin(source, final=final), other.begin(source, final=final)
+            one.engine.run_batch([single], [one.session], lambda _: None)
+            batch, sessions = [row], [other.session]
+            if turn % 3 != 2:  # a single row reads the cache that a batch left, too
+                batch.append(neighbour.begin(source, final=final))
+                sessions.append(neighbour.session)
+            other.engine.run_batch(batch, sessions, lambda _: None)
+            assert _untimed(single) == _untimed(row)
+            assert one.session.tokens == other.session.tokens
+            assert one.session.cache is not None and other.session.cache is not None
+            lengths = [list(one.session.cache.lengths_B), list(other.session.cache.lengths_B)]
+            assert lengths[0] == lengths[1] == [len(one.session.tokens[0])]
+            assert cache in (None, one.session.cache), "the cache of a single row is not copied"
+            cache, reused = one.session.cache, reused + single.reused
+            records = one.finish(single).record, other.finish(row).record
+            assert _facts(records[0]) == _facts(records[1])
+    assert reused
+
+
 def test_a_row_is_cut_where_its_own_limit_lies() -> None:
     """A batch goes on to the largest limit: counts are those of a draft that ends before it."""
-    job = Job(prompt=(1,), draft=(2, 3), bias=0.0, max_new_tokens=5)
-    row = engine._Row(job=job, draft=job.draft, kept=0)
+    row = InFlightUpdate(
+        source="", final=False, prompt=(1,), draft=(2, 3), bias=0.0, max_new_tokens=5
+    )
 
     def step(emitted: tuple[int, ...], origins: tuple[int, ...], offered: int) -> DecodeStep:
         return DecodeStep(
@@ -98,15 +126,14 @@ def test_a_row_is_cut_where_its_own_limit_lies() -> None:
             accepted=(len(origins),), proposed=(offered,), prefill=False,
         )  # fmt: skip
 
-    assert not row.take_in(step((2, 3, 4), (ALIGNED, ALIGNED), 2), 0, 1.0)
-    assert row.take_in(step((5, 6, 7, 8), (1, 1, 1), 4), 0, 2.0)
-    made = row.outcome(frozenset())
-    assert made.tokens == (2, 3, 4, 5, 6) and not made.whole
-    assert (made.drafted, made.accepted, made.redrafted, made.reaccepted) == (2, 2, 1, 1)
+    assert not row.add(step((2, 3, 4), (ALIGNED, ALIGNED), 2), 0, 1.0)
+    assert row.add(step((5, 6, 7, 8), (1, 1, 1), 4), 0, 2.0)
+    assert row.output(frozenset({4})) == (2, 3, 5, 6) and not row.ended
+    assert (row.drafted, row.accepted, row.redrafted, row.reaccepted) == (2, 2, 1, 1)
 
 
-def _untimed(outcome: Outcome) -> Outcome:
-    return replace(outcome, seconds=0.0, first_seconds=0.0)
+def _untimed(update: InFlightUpdate) -> InFlightUpdate:
+    return replace(update, seconds=0.0, first_seconds=0.0)
 
 
 def _alone(translator: LiveTranslator, stream: list[tuple[str, bool]]) -> list[UpdateRecord | None]:

@@ -39,8 +39,8 @@ def test_without_a_bias_every_output_is_that_of_retranslation_from_scratch() -> 
         target = a_target(seed % 20)
         translator = a_translator(target, bias=0.0, resync=4 * (seed % 2), max_extra=12)
         for source, said in updates(translator, seed):
-            job = translator.job(source, final=False)
-            assert said == from_scratch(target, list(job.prompt), job.max_new_tokens)
+            update = translator.begin(source, final=False)
+            assert said == from_scratch(target, list(update.prompt), update.max_new_tokens)
         found = records(translator, seed + 1000)
         accepted += sum(one.accepted for one in found)
         redrafted += sum(one.reaccepted for one in found)
@@ -66,8 +66,8 @@ def test_a_final_bias_of_nothing_gives_the_offline_text(target: HFTarget) -> Non
         translator = a_translator(target, bias=0.45, final_bias=0.0)
         made = list(updates(translator, seed))
         source, said = made[-1]
-        job = translator.job(source, final=True)
-        assert said == from_scratch(target, list(job.prompt), job.max_new_tokens)
+        update = translator.begin(source, final=True)
+        assert said == from_scratch(target, list(update.prompt), update.max_new_tokens)
 
 
 def test_a_full_bias_only_appends(target: HFTarget) -> None:
@@ -198,21 +198,21 @@ def test_context_brings_earlier_segments_into_the_prompt(target: HFTarget) -> No
     translator = a_translator(target, context=1)
     first = translator.update("the cat sat", final=True)
     assert first is not None
-    text = target.tokenizer.decode(translator.job("the dog", final=False).prompt)
+    text = target.tokenizer.decode(translator.begin("the dog", final=False).prompt)
     assert text.startswith("Translate to cats: the cat sat\n" + first.record.full)
     assert text.endswith("Translate to cats: the dog\n")
     translator.reset()
-    text = target.tokenizer.decode(translator.job("the dog", final=False).prompt)
+    text = target.tokenizer.decode(translator.begin("the dog", final=False).prompt)
     assert text == "Translate to cats: the dog\n"
 
 
 def test_a_revision_has_a_bias_of_its_own(target: HFTarget) -> None:
     translator = a_translator(target, bias=0.4, revision_bias=0.1, final_bias=0.05)
     translator.update("the cat sat")
-    assert translator.job("the cat sat on", final=False).bias == 0.4
-    assert translator.job("the cat saw on", final=False).bias == 0.1
-    assert translator.job("the cat", final=False).bias == 0.1
-    assert translator.job("the cat saw on", final=True).bias == 0.05
+    assert translator.begin("the cat sat on", final=False).bias == 0.4
+    assert translator.begin("the cat saw on", final=False).bias == 0.1
+    assert translator.begin("the cat", final=False).bias == 0.1
+    assert translator.begin("the cat saw on", final=True).bias == 0.05
 
 
 @pytest.mark.parametrize("trim", [0, 2, 99])
@@ -220,7 +220,7 @@ def test_a_trimmed_draft_is_shorter_by_so_many_tokens(target: HFTarget, trim: in
     translator = a_translator(target, trim_draft=trim)
     first = translator.update("the cat sat")
     assert first is not None and not first.record.degenerate
-    draft = translator.job("the cat sat on", final=False).draft
+    draft = translator.begin("the cat sat on", final=False).draft
     assert draft == first.tokens[: max(0, len(first.tokens) - trim)]
 
 
@@ -243,7 +243,7 @@ def test_an_output_that_runs_away_or_stays_away_is_not_drafted_from() -> None:
     first = translator.update("the cat")
     assert first is not None and first.record.degenerate and len(first.tokens) == 5
     assert first.text == ""
-    assert translator.job("the cat sat", final=False).draft == ()
+    assert translator.begin("the cat sat", final=False).draft == ()
     silent = a_target(ends=299)
     said = a_translator(silent).update("the cat")
     assert said is not None and said.record.degenerate and said.text == "" and said.tokens == ()
@@ -258,7 +258,7 @@ def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarge
     assert after is not None and after.record.degenerate
     assert (after.text, after.erased) == (shown.text, 0)
     translator.config = LiveConfig(max_ratio=0.0, max_extra=2)
-    assert translator.job("the cat sat on", final=False).draft == shown.tokens[:1]
+    assert translator.begin("the cat sat on", final=False).draft == shown.tokens[:1]
 
 
 def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -> None:
@@ -282,9 +282,9 @@ def test_context_gives_way_to_the_source() -> None:
     translator = a_translator(a_target(context=96), context=3, max_extra=8)
     for text in ("the cat sat", "the dog saw", "the log sat"):
         translator.update(text, final=True)
-    short = translator.target.tokenizer.decode(translator.job("the", final=False).prompt)
+    short = translator.target.tokenizer.decode(translator.begin("the", final=False).prompt)
     assert short.count("Translate to cats") > 1
-    long = translator.job("the cat " * 12, final=False)
+    long = translator.begin("the cat " * 12, final=False)
     text = translator.target.tokenizer.decode(long.prompt)
     assert text.count("Translate to cats") < short.count("Translate to cats")
     assert text.endswith("the cat " * 12 + "\n")
@@ -294,7 +294,7 @@ def test_context_counts_segments_from_the_end(target: HFTarget) -> None:
     """Of segments that came to nothing there is nothing to tell."""
     translator, counts = a_translator(target, context=3), set()
     for text in (a_stream(seed)[-1][0] for seed in range(12)):
-        prompt = target.tokenizer.decode(translator.job("saw", final=False).prompt)
+        prompt = target.tokenizer.decode(translator.begin("saw", final=False).prompt)
         said = len(translator.snapshot()["said"])
         assert prompt.count("Translate to cats") == min(said, 3) + 1
         counts.add(said)
@@ -315,12 +315,12 @@ def test_a_final_output_that_says_nothing_leaves_what_can_be_read(target: HFTarg
 def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFTarget) -> None:
     translator = a_translator(target, bias=0.4, revision_bias=0.1)
     translator.update("the ca")
-    assert translator.job("the cat sat", final=False).bias == 0.4
-    assert translator.job("the  cat", final=False).bias == 0.4
-    assert translator.job("a cat", final=False).bias == 0.1
+    assert translator.begin("the cat sat", final=False).bias == 0.4
+    assert translator.begin("the  cat", final=False).bias == 0.4
+    assert translator.begin("a cat", final=False).bias == 0.1
     translator.reset()
     translator.update("\u6211\u559c")
-    assert translator.job("\u6211\u559c\u6b22", final=False).bias == 0.4
+    assert translator.begin("\u6211\u559c\u6b22", final=False).bias == 0.4
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, Many, OptionGroup, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import MINI, check_prompt
+from draftsmith.serve.config import SessionLimits
 from draftsmith.targets.config import ModelOptions
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
@@ -255,10 +256,7 @@ class LiveServeOptions(VerbOptions):
     bias: float = 0.2
     """How far verification leans towards the last output, unless a session says otherwise."""
     screen: ScreenOptions = field(default_factory=ScreenOptions)
-    sessions: int = 32
-    """Sessions at a time."""
-    keep_seconds: float = 60.0
-    """How long a session waits for its client to come back."""
+    limits: SessionLimits = field(default_factory=SessionLimits)
     token: str | None = None
     """Clients have to give it as ?token=..."""
     allow_origin: Many = ()
@@ -269,10 +267,7 @@ class LiveServeOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
-        at_least(1, "--sessions", self.sessions)
         require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
-        good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
-        require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
         sentence = "--then cannot be served: what a drafter remembers is one translation's"
         require(self.redraft.then is None, sentence)
         require(not self.json, "--json: a server prints no object; its figures are at /metrics")

@@ -1,7 +1,6 @@
-"""The decoding of one update: the draft judged in one forward, then on to the end.
+"""Decoding of updates: the draft is verified in one forward, then decoding goes on to the end.
 
-An update of a live translation is a `Job`: a prompt, the last output as a draft, and how far
-verification leans towards it. The decoding loop does the rest, on a cache that outlives the job.
+The decoding loop does the work, on a cache that outlives the update.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
@@ -32,46 +31,94 @@ from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
 
 FAILURES = (BackendError, RuntimeError, MemoryError)
-"""What a target that fails raises; torch's own errors are of the second kind."""
+"""What a target that fails raises; torch's own errors are RuntimeErrors."""
 
 
 class LiveTarget(Target, TargetView, Protocol):
     """A target that drafters can be bound to."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What an update asks of the target."""
+@dataclass(kw_only=True, slots=True)
+class InFlightUpdate:
+    """One update on its way through the target: the request, and what has been decoded so far.
 
+    The counts are those of `UpdateRecord`.
+    """
+
+    source: str
+    final: bool
     prompt: tuple[int, ...]
     draft: tuple[int, ...]
-    """Empty: nothing is expected. Shorter than `max_new_tokens`: the last token is the target's."""
+    """The last output; empty: there is none. It is shorter than `max_new_tokens`, because the last
+    token is the target's."""
     bias: float
     max_new_tokens: int
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What the target answered; counts as in `UpdateRecord`."""
-
-    tokens: tuple[int, ...]
-    """Without an end of sequence."""
-    whole: bool
-    """It ended by itself."""
-    drafted: int
-    accepted: int
-    redrafted: int
-    reaccepted: int
-    forwards: int
-    fed: int
-    seconds: float
-    first_seconds: float
+    reused: int = 0
+    """Tokens of the prompt that were in the cache."""
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+    """Drafted tokens per forward."""
+    first_seconds: float = 0.0
+    seconds: float = 0.0
     restarts: int = 0
+    done: bool = False
+    ended: bool = False
+    """The target ended the text itself; else it was cut at `max_new_tokens`."""
+
+    def add(self, step: DecodeStep, row: int, seconds: float) -> bool:
+        """Add row `row` of a step that ended `seconds` after the start. Returns `done`."""
+        most = self.max_new_tokens
+        room = most - len(self.tokens) - 1  # alone, no more would have been drafted
+        self.tokens += step.emitted[row]
+        self.origins += step.origins[row][:room]
+        self.offered.append(min(step.offered_depth[row], room))
+        self.first_seconds, self.seconds = self.first_seconds or seconds, seconds
+        self.ended = step.finish[row] == "stop" and len(self.tokens) <= most
+        self.done = step.finish[row] is not None or len(self.tokens) >= most
+        del self.tokens[most:]  # other rows of the batch may go on for longer
+        return self.done
+
+    def restart(self) -> None:
+        """Drop what was decoded, and the draft, which may be at fault."""
+        self.draft, self.restarts = (), self.restarts + 1
+        self.tokens, self.origins, self.offered = [], [], []
+        self.first_seconds = self.seconds = 0.0
+        self.done = self.ended = False
+
+    def output(self, end_ids: frozenset[int]) -> tuple[int, ...]:
+        """The decoded tokens without ends of sequence."""
+        return tuple(token for token in self.tokens if token not in end_ids)
+
+    @property
+    def forwards(self) -> int:
+        return len(self.offered)
+
+    @property
+    def drafted(self) -> int:
+        return self.offered[0] if self.draft and self.offered else 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
+
+    @property
+    def redrafted(self) -> int:
+        return sum(self.offered) - self.drafted
+
+    @property
+    def reaccepted(self) -> int:
+        return len(self.origins) - self.accepted
+
+    @property
+    def fed(self) -> int:
+        return len(self.prompt) - self.reused + sum(self.offered) + self.forwards - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstWhole(LengthPolicy):
-    """The whole last output at first; later drafts are short."""
+class _WholeThenShort(LengthPolicy):
+    """Drafts the whole last output in the first step, at most `later` tokens after it."""
 
     whole: int
     later: int
@@ -84,14 +131,14 @@ class _FirstWhole(LengthPolicy):
         return max(self.whole, self.later)
 
 
-class Engine:
-    """Runs jobs of live translations, greedily: one after the other, or several side by side.
+class LiveEngine:
+    """Decodes updates of live translations greedily, alone or several in one batch.
 
     Args:
-        redraft: use the jobs' drafts; without, this is autoregressive re-translation.
+        redraft: use the updates' drafts; without, this is autoregressive re-translation.
         resync: length of drafts from the old tail behind a divergence; 0: none.
-        then: drafts where nothing is expected; it is bound here. For one translation alone: what it
-            remembers of a text is not carried from row to row.
+        then: drafter for the steps in which nothing is predicted; it is bound here. It serves one
+            translation only, because its state is not kept per translation.
     """
 
     def __init__(
@@ -110,83 +157,94 @@ class Engine:
             self.drafter = first if then is None else FallbackDrafter(first, then)
         self.drafter.bind(target)
 
-    def run(self, job: Job, session: Session) -> Outcome:
-        """One update's decoding. After an error or an interrupt the session starts afresh."""
-        found: list[Outcome] = []
-        self._decode([job], session, lambda _, outcome: found.append(outcome))
-        return found[0]
-
-    def run_afresh(self, job: Job, session: Session) -> Outcome:
-        """The same behind a failure: from nothing, and without the draft, which may be at fault."""
-        session.clear()
-        return replace(self.run(replace(job, draft=()), session), restarts=1)
-
-    def run_together(
-        self,
-        jobs: Sequence[Job],
-        sessions: Sequence[Session],
-        on_done: Callable[[int, Outcome], None],
-    ) -> None:
-        """Updates of several translations, all with one bias, in the same forwards.
-
-        `on_done` is told (which, outcome) as soon as one is through, while others may go on.
+    def run(self, update: InFlightUpdate, session: Session) -> None:
+        """Decode one update to its end.
 
         Raises:
-            BackendError: the target failed; all these sessions start afresh.
+            BackendError: the target failed. As after an interrupt, the session is empty.
         """
-        assert len({job.bias for job in jobs}) == 1, "a rule has one bias"
-        held = [session.tokens[0] if session.tokens else [] for session in sessions]
+        self._decode([update], session, lambda _: None)
+
+    def run_afresh(self, update: InFlightUpdate, session: Session) -> None:
+        """Decode an update that failed once more: with an empty cache and without its draft."""
+        session.clear()
+        update.restart()
+        self.run(update, session)
+
+    def run_batch(
+        self,
+        updates: Sequence[InFlightUpdate],
+        sessions: Sequence[Session],
+        on_done: Callable[[int], None],
+    ) -> None:
+        """Decode updates of several translations, all with one bias, in the same forwards.
+
+        Args:
+            on_done: called with the row of an update as soon as it is done, while others go on.
+
+        Raises:
+            BackendError: the target failed; all these sessions are empty.
+        """
+        assert len({update.bias for update in updates}) == 1, "a rule has one bias"
+        if len(updates) == 1:  # no batch cache to fill and to copy back from
+            self._decode(updates, sessions[0], on_done)
+            return
+        cached = [session.tokens[0] if session.tokens else [] for session in sessions]
         parts = [None if one.cache is None else one.cache.contents(0) for one in sessions]
         for session in sessions:
             session.clear()
-        longest = max(len(job.prompt) + job.max_new_tokens + len(job.draft) for job in jobs)
-        cache = self.target.new_cache(len(jobs), max(longest, *map(len, held)) + self._later)
+        longest = max(len(one.prompt) + one.max_new_tokens + len(one.draft) for one in updates)
+        cache = self.target.new_cache(len(updates), max(longest, *map(len, cached)) + self._later)
         for row, part in enumerate(parts):
             if part is not None:
                 cache.fill(row, part)
-        together = Session(cache=cache, state=self._no_state(jobs), tokens=held)
-        self._decode(jobs, together, on_done)
-        assert together.cache is not None and together.tokens is not None
+        batch = Session(cache=cache, state=self._empty_state(updates), tokens=cached)
+        self._decode(updates, batch, on_done)
+        assert batch.cache is not None and batch.tokens is not None
         for row, session in enumerate(sessions):
             session.cache = self.target.new_cache(1, longest)
-            session.cache.fill(0, together.cache.contents(row))
-            session.state, session.tokens = self._no_state([jobs[row]]), [together.tokens[row]]
+            session.cache.fill(0, batch.cache.contents(row))
+            session.state = self._empty_state([updates[row]])
+            session.tokens = [batch.tokens[row]]
 
-    def _no_state(self, jobs: Sequence[Job]) -> DraftState:
-        """Of a drafter that is told the predictions with every job."""
+    def _empty_state(self, updates: Sequence[InFlightUpdate]) -> DraftState:
+        """State of a drafter that receives the predictions anew with every update."""
         return self.drafter.start(
             RequestBatch(
-                tokens=[job.prompt for job in jobs],
-                request_ids=tuple(range(len(jobs))),
+                tokens=[update.prompt for update in updates],
+                request_ids=tuple(range(len(updates))),
                 max_new_tokens=1,
             )
         )
 
     def _decode(
-        self, jobs: Sequence[Job], session: Session, on_done: Callable[[int, Outcome], None]
+        self,
+        updates: Sequence[InFlightUpdate],
+        session: Session,
+        on_done: Callable[[int], None],
     ) -> None:
-        drafts = [job.draft if self.redraft else () for job in jobs]
-        rule, verifier_sampler = biased_rule(jobs[0].bias if any(drafts) else 0.0, self.sampler)
-        policy = _FirstWhole(max(map(len, drafts)), self._later)
+        cached = session.tokens or [[] for _ in updates]
+        for update, old in zip(updates, cached, strict=True):
+            update.reused = min(common_prefix(list(update.prompt), old), len(update.prompt) - 1)
+            if not self.redraft:
+                update.draft = ()
+        drafts = [update.draft for update in updates]
+        rule, verifier_sampler = biased_rule(updates[0].bias if any(drafts) else 0.0, self.sampler)
+        policy = _WholeThenShort(max(map(len, drafts)), self._later)
         options = DecodeOptions(
             sampler=self.sampler,
             verifier_sampler=verifier_sampler,
             rule=rule,
-            max_new_tokens=max(job.max_new_tokens for job in jobs),
+            max_new_tokens=max(update.max_new_tokens for update in updates),
             shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,
             policy=policy if self.redraft else None,
             allow_lossy=rule.lossy,
         )
-        held = session.tokens or [[] for _ in jobs]
-        rows = []
-        for job, draft, old in zip(jobs, drafts, held, strict=True):
-            kept = min(common_prefix(list(job.prompt), old), len(job.prompt) - 1)
-            rows.append(_Row(job=job, draft=draft, kept=kept))
         began = time.perf_counter()
         steps = decode(
             self.target,
             self.drafter,
-            [job.prompt for job in jobs],
+            [update.prompt for update in updates],
             options,
             predictions=drafts if self.redraft else (),
             session=session,
@@ -194,56 +252,8 @@ class Engine:
         with contextlib.closing(steps):
             for step in steps:
                 now = time.perf_counter() - began
-                for number, row in enumerate(rows):
-                    if not row.done and row.take_in(step, number, now):
-                        on_done(number, row.outcome(self.target.end_ids))
-                if all(row.done for row in rows):  # a row may be cut before the batch's limit
+                for row, update in enumerate(updates):
+                    if not update.done and update.add(step, row, now):
+                        on_done(row)
+                if all(update.done for update in updates):  # a row may be cut before the others
                     return
-
-
-@dataclass(slots=True)
-class _Row:
-    """One job on its way."""
-
-    job: Job
-    draft: tuple[int, ...]
-    kept: int
-    """Tokens of the prompt that the cache had."""
-    tokens: list[int] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    offered: list[int] = field(default_factory=list)
-    first: float = 0.0
-    seconds: float = 0.0
-    done: bool = False
-    whole: bool = False
-
-    def take_in(self, step: DecodeStep, number: int, now: float) -> bool:
-        """Whether it is through with this step."""
-        most = self.job.max_new_tokens
-        room = most - len(self.tokens) - 1  # alone, no more would have been drafted
-        self.tokens += step.emitted[number]
-        self.origins += step.origins[number][:room]
-        self.offered.append(min(step.offered_depth[number], room))
-        self.first, self.seconds = self.first or now, now
-        self.whole = step.finish[number] == "stop" and len(self.tokens) <= most
-        self.done = step.finish[number] is not None or len(self.tokens) >= most
-        del self.tokens[most:]  # others in the batch may go on for longer
-        return self.done
-
-    def outcome(self, end_ids: frozenset[int]) -> Outcome:
-        """What came of it."""
-        drafted = self.offered[0] if self.draft else 0
-        accepted = sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
-        more = sum(self.offered) - drafted
-        return Outcome(
-            tokens=tuple(token for token in self.tokens if token not in end_ids),
-            whole=self.whole,
-            drafted=drafted,
-            accepted=accepted,
-            redrafted=more,
-            reaccepted=len(self.origins) - accepted,
-            forwards=len(self.offered),
-            fed=len(self.job.prompt) - self.kept + drafted + more + len(self.offered) - 1,
-            seconds=self.seconds,
-            first_seconds=self.first,
-        )

@@ -206,7 +206,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class LiveReport:
     """What the records of one stream say. A value whose denominator is 0 is None."""
 
     signature: str
@@ -247,7 +247,7 @@ class Report:
     """Of the updates that took time: an answer that was known already is no measurement."""
 
 
-def report(records: Sequence[UpdateRecord], pieces: Pieces) -> Report:
+def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
     """All numbers of one stream.
 
     Raises:
@@ -259,7 +259,7 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> Report:
     tokens, drafted = sum(r.tokens for r in records), sum(r.drafted for r in records)
     accepted, redrafted = sum(r.accepted for r in records), sum(r.redrafted for r in records)
     reaccepted = sum(r.reaccepted for r in records)
-    return Report(
+    return LiveReport(
         signature=f"erasure:{pieces.name}|text:shown|per:final|corpus:macro+micro|acceptance:micro",
         updates=len(records),
         segments=len(parts),

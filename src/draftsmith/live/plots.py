@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from draftsmith.bench.plots import legend_below
 from draftsmith.live.metrics import verification_cost
-from draftsmith.live.replay import Row
+from draftsmith.live.replay import ReplayRow
 from draftsmith.plots import Plot, PlotImage, draw
 
 FULL = 0.5
 """From this bias on every draft stays."""
 
 
-def named(row: Row) -> str:
+def named(row: ReplayRow) -> str:
     """What a row is called in tables and pictures."""
     if row.method == "ar":
         name = "re-translation"
@@ -28,7 +28,7 @@ def named(row: Row) -> str:
     return name
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[ReplayRow]) -> str:
     """The paper's tables 2 (with and without drafts), 3 (by bias) and 4 (by mask), as far as the
     rows go."""
     plain = [row for row in rows if row.method == "ar"]
@@ -45,19 +45,19 @@ def markdown(rows: Sequence[Row]) -> str:
     )
 
 
-def _bias(rows: Iterable[Row]) -> float:
+def _bias(rows: Iterable[ReplayRow]) -> float:
     """The one nearest to the paper's."""
     biases = (row.bias or 0.0 for row in rows if row.method == "ssbd")
     return min(biases, key=lambda bias: abs(bias - 0.2), default=0.0)
 
 
-def pair_of(rows: Sequence[Row]) -> list[Row]:
+def pair_of(rows: Sequence[ReplayRow]) -> list[ReplayRow]:
     """Without drafts and with them, nothing hidden: what table 2 has of a language and target."""
     kept = _bias(rows)
     return [row for row in rows if not row.mask_k and (row.method == "ar" or row.bias == kept)]
 
 
-def table(title: str, rows: Iterable[tuple[str, Row]]) -> str:
+def table(title: str, rows: Iterable[tuple[str, ReplayRow]]) -> str:
     """One line per (name, row)."""
     head = "| setting | NE | A/D | A/O | tokens/s | speed-up | c | chrF | BLEU | all as AR |"
     lines = [f"## {title}", "", head, "|---|---|---|---|---|---|---|---|---|---|"]
@@ -78,7 +78,7 @@ def table(title: str, rows: Iterable[tuple[str, Row]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _cost(row: Row) -> float | None:
+def _cost(row: ReplayRow) -> float | None:
     if row.speedup is None or row.ao is None:
         return None
     return verification_cost(row.speedup, row.ao)
@@ -88,7 +88,7 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def pictures(rows: Sequence[Row]) -> list[PlotImage]:
+def pictures(rows: Sequence[ReplayRow]) -> list[PlotImage]:
     """Flicker against quality, speed-up against bias; those that the rows allow."""
     flicker = Plot(
         name="flicker_quality",
@@ -108,10 +108,10 @@ def pictures(rows: Sequence[Row]) -> list[PlotImage]:
     return made
 
 
-def _flicker(rows: Sequence[Row]) -> Figure:
+def _flicker(rows: Sequence[ReplayRow]) -> Figure:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()
-    groups: dict[tuple[str, int, str], list[Row]] = {}
+    groups: dict[tuple[str, int, str], list[ReplayRow]] = {}
     for row in rows:
         if row.chrf is not None and row.ne is not None:
             groups.setdefault((row.method, row.mask_k, row.mask), []).append(row)
@@ -135,7 +135,7 @@ def _flicker(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _speed(rows: Sequence[Row]) -> Figure:
+def _speed(rows: Sequence[ReplayRow]) -> Figure:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
     whole = sorted(
@@ -153,7 +153,7 @@ def _speed(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def save(rows: Sequence[Row], folder: Path) -> None:
+def save(rows: Sequence[ReplayRow], folder: Path) -> None:
     """All pictures of these rows."""
     for picture in pictures(rows):
         picture.save(folder)

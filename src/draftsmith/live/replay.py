@@ -20,7 +20,7 @@ Method = Literal["ar", "ssbd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class ReplaySetting:
     """How a stream is translated and shown."""
 
     method: Method
@@ -37,23 +37,23 @@ class Setting:
         return "-".join(filter(None, parts))
 
     @property
-    def decoded(self) -> Setting:
+    def decoded(self) -> ReplaySetting:
         """The setting whose outputs this one shows."""
         return replace(self, mask_k=0) if self.mask == "display" else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
+class ReplayRun:
     """What one setting made of a stream."""
 
-    setting: Setting
+    setting: ReplaySetting
     records: tuple[UpdateRecord, ...]
     outputs: tuple[tuple[int, ...], ...]
     """Tokens, per record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ReplayRow:
     """A line of the table. Shares as fractions; None: without meaning, or without references."""
 
     method: str
@@ -73,28 +73,28 @@ class Row:
 
 def settings(
     methods: Sequence[Method], biases: Sequence[float], masks: Sequence[int], mask: str
-) -> list[Setting]:
+) -> list[ReplaySetting]:
     """All combinations, once each. Without drafts a mask can only hide."""
     found = []
     for method in methods:
         for bias in biases if method == "ssbd" else (None,):
             for hidden in masks:
                 way: Any = mask if method == "ssbd" else "display"
-                found.append(Setting(method=method, bias=bias, mask_k=hidden, mask=way))
+                found.append(ReplaySetting(method=method, bias=bias, mask_k=hidden, mask=way))
     return list(dict.fromkeys(found))
 
 
 def replay(
     stream: Sequence[Hypothesis],
-    wanted: Sequence[Setting],
-    make: Callable[[Setting], LiveTranslator],
+    wanted: Sequence[ReplaySetting],
+    make: Callable[[ReplaySetting], LiveTranslator],
     on_segment: Callable[[int, int], None] | None = None,
-) -> dict[Setting, Replayed]:
+) -> dict[ReplaySetting, ReplayRun]:
     """Every setting of `wanted`, in its order. `on_segment` is told (done, of) segments."""
     needed = list(dict.fromkeys(one.decoded for one in wanted))
     translators = {one: make(one) for one in needed}
-    records: dict[Setting, list[UpdateRecord]] = {one: [] for one in needed}
-    outputs: dict[Setting, list[tuple[int, ...]]] = {one: [] for one in needed}
+    records: dict[ReplaySetting, list[UpdateRecord]] = {one: [] for one in needed}
+    outputs: dict[ReplaySetting, list[tuple[int, ...]]] = {one: [] for one in needed}
     parts = [list(part) for _, part in groupby(stream, key=lambda one: one.seg)]
     for number, part in enumerate(parts, 1):
         for one in needed:
@@ -104,7 +104,7 @@ def replay(
         if on_segment is not None:
             on_segment(number, len(parts))
     made = {
-        one: Replayed(setting=one, records=tuple(records[one]), outputs=tuple(outputs[one]))
+        one: ReplayRun(setting=one, records=tuple(records[one]), outputs=tuple(outputs[one]))
         for one in needed
     }
     out = {}
@@ -128,7 +128,7 @@ def _segment(
         translator.close()
 
 
-def hidden(shown: Replayed, setting: Setting, tokenizer: Any) -> Replayed:
+def hidden(shown: ReplayRun, setting: ReplaySetting, tokenizer: Any) -> ReplayRun:
     """The same outputs behind a display that hides the end of each."""
     options = DisplayOptions(hide=setting.mask_k)
     records = []
@@ -144,7 +144,9 @@ def hidden(shown: Replayed, setting: Setting, tokenizer: Any) -> Replayed:
     return replace(shown, setting=setting, records=tuple(records))
 
 
-def table(made: Sequence[Replayed], pieces: Pieces, *, target_language: str | None) -> list[Row]:
+def table(
+    made: Sequence[ReplayRun], pieces: Pieces, *, target_language: str | None
+) -> list[ReplayRow]:
     """One row per setting. `target_language` None: quality is left out."""
     plain = {one.setting.mask_k: one for one in made if one.setting.method == "ar"}
     base = next(iter(plain.values()), None)
@@ -156,7 +158,7 @@ def table(made: Sequence[Replayed], pieces: Pieces, *, target_language: str | No
         setting = one.setting
         drafts = setting.method == "ssbd"
         rows.append(
-            Row(
+            ReplayRow(
                 method=setting.method,
                 bias=setting.bias,
                 mask_k=setting.mask_k,

@@ -23,7 +23,7 @@ from draftsmith.core.decode import Session
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import InputError
 from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts, word_ends
-from draftsmith.live.engine import FAILURES, Engine, Job, LiveTarget, Outcome
+from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine, LiveTarget
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
@@ -91,15 +91,18 @@ class LiveConfig:
 class Update:
     """What one update gave."""
 
-    text: str
-    """On the screen."""
     stable: int
-    """Characters of it that are not expected to change."""
+    """Characters of the displayed text that are not expected to change."""
     erased: int
-    """Characters that went away."""
+    """Characters that were removed from the display."""
     tokens: tuple[int, ...]
-    """The whole output."""
+    """The whole output, without end tokens."""
     record: UpdateRecord
+
+    @property
+    def text(self) -> str:
+        """The displayed text."""
+        return self.record.shown
 
     @property
     def final(self) -> bool:
@@ -125,7 +128,7 @@ class LiveTranslator:
         config: LiveConfig | None = None,
         *,
         then: Drafter | None = None,
-        engine: Engine | None = None,
+        engine: LiveEngine | None = None,
     ) -> None:
         """
         Args:
@@ -134,7 +137,7 @@ class LiveTranslator:
         """
         self.target, self.template = target, template
         self.config = config or LiveConfig()
-        self.engine = engine or Engine(
+        self.engine = engine or LiveEngine(
             target, redraft=self.config.redraft, resync=self.config.resync, then=then
         )
         self.session = Session()
@@ -170,12 +173,12 @@ class LiveTranslator:
             if final:
                 self.close()
             return update
-        job = self.job(wanted, final=final)
+        update_in_flight = self.begin(wanted, final=final)
         try:
-            outcome = self.engine.run(job, self.session)
+            self.engine.run(update_in_flight, self.session)
         except FAILURES:
-            outcome = self.engine.run_afresh(job, self.session)
-        return self.take_in(wanted, outcome, final=final)
+            self.engine.run_afresh(update_in_flight, self.session)
+        return self.finish(update_in_flight)
 
     def append(self, words: str) -> Update | None:
         """The source goes on with these."""
@@ -207,9 +210,8 @@ class LiveTranslator:
         self._display = make_display(config.display, self.target.tokenizer)
         if self.last is not None:
             self._shown = self._display.show(self._kept, final=False)
-            text = self._shown.text
-            record = replace(self.last.record, shown=text)
-            self.last = replace(self.last, text=text, stable=self._shown.stable, record=record)
+            record = replace(self.last.record, shown=self._shown.text)
+            self.last = replace(self.last, stable=self._shown.stable, record=record)
 
     # ------------------------------------------------------------------ both halves of an update
 
@@ -226,8 +228,8 @@ class LiveTranslator:
         """Whether it is what was translated last."""
         return self.last is not None and source == self.source
 
-    def job(self, source: str, *, final: bool) -> Job:
-        """What the target is to be asked.
+    def begin(self, source: str, *, final: bool) -> InFlightUpdate:
+        """Build the update for the engine: the prompt, and the last output as a draft.
 
         Raises:
             InputError: the source leaves no room in the context.
@@ -249,52 +251,54 @@ class LiveTranslator:
             limit = min(limit, room - len(prompt))
         revised = not _spaced(source).startswith(_spaced(self.source))
         known = _common(self.source, source) >= self.config.min_common
-        return Job(
+        return InFlightUpdate(
+            source=source,
+            final=final,
             prompt=tuple(prompt),
             draft=self._draft[: limit - 1] if known else (),
             bias=self.config.bias_of(final=final, revised=revised),
             max_new_tokens=limit,
         )
 
-    def take_in(self, source: str, outcome: Outcome, *, final: bool) -> Update:
-        """The update that an outcome of `job` makes."""
-        tokens = without_thoughts(outcome.tokens, self.target.tokenizer)
-        degenerate = not tokens or not outcome.whole
-        if degenerate and self._kept:  # what can be read stays, and is what is drafted from
+    def finish(self, decoded: InFlightUpdate) -> Update:
+        """Display a decoded update; a final one ends the segment."""
+        output = decoded.output(self.target.end_ids)
+        tokens = without_thoughts(output, self.target.tokenizer)
+        degenerate = not tokens or not decoded.ended
+        if degenerate and self._kept:  # the last good output stays, and is drafted from
             tokens = self._kept
-        if degenerate and not final:
+        if degenerate and not decoded.final:
             shown = replace(self._shown, erased=0)
         else:
-            shown = self._shown = self._display.show(tokens, final=final)
+            shown = self._shown = self._display.show(tokens, final=decoded.final)
         update = Update(
-            text=shown.text,
             stable=shown.stable,
             erased=shown.erased,
-            tokens=outcome.tokens,
+            tokens=output,
             record=UpdateRecord(
                 seg=self.seg,
                 rev=self.rev,
-                source=source,
+                source=decoded.source,
                 shown=shown.text,
                 full=shown.full,
-                final=final,
-                tokens=len(outcome.tokens),
-                drafted=outcome.drafted,
-                accepted=outcome.accepted,
-                redrafted=outcome.redrafted,
-                reaccepted=outcome.reaccepted,
-                restarts=outcome.restarts,
-                forwards=outcome.forwards,
-                fed=outcome.fed,
-                seconds=outcome.seconds,
-                first_seconds=outcome.first_seconds,
+                final=decoded.final,
+                tokens=len(output),
+                drafted=decoded.drafted,
+                accepted=decoded.accepted,
+                redrafted=decoded.redrafted,
+                reaccepted=decoded.reaccepted,
+                restarts=decoded.restarts,
+                forwards=decoded.forwards,
+                fed=decoded.fed,
+                seconds=decoded.seconds,
+                first_seconds=decoded.first_seconds,
                 degenerate=degenerate,
             ),
         )
-        self.source, self.last, self.rev = source, update, self.rev + 1
+        self.source, self.last, self.rev = decoded.source, update, self.rev + 1
         if not degenerate:
-            self._kept, self._draft = tokens, self._drafted(outcome.tokens)
-        if final:
+            self._kept, self._draft = tokens, self._drafted(output)
+        if decoded.final:
             self._end(update)
         return update
 

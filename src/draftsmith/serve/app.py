@@ -1,10 +1,8 @@
-"""HTTP around a hall: WebSocket, event stream, page, health and metrics.
+"""The HTTP application: WebSocket, event stream, page, health and metrics; and the server process.
 
-GET  /            the page           GET  /page/NAME    its parts
+GET  /            the page           GET  /page/NAME    its files
 WS   /ws          one session        GET  /events       a session, read only (SSE)
-GET  /healthz     is it alive        GET  /metrics      for Prometheus
-
-The files of the page, and the headers they go out with.
+GET  /healthz     liveness           GET  /metrics      for Prometheus
 """
 
 from __future__ import annotations
@@ -14,12 +12,15 @@ import contextlib
 import ipaddress
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+import uvicorn
 from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from sse_starlette.sse import EventSourceResponse
@@ -29,7 +30,7 @@ from draftsmith.core.config import bias_warning
 from draftsmith.serve.live.protocol import (
     MOST_BYTES,
     VERSION,
-    Config,
+    Configure,
     Finish,
     Measure,
     Message,
@@ -43,9 +44,9 @@ from draftsmith.serve.live.protocol import (
     Stop,
     parse,
 )
-from draftsmith.serve.live.runtime import Gauges
-from draftsmith.serve.live.session import Room, spelt
-from draftsmith.serve.live.sessions import Hall
+from draftsmith.serve.live.session import LiveSession
+from draftsmith.serve.live.sessions import SessionManager
+from draftsmith.serve.metrics import ServerMetrics
 
 PAGE = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
@@ -64,31 +65,39 @@ MOST_FAULTS = 20
 """Refused frames in a row after which a connection is closed."""
 SWEEP_SECONDS = 5.0
 _GONE = (WebSocketDisconnect, RuntimeError)
-"""What starlette raises for a client that is no longer there."""
+"""What starlette raises when the client has disconnected."""
 _STATUS = {"host": 403, "origin": 403, "token": 403, "broken": 503}
-"""Of what is refused over HTTP; what is not here is not found."""
+"""HTTP status of a refusal, by its code; of all others it is 404."""
+DRAIN_SECONDS = 5.0
+"""Time for pending updates when the server is stopped ..."""
+CLOSE_SECONDS = 1.0
+"""... and then for the connections to send their last messages."""
+_POLL_SECONDS = 0.02
+_MOST_FRAMES = 16
+"""Frames larger than so many of the largest are not even read: the connection is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """Who may come in."""
+class AccessPolicy:
+    """Which requests are accepted."""
 
     origins: tuple[str, ...] = ()
-    """Of other sites' pages; the server's own may always."""
+    """Other sites whose pages may connect, as browsers send them (a slash at the end is dropped);
+    the server's own page always may."""
     token: str | None = None
-    """Has to be given as ?token=...; None: nobody is asked."""
+    """Required as ?token=...; None: no token is required."""
     local: bool = False
-    """Only names of this machine are answered to: a page elsewhere may have its name lead here."""
+    """Accept only host names of this machine, since another site's name may resolve to it."""
     idle_seconds: float = 600.0
-    """A connection that says nothing for so long is closed."""
+    """A connection without a message for so long is closed."""
 
     def check(self, headers: Headers, token: str | None) -> None:
-        """Raises Refused for a stranger."""
+        """Raise Refused for a wrong host, origin or token."""
         origin, host = headers.get("origin"), headers.get("host", "")
         if self.local and not _is_local(_parts(f"//{host}").hostname or ""):
             raise Refused("host", f"this server is not called {host}", fatal=True)
         own = origin is None or _parts(origin).netloc == host != ""
-        if not own and origin not in self.origins:
+        if not own and origin not in [one.rstrip("/") for one in self.origins]:
             raise Refused("origin", f"pages of {origin} may not connect", fatal=True)
         given, wanted = (token or "").encode(), (self.token or "").encode()
         if self.token is not None and not secrets.compare_digest(given, wanted):
@@ -96,7 +105,7 @@ class Door:
 
 
 def _is_local(name: str) -> bool:
-    """Whether it can only mean this machine."""
+    """Whether a host name can only mean this machine."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -104,26 +113,28 @@ def _is_local(name: str) -> bool:
 
 
 def _parts(url: str) -> SplitResult:
-    """Of what cannot be read, empty ones."""
+    """The parts of a URL; empty ones if it is malformed."""
     try:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
 
 
-def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
-    """The application; decoding begins and ends with it."""
+def create_app(
+    manager: SessionManager, metrics: ServerMetrics, model: str, access: AccessPolicy
+) -> FastAPI:
+    """Build the application; the decoding thread starts and stops with it."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        hall.pump.start()
-        sweeping = asyncio.create_task(_sweep(hall))
+        manager.scheduler.start()
+        sweeping = asyncio.create_task(_sweep(manager))
         try:
             yield
         finally:
             sweeping.cancel()
-            hall.pump.stop()
-            await asyncio.to_thread(hall.pump.join, 30.0)
+            manager.scheduler.stop()
+            await asyncio.to_thread(manager.scheduler.join, 30.0)
 
     app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
 
@@ -137,58 +148,58 @@ def create_app(hall: Hall, gauges: Gauges, model: str, door: Door) -> FastAPI:
 
     @app.get("/healthz")
     async def health() -> Response:
-        broken = hall.pump.broken
-        alive = broken is None and hall.pump.is_alive()
-        said = {"ok": alive, "model": model, "sessions": len(hall), "error": broken}
-        return JSONResponse(said, status_code=200 if alive else 503)
+        broken = manager.scheduler.broken
+        alive = broken is None and manager.scheduler.is_alive()
+        state = {"ok": alive, "model": model, "sessions": len(manager), "error": broken}
+        return JSONResponse(state, status_code=200 if alive else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        gauges.sessions.set(len(hall))
-        return Response(gauges.text(), media_type=gauges.media_type)
+    async def read_metrics() -> Response:
+        metrics.sessions.set(len(manager))
+        return Response(metrics.text(), media_type=metrics.media_type)
 
     @app.get("/events")
     async def events(request: Request, session: str = "", token: str | None = None) -> Response:
         try:
-            door.check(request.headers, token)
-            room = hall.find(session)
+            access.check(request.headers, token)
+            live = manager.find(session)
         except Refused as refused:
             return JSONResponse(refused.message(), _STATUS.get(refused.code, 404))
-        return EventSourceResponse(_mirror(hall, room), headers={"Cache-Control": "no-store"})
+        return EventSourceResponse(_mirror(manager, live), headers={"Cache-Control": "no-store"})
 
     @app.websocket("/ws")
     async def websocket(socket: WebSocket, token: str | None = None) -> None:
         await socket.accept()
         try:
-            door.check(socket.headers, token)
+            access.check(socket.headers, token)
         except Refused as refused:
-            gauges.errors.labels(refused.code).inc()
+            metrics.errors.labels(refused.code).inc()
             await socket.send_text(_wire(refused.message()))
             await socket.close(1008)
             return
-        await Connection(socket, hall, gauges, model, door.idle_seconds).serve()
+        await Connection(socket, manager, metrics, model, access.idle_seconds).serve()
 
     return app
 
 
-async def _sweep(hall: Hall) -> None:
+async def _sweep(manager: SessionManager) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        hall.sweep()
+        manager.sweep()
 
 
-async def _mirror(hall: Hall, room: Room) -> AsyncIterator[dict[str, str]]:
+async def _mirror(manager: SessionManager, live: LiveSession) -> AsyncIterator[dict[str, str]]:
     outbox = Outbox()
-    hall.join(room, outbox, keeps=False)
+    manager.subscribe(live, outbox, keeps=False)
     try:
-        yield {"data": _wire(room.full_state())}
+        yield {"data": _wire(live.full_state())}
         while True:
             message = await outbox.next()
             yield {"data": _wire(message)}
             if message["type"] == "bye":
                 return
     finally:
-        hall.leave(room, outbox)
+        manager.unsubscribe(live, outbox)
 
 
 def _page(name: str) -> Response:
@@ -203,31 +214,36 @@ def _wire(message: dict[str, Any]) -> str:
 
 
 class Connection:
-    """One WebSocket. It has a room from `start` or `resume` on."""
+    """One WebSocket; it has a session after `start` or `resume`."""
 
     def __init__(
-        self, socket: WebSocket, hall: Hall, gauges: Gauges, model: str, idle_seconds: float
+        self,
+        socket: WebSocket,
+        manager: SessionManager,
+        metrics: ServerMetrics,
+        model: str,
+        idle_seconds: float,
     ) -> None:
-        self.socket, self.hall, self.gauges, self.model = socket, hall, gauges, model
+        self.socket, self.manager, self.metrics, self.model = socket, manager, metrics, model
         self.idle_seconds = idle_seconds
-        self.room: Room | None = None
+        self.session: LiveSession | None = None
         self.outbox = Outbox()
 
     async def serve(self) -> None:
-        """Until either side ends it; the session outlives the connection for a while."""
+        """Serve until either side closes; the session outlives the connection for a while."""
         sending = asyncio.create_task(self._send())
-        listening = asyncio.create_task(self._listen())
+        receiving = asyncio.create_task(self._receive())
         try:
-            await asyncio.wait((sending, listening), return_when=asyncio.FIRST_COMPLETED)
-            if listening.done() and listening.exception() is None:  # the last words
+            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and receiving.exception() is None:  # send what is left
                 await asyncio.wait((sending,), timeout=1.0)
         finally:
-            for task in (sending, listening):
+            for task in (sending, receiving):
                 task.cancel()
-            ends = await asyncio.gather(sending, listening, return_exceptions=True)
-            if self.room is not None:
-                self.hall.leave(self.room, self.outbox)
-        for end in ends:  # who is gone, in mid-sentence or not, is no error
+            ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+            if self.session is not None:
+                self.manager.unsubscribe(self.session, self.outbox)
+        for end in ends:  # a client that disconnects is no error
             if isinstance(end, Exception) and not isinstance(end, _GONE):
                 raise end
         with contextlib.suppress(*_GONE):
@@ -240,14 +256,14 @@ class Connection:
             if message["type"] == "bye" or (message["type"] == "error" and message["fatal"]):
                 return
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         faults = 0
         while True:
             try:
                 async with asyncio.timeout(self.idle_seconds):  # wait_for may miss a cancellation
                     frame = await self.socket.receive()
             except TimeoutError:
-                self._tell(Refused("idle", "nothing was said for too long", fatal=True))
+                self._refuse(Refused("idle", "nothing was said for too long", fatal=True))
                 return
             if frame["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(frame.get("code") or 1000)
@@ -260,20 +276,20 @@ class Connection:
                 faults += refused.is_fault
                 many = f"{faults} frames in a row failed"
                 last = faults >= MOST_FAULTS
-                said = Refused("faults", many, fatal=True) if last else refused
-                self._tell(said)
-                if said.fatal:
+                answer = Refused("faults", many, fatal=True) if last else refused
+                self._refuse(answer)
+                if answer.fatal:
                     return
 
-    def _tell(self, refused: Refused) -> None:
-        self.gauges.errors.labels(refused.code).inc()
+    def _refuse(self, refused: Refused) -> None:
+        self.metrics.errors.labels(refused.code).inc()
         self.outbox.put(refused.message())
 
     def _answer(self, message: Message) -> None:
-        """Do what is asked.
+        """Carry out a message.
 
         Raises:
-            Refused: it cannot be done.
+            Refused: it is not possible.
         """
         if isinstance(message, Start | Resume):
             self._enter(message)
@@ -281,55 +297,86 @@ class Connection:
         if isinstance(message, Ping):
             self.outbox.put({"type": "pong"})
             return
-        room = self.room
-        if room is None:
+        live = self.session
+        if live is None:
             raise Refused("no_session", "say start (or resume) first")
         match message:
             case Source():
-                self.gauges.coalesced.inc(room.hear(message))
-                self.gauges.heard.inc()
+                self.metrics.coalesced.inc(live.add(message))
+                self.metrics.hypotheses.inc()
             case Finish():
-                room.finish(message.seg)
-            case Config():
-                room.configure(self.hall.merged(room.wanted, message.settings, message.cleared))
+                live.finish(message.seg)
+            case Configure():
+                live.configure(self.manager.merged(live.wanted, message.settings, message.cleared))
                 self._warn(message.settings)
             case Measure():
-                self.hall.measure(room)
+                self.manager.measure(live)
             case Stop():
-                room.stop()
-        self.hall.pump.wake()
+                live.stop()
+        self.manager.scheduler.wake()
 
     def _enter(self, message: Start | Resume) -> None:
-        if self.room is not None:
+        if self.session is not None:
             raise Refused("has_session", "this connection has a session already")
         if isinstance(message, Resume):
-            room = self.hall.find(message.session)
+            live = self.manager.find(message.session)
         else:
-            room = self.hall.open(message.settings, message.cleared)
-        self.room = room
-        self.hall.join(room, self.outbox, keeps=True)
+            live = self.manager.open(message.settings, message.cleared)
+        self.session = live
+        self.manager.subscribe(live, self.outbox, keeps=True)
         self.outbox.put(
             {
                 "type": "ready",
                 "v": VERSION,
-                "session": room.name,
+                "session": live.name,
                 "model": self.model,
-                "limits": {"frame_bytes": MOST_BYTES, "sessions": self.hall.options.sessions},
-                "settings": spelt(room.wanted),
+                "limits": {"frame_bytes": MOST_BYTES, "sessions": self.manager.limits.sessions},
+                "settings": live.wanted.as_event(),
             }
         )
         if isinstance(message, Start):
-            self._warn(room.wanted)
-        elif message.last_id != room.last_id:
-            self.outbox.put(room.full_state())
+            self._warn(live.wanted)
+        elif message.last_id != live.last_id:
+            self.outbox.put(live.full_state())
 
     def _warn(self, settings: Settings) -> None:
-        """What to know before such a bias is used."""
-        said = bias_warning(settings.bias, settings.final_bias, settings.revision_bias)
-        if said is not None:
-            self.outbox.put({"type": "warning", "message": said})
+        """Send a warning about a large bias."""
+        warning = bias_warning(settings.bias, settings.final_bias, settings.revision_bias)
+        if warning is not None:
+            self.outbox.put({"type": "warning", "message": warning})
 
 
-def origins(texts: Sequence[str]) -> tuple[str, ...]:
-    """Origins as browsers send them: scheme and host, nothing behind."""
-    return tuple(text.rstrip("/") for text in texts)
+class Server(uvicorn.Server):
+    """Runs the application; at the end it answers what is pending before it closes connections.
+
+    Args:
+        port: used where `run` gets no sockets; 0 takes a free one.
+    """
+
+    def __init__(self, app: FastAPI, manager: SessionManager, *, port: int = 0) -> None:
+        config = uvicorn.Config(
+            app,
+            port=port,
+            log_level="warning",
+            ws="websockets-sansio",
+            ws_max_size=_MOST_FRAMES * MOST_BYTES,
+            timeout_graceful_shutdown=int(DRAIN_SECONDS),
+        )
+        super().__init__(config)
+        self.manager = manager
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, drain pending updates, notify clients, close."""
+        for server in self.servers:
+            server.close()
+        self.manager.end()
+        broken = self.manager.scheduler.broken is not None
+        await self._until(lambda: broken or not len(self.manager), DRAIN_SECONDS)
+        await self._until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
+        await super().shutdown(sockets)
+
+    async def _until(self, good: Callable[[], bool], seconds: float) -> None:
+        """Wait for a condition, at most `seconds`; a second interrupt ends the wait."""
+        end = time.monotonic() + seconds
+        while not (good() or self.force_exit or time.monotonic() > end):
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,16 +1,16 @@
-"""Decoding for all sessions: what waits in different rooms goes through the target together.
+"""Decoding for all sessions: pending updates of different sessions share the target's forwards.
 
-    room a   ──asked──┐                       ┌── update a
-    room b   ──asked──┼── one batch per bias ─┼── update b (as soon as it is through)
-    room c   (waits)  ┘                       └──
+    session a  ──pending──┐                       ┌── update a
+    session b  ──pending──┼── one batch per bias ─┼── update b (emitted as soon as it is done)
+    session c  (idle)     ┘                       └──
 
-One thread. What waits longest goes first. A batch that fails, for whatever reason, is tried again
-row by row, from scratch and without drafts: one broken session does not take others with it.
+One thread decodes; the session that has waited longest goes first. The rows of a batch that fails,
+for whatever reason, are decoded again one by one, with an empty cache and without drafts: a session
+that fails does not stop the others.
 
-How much faster drafting is than re-translation, on a session's own words and on this machine.
-
-Both sides do the same updates alone and in turn, whatever others do meanwhile: batches that a
-session shared with others would say nothing about it.
+A measurement compares drafting with re-translation on a session's own updates and on this machine.
+It decodes the same updates both ways in turn, each alone: times of batches that sessions share
+would not belong to one session.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from draftsmith.live.engine import Engine, Outcome
+from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator
 from draftsmith.serve.live.protocol import Refused
-from draftsmith.serve.live.session import Asked, Heard, Room
+from draftsmith.serve.live.session import LiveSession, PendingUpdate
+
+_log = logging.getLogger(__name__)
+MOST_ROWS = 32
+"""Sessions in one batch."""
+_Batch = list[tuple[LiveSession, InFlightUpdate]]
 
 
 @dataclass
-class _Side:
-    """One way to translate."""
+class _MeasuredTranslator:
+    """A translator, and the time that it took for its tokens."""
 
     translator: LiveTranslator
     seconds: float = 0.0
     tokens: int = 0
 
-    def add(self, heard: Heard) -> UpdateRecord | None:
+    def add(self, one: PendingUpdate) -> UpdateRecord | None:
         before = self.translator.last
-        update = self.translator.update(heard.text, final=heard.final)
+        update = self.translator.update(one.text, final=one.final)
         if update is None or update is before:
             return None
         self.seconds += update.record.seconds
@@ -47,22 +52,24 @@ class _Side:
         return update.record
 
     @property
-    def pace(self) -> float | None:
+    def tokens_per_second(self) -> float | None:
         return self.tokens / self.seconds if self.seconds else None
 
 
-class Measurement:
-    """An update at a time, when nothing else waits."""
+class SpeedupMeasurement:
+    """Compares drafting with re-translation on the last updates of a session."""
 
-    def __init__(self, room: Room, drafted: LiveTranslator, plain: LiveTranslator) -> None:
-        self.room = room
-        self._drafted, self._plain = _Side(drafted), _Side(plain)
-        self._steps = self._run(room.to_measure())
+    def __init__(
+        self, session: LiveSession, drafted: LiveTranslator, plain: LiveTranslator
+    ) -> None:
+        self.session = session
+        self._drafted, self._plain = _MeasuredTranslator(drafted), _MeasuredTranslator(plain)
+        self._steps = self._run(session.to_measure())
         self._updates = 0
 
-    def _run(self, heard: list[Heard]) -> Iterator[None]:
+    def _run(self, updates: list[PendingUpdate]) -> Iterator[None]:
         seg: int | None = None
-        for one in heard:
+        for one in updates:
             for side in (self._drafted, self._plain):
                 if seg is not None and seg != one.seg and side.translator.last is not None:
                     side.translator.close()
@@ -72,11 +79,11 @@ class Measurement:
             yield
 
     def step(self) -> bool:
-        """One update; False: there are no more, and the room has been told."""
+        """Decode one update both ways; False: there was none left, and the result was emitted."""
         for _ in self._steps:
             return True
-        tps, plain = self._drafted.pace, self._plain.pace
-        self.room.tell(
+        tps, plain = self._drafted.tokens_per_second, self._plain.tokens_per_second
+        self.session.emit(
             {
                 "type": "measured",
                 "updates": self._updates,
@@ -88,14 +95,9 @@ class Measurement:
         return False
 
 
-_log = logging.getLogger(__name__)
-MOST_ROWS = 32
-"""Sessions in one batch."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """What one batch did, for the metrics."""
+class BatchRecord:
+    """One decoded batch, for the metrics."""
 
     rows: int
     seconds: float
@@ -104,117 +106,119 @@ class Batch:
     failed: int
 
 
-class Pump(threading.Thread):
-    """Runs until it is stopped.
+class Scheduler(threading.Thread):
+    """The decoding thread; it runs until `stop`.
 
     Args:
-        engine: of all rooms.
-        on_batch: told what each batch did.
+        engine: decodes for all sessions.
+        on_batch: called after each batch.
     """
 
-    def __init__(self, engine: Engine, on_batch: Callable[[Batch], None] | None = None) -> None:
+    def __init__(
+        self, engine: LiveEngine, on_batch: Callable[[BatchRecord], None] | None = None
+    ) -> None:
         super().__init__(name="decoding", daemon=True)
         self.engine, self._on_batch = engine, on_batch
-        self._rooms: dict[str, Room] = {}
-        self._measuring: list[Measurement] = []
+        self._sessions: dict[str, LiveSession] = {}
+        self._measuring: list[SpeedupMeasurement] = []
         self._changed = threading.Condition()
         self._stopping = False
         self.broken: str | None = None
-        """Why it does not run any more; None: it does."""
+        """The error that ended the thread; None: there was none."""
 
-    # ------------------------------------------------------------------ from other threads
+    # ------------------------------------------------------------------ called by other threads
 
     def check(self) -> None:
-        """Refused: it does not run any more, and who waits would wait in vain."""
+        """Raise Refused when the thread has ended: a client would wait forever."""
         if self.broken is not None:
             raise Refused("broken", self.broken, fatal=True)
 
-    def add(self, room: Room) -> None:
-        """Raises Refused like `check`."""
+    def add(self, session: LiveSession) -> None:
+        """Decode for this session from now on. Raises Refused like `check`."""
         with self._changed:
             self.check()
-            self._rooms[room.name] = room
+            self._sessions[session.name] = session
 
-    def remove(self, room: Room) -> None:
+    def remove(self, session: LiveSession) -> None:
         with self._changed:
-            self._rooms.pop(room.name, None)
-            self._measuring = [one for one in self._measuring if one.room is not room]
+            self._sessions.pop(session.name, None)
+            self._measuring = [one for one in self._measuring if one.session is not session]
 
     def wake(self) -> None:
-        """Something waits."""
+        """Look for pending updates."""
         with self._changed:
             self._changed.notify()
 
-    def measure(self, measurement: Measurement) -> None:
-        """When there is time; one at a time for each room."""
+    def measure(self, measurement: SpeedupMeasurement) -> None:
+        """Run a measurement while nothing is pending; at most one per session."""
         with self._changed:
-            if not any(one.room is measurement.room for one in self._measuring):
+            if not any(one.session is measurement.session for one in self._measuring):
                 self._measuring.append(measurement)
             self._changed.notify()
 
     def stop(self) -> None:
-        """Let the batch end, then return."""
+        """End the thread after the current batch."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
-    # ------------------------------------------------------------------ its own thread
+    # ------------------------------------------------------------------ the decoding thread
 
     def run(self) -> None:
         try:
             while self.turn(wait=True):
                 pass
         finally:
-            if not self._stopping:  # a fault of ours: nobody may wait for an answer in vain
+            if not self._stopping:  # a bug: no client may wait for an answer forever
                 with self._changed:
                     self.broken = f"decoding has ended: {sys.exception()!r}"
-                    rooms = list(self._rooms.values())
-                for room in rooms:
-                    room.tell(Refused("broken", self.broken, fatal=True).message())
+                    sessions = list(self._sessions.values())
+                for session in sessions:
+                    session.emit(Refused("broken", self.broken, fatal=True).message())
 
     def turn(self, *, wait: bool = False) -> bool:
-        """Everything that waits once; False: it has been stopped."""
+        """Decode one update of each session that has any; False: the thread was stopped."""
         with self._changed:
-            while wait and not (self._stopping or self._waiting() or self._measuring):
+            while wait and not (self._stopping or self.ready() or self._measuring):
                 self._changed.wait()
             if self._stopping:
                 return False
-            rooms, measuring = self._waiting(), list(self._measuring)
-        for room_asked in _batches(rooms):
-            self._decode(room_asked)
-        if not rooms and measuring and not _goes_on(measuring[0]):
+            sessions, measuring = self.ready(), list(self._measuring)
+        for batch in _batches(sessions):
+            self._decode(batch)
+        if not sessions and measuring and not _goes_on(measuring[0]):
             with self._changed:
                 self._measuring = [one for one in self._measuring if one is not measuring[0]]
         return True
 
-    def _waiting(self) -> list[Room]:
-        """Rooms with something to do, who waits longest first."""
-        since = [(room.waits_since, room) for room in self._rooms.values()]
-        some = [(when, room) for when, room in since if when is not None]
-        return [room for _, room in sorted(some, key=lambda one: one[0])][:MOST_ROWS]
+    def ready(self) -> list[LiveSession]:
+        """Sessions with something pending, the longest wait first."""
+        since = [(session.pending_since, session) for session in self._sessions.values()]
+        ready = [(when, session) for when, session in since if when is not None]
+        return [session for _, session in sorted(ready, key=lambda one: one[0])][:MOST_ROWS]
 
-    def _decode(self, batch: list[tuple[Room, Asked]]) -> None:
+    def _decode(self, batch: _Batch) -> None:
         began = time.perf_counter()
         records: list[UpdateRecord] = []
         done: set[int] = set()
 
-        def take_in(row: int, outcome: Outcome) -> None:
-            room, asked = batch[row]
-            records.append(room.take_in(asked, outcome))
+        def complete(row: int) -> None:
+            session, update = batch[row]
+            records.append(session.complete(update))
             done.add(row)
 
-        sessions = [room.translator.session for room, _ in batch]
-        left: list[tuple[Room, Asked]] = []
+        caches = [session.translator.session for session, _ in batch]
+        left: _Batch = []
         try:
-            self.engine.run_together([asked.job for _, asked in batch], sessions, take_in)
-        except Exception as error:  # of the target, of torch, or of a model's own code
+            self.engine.run_batch([update for _, update in batch], caches, complete)
+        except Exception as error:  # from the target, torch, or a model's own code
             left = [one for row, one in enumerate(batch) if row not in done]
             _log.warning("%d rows of a batch go on alone", len(left), exc_info=error)
-            for room, asked in left:
-                self._again(room, asked, error if len(batch) == 1 else None, records)
+            for session, update in left:
+                self._retry(session, update, error if len(batch) == 1 else None, records)
         if self._on_batch is not None:
             self._on_batch(
-                Batch(
+                BatchRecord(
                     rows=len(batch),
                     seconds=time.perf_counter() - began,
                     records=tuple(records),
@@ -223,34 +227,41 @@ class Pump(threading.Thread):
                 )
             )
 
-    def _again(
-        self, room: Room, asked: Asked, error: Exception | None, records: list[UpdateRecord]
+    def _retry(
+        self,
+        session: LiveSession,
+        update: InFlightUpdate,
+        error: Exception | None,
+        records: list[UpdateRecord],
     ) -> None:
-        """Alone and from scratch: the fault may have been a neighbour's, or the cache's."""
-        room.retried += 1
+        """Decode alone and afresh: another row of the batch, or the cache, may have been at fault.
+
+        `error` is reported if this fails too; None: the error of this attempt is.
+        """
+        session.retried += 1
         try:
-            outcome = self.engine.run_afresh(asked.job, room.translator.session)
-            records.append(room.take_in(asked, outcome))
-        except Exception as again:  # likewise: the other sessions go on
+            self.engine.run_afresh(update, session.translator.session)
+            records.append(session.complete(update))
+        except Exception as again:  # the other sessions go on
             _log.error("a session cannot be decoded", exc_info=again)
-            room.fail(asked, error or again)
+            session.fail(error or again)
 
 
-def _goes_on(measurement: Measurement) -> bool:
-    """One step of it; one that fails is over."""
+def _goes_on(measurement: SpeedupMeasurement) -> bool:
+    """Run one step of a measurement; False: it is over, or has failed."""
     try:
         return measurement.step()
-    except Exception as error:  # likewise; nobody waits for it but the gauge of one page
+    except Exception as error:  # only the speed-up shown on one page depends on it
         _log.error("a session cannot be measured", exc_info=error)
-        measurement.room.tell(Refused("measure", str(error) or repr(error)).message())
+        measurement.session.emit(Refused("measure", str(error) or repr(error)).message())
         return False
 
 
-def _batches(rooms: Iterable[Room]) -> Iterator[list[tuple[Room, Asked]]]:
-    """What these rooms ask, by bias."""
-    groups: dict[float, list[tuple[Room, Asked]]] = {}
-    for room in rooms:
-        asked = room.next_asked()
-        if asked is not None:
-            groups.setdefault(asked.job.bias, []).append((room, asked))
+def _batches(sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
+    """The next update of each session, in one batch per bias."""
+    groups: dict[float, _Batch] = {}
+    for session in sessions:
+        update = session.next_update()
+        if update is not None:
+            groups.setdefault(update.bias, []).append((session, update))
     yield from groups.values()

@@ -26,7 +26,7 @@ from draftsmith.errors import InputError
 from draftsmith.live.display import DisplayOptions
 from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.plots import named, pair_of, table
-from draftsmith.live.replay import Row, Setting
+from draftsmith.live.replay import ReplayRow, ReplaySetting
 from draftsmith.live.templates import INSTRUCTION, Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
 from draftsmith.provenance import write_text_atomic
@@ -87,14 +87,14 @@ def maker(
     prompt: PromptOptions,
     redraft: RedraftOptions,
     display: DisplayOptions | None = None,
-) -> Callable[[Setting], LiveTranslator]:
+) -> Callable[[ReplaySetting], LiveTranslator]:
     """Makes a translator per setting; all share the target. `display`: what more than the setting's
     mask hides."""
     template = make_template(prompt, target)
     display = display or DisplayOptions()
     fixed = live_config(redraft, display)
 
-    def make(setting: Setting) -> LiveTranslator:
+    def make(setting: ReplaySetting) -> LiveTranslator:
         drafts = setting.method == "ssbd"
         config = replace(
             fixed,
@@ -171,7 +171,7 @@ class Replay:
     language: str
     target: str
     signature: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReplayRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def join(folder: Path) -> JoinedResult:
 def _read(path: Path) -> Replay:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        rows = [from_dict(Row, row, where=str(path)) for row in values["rows"]]
+        rows = [from_dict(ReplayRow, row, where=str(path)) for row in values["rows"]]
         told = {name: str(values[name]) for name in ("language", "target", "signature")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None

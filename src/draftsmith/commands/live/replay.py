@@ -23,7 +23,7 @@ from draftsmith.live import plots
 from draftsmith.live.latency import simuleval_lines
 from draftsmith.live.metrics import check_installed, flores_pieces
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
-from draftsmith.live.replay import Method, Replayed, Row, replay, settings, table
+from draftsmith.live.replay import Method, ReplayRow, ReplayRun, replay, settings, table
 from draftsmith.live.translator import LiveTranslator
 from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
 
@@ -35,7 +35,7 @@ SECONDS = 1.0
 class ReplayResult:
     """What `--json` prints."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReplayRow, ...]
     signature: str
     """Of the erasure."""
     updates: int
@@ -109,7 +109,7 @@ def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: P
         try:
             source = translator.wanted(one.text)
             if source is not None:
-                translator.job(source, final=one.final)
+                translator.begin(source, final=one.final)
         except InputError as error:
             where = f"{path}: segment {one.seg} revision {one.rev}"
             raise InputError(f"{where}: {error}; leave this segment out of the stream") from None
@@ -117,7 +117,7 @@ def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: P
 
 def write(
     folder: Path,
-    made: Sequence[Replayed],
+    made: Sequence[ReplayRun],
     result: ReplayResult,
     stream: Sequence[Hypothesis],
     facts: dict[str, str],
@@ -127,7 +127,7 @@ def write(
     rows = result.rows
     write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(text, [field.name for field in fields(ReplayRow)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(
         {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows

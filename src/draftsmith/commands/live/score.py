@@ -16,8 +16,8 @@ from draftsmith.config import require
 from draftsmith.errors import InputError
 from draftsmith.live.latency import Latency, latency, moments, simuleval_lines
 from draftsmith.live.metrics import (
+    LiveReport,
     Quality,
-    Report,
     Score,
     comet,
     flores_pieces,
@@ -34,7 +34,7 @@ from draftsmith.provenance import write_text_atomic
 class ScoreResult:
     """All figures."""
 
-    steadiness: Report
+    steadiness: LiveReport
     latency: Latency
     quality: Quality | None
     """None: nothing to compare with."""

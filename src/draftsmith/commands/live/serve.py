@@ -30,10 +30,10 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         BackendError: the address is taken.
     """
     try:
-        from draftsmith.serve.app import Door, create_app, origins
+        from draftsmith.serve.app import AccessPolicy, Server, create_app
         from draftsmith.serve.live.protocol import Settings
-        from draftsmith.serve.live.runtime import Gauges, Server
-        from draftsmith.serve.live.sessions import Hall, HallOptions
+        from draftsmith.serve.live.sessions import SessionManager
+        from draftsmith.serve.metrics import ServerMetrics
     except ImportError as error:
         raise InputError(
             f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
@@ -46,7 +46,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         def template(language: str) -> Template:
             return make_template(dataclasses.replace(options.prompt, language=language), target)
 
-        gauges = Gauges()
+        metrics = ServerMetrics()
         display = make_display_options(options.screen, no_shrink=True)
         settings = Settings(
             target=options.prompt.language,
@@ -59,30 +59,27 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             whole_words=display.whole_words,
             context=options.prompt.context,
         )
-        hall = Hall(
+        manager = SessionManager(
             target,
             template,
-            HallOptions(
-                settings=settings,
-                live=live_config(options.redraft, display),
-                sessions=options.sessions,
-                keep_seconds=options.keep_seconds,
-            ),
-            gauges.count,
+            settings=settings,
+            live=live_config(options.redraft, display),
+            limits=options.limits,
+            on_batch=metrics.count,
         )
-        door = Door(
-            origins=origins(options.allow_origin),
+        access = AccessPolicy(
+            origins=options.allow_origin,
             token=options.token,
             local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
         )
         model = "/".join(Path(options.model.target).parts[-2:])  # mini-ende/target, org/model
-        app = create_app(hall, gauges, model, door)
+        app = create_app(manager, metrics, model, access)
         host, port = listener.getsockname()[:2]
         query = f"?token={quote(options.token)}" if options.token else ""
         name = f"[{host}]" if ":" in host else host
         print(f"live translation at http://{name}:{port}/{query}", flush=True)
         print("stop with Ctrl-C", file=sys.stderr, flush=True)
-        Server(app, hall).run(sockets=[listener])
+        Server(app, manager).run(sockets=[listener])
     return {}
 
 

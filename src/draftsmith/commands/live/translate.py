@@ -18,7 +18,7 @@ from draftsmith.errors import InputError
 from draftsmith.live.feeds import open_feed
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
-from draftsmith.live.replay import Setting
+from draftsmith.live.replay import ReplaySetting
 from draftsmith.live.translator import LiveTranslator
 
 
@@ -55,7 +55,7 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_target(options.model)
     display = make_display_options(options.screen, no_shrink=options.no_shrink)
-    setting = Setting(method="ssbd", bias=options.bias, mask_k=display.hide)
+    setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.hide)
     follower = _Follower(maker(target, options.prompt, options.redraft, display)(setting))
     try:
         follower.follow(options.format)

@@ -3,13 +3,14 @@
     client    start  source  config  finish  resume  measure  ping  stop
     server    ready  warning  update  full_state  coalesced  measured  error  pong  bye
 
-A `source` is the whole hypothesis of a segment, with a revision that ascends; an `update` is the
-whole text of a segment. So whoever missed some loses nothing, and what comes twice does no harm.
+A `source` is the whole hypothesis of a segment, with an ascending revision; an `update` is the
+whole text of a segment. A client that missed messages loses nothing, and repeats do no harm.
 
-What one connection is still to be sent: a reader who is slow gets the newest state only.
+An `Outbox` holds what one connection has still to send; a slow connection sends the newest state
+only:
 
-put     update s1 r0   update s1 r1   coalesced   update s1 r2 final
-sends   (slow)                        coalesced   update s1 r2 final
+    put     update s1 r0   update s1 r1   coalesced   update s1 r2 final
+    sends   (slow)                        coalesced   update s1 r2 final
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from draftsmith.live.templates import check_text
 
 VERSION = 1
 MOST_BYTES = 64 * 1024
-"""Of a frame."""
+"""Largest frame."""
 _MOST_DIGITS = 15
-"""Of an integer: what every client can hold, and one more."""
+"""Longest integer: one digit more than every client can hold exactly."""
 CLEARED = ("final_bias", "revision_bias")
-"""Settings that may be null: then the bias holds there, too. Of others null changes nothing."""
+"""Settings that null resets to `bias`. For all others null changes nothing."""
 _FAULTS = frozenset(
     ("binary", "too_large", "not_json", "unknown_type", "bad_field", "bad_text", "version")
 )
 
 
 class Refused(DraftsmithError):
-    """What the server says instead of an answer: a code for programs, a sentence for people."""
+    """The server refuses a message: a code for programs, a sentence for people."""
 
     exit_code = InputError.exit_code
 
@@ -50,24 +51,24 @@ class Refused(DraftsmithError):
         fatal: bool = False,
         place: Mapping[str, int] | None = None,
     ) -> None:
-        """`place`: the segment and the revision that it is about, as far as they are known."""
+        """`place`: segment and revision of the refused message, as far as they are known."""
         super().__init__(sentence)
         self.code, self.fatal, self.place = code, fatal, dict(place or {})
 
     @property
     def is_fault(self) -> bool:
-        """The frame made no sense; else it only came late, or twice, or to the wrong place."""
+        """Whether the frame was malformed; else it was only late, repeated or misplaced."""
         return self.code in _FAULTS
 
     def message(self) -> dict[str, Any]:
-        """As it goes over the wire."""
-        said = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
-        return said | self.place
+        """The message that is sent."""
+        error = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
+        return error | self.place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What a session may choose; None: as it was, at first the server's own."""
+    """What a session may choose; None: unchanged, at first the server's default."""
 
     target: str | None = None
     """The language to translate into."""
@@ -81,39 +82,43 @@ class Settings:
     whole_words: bool | None = None
     context: int | None = None
 
+    def as_event(self) -> dict[str, Any]:
+        """The settings as JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """A session begins."""
+    """Open a session."""
 
     v: int = VERSION
     settings: Settings = Settings()
     cleared: tuple[str, ...] = ()
-    """Of CLEARED."""
+    """Names from CLEARED that were null."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What a segment is held to be now."""
+    """The hypothesis of a segment."""
 
     seg: int
     rev: int
     text: str
     final: bool = False
     stability: float | None = None
-    """For recognisers that say one; nothing is made of it."""
+    """Accepted from recognisers that send one; unused."""
     t: float | None = None
-    """Likewise: seconds at which it was heard."""
+    """Likewise: seconds from the beginning."""
 
     @property
     def place(self) -> dict[str, int]:
-        """What an answer says to be found again."""
+        """Segment and revision, repeated in answers."""
         return {"seg": self.seg, "rev": self.rev}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
-    """Other settings from the next update on; another language ends the segment."""
+class Configure:
+    """Change settings from the next update on; another language ends the segment."""
 
     settings: Settings
     cleared: tuple[str, ...] = ()
@@ -121,40 +126,40 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """A segment is over with what it is."""
+    """Make the last hypothesis of a segment final."""
 
     seg: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """A connection takes a session over again."""
+    """Take over a session that another connection opened."""
 
     session: str
     last_id: int = 0
-    """Of the last update that it has seen: with the newest there is nothing to send again."""
+    """Last update that the client has; if it is the newest, the state is not sent again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """How much faster is this than re-translation without drafts, on what was said so far?"""
+    """Measure the speed-up over re-translation without drafts, on the last updates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ping:
-    """Still there?"""
+    """Answer with `pong`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """The session is over."""
+    """End the session."""
 
 
-Message = Start | Source | Config | Finish | Resume | Measure | Ping | Stop
+Message = Start | Source | Configure | Finish | Resume | Measure | Ping | Stop
 _KINDS: dict[str, type[Any]] = {
     "start": Start,
     "source": Source,
-    "config": Config,
+    "config": Configure,
     "finish": Finish,
     "resume": Resume,
     "measure": Measure,
@@ -165,10 +170,11 @@ _SETTINGS = frozenset(Settings.__dataclass_fields__)
 
 
 def parse(frame: str) -> Message:
-    """The message of a frame.
+    """Parse a frame.
 
     Raises:
-        Refused: too large, no JSON object, an unknown type or field, a value of another type.
+        Refused: the frame is too large or no JSON object, a type or field is unknown, or a value
+                has the wrong type.
     """
     size = len(frame.encode("utf-8", "surrogatepass"))
     if size > MOST_BYTES:
@@ -184,7 +190,7 @@ def parse(frame: str) -> Message:
     if not isinstance(kind, str) or kind not in _KINDS:
         hint = nearest(kind, _KINDS) if isinstance(kind, str) else f": {', '.join(_KINDS)}"
         raise Refused("unknown_type", f"unknown type {kind!r}{hint}", place=_place(values))
-    if kind in ("start", "config"):  # settings stand beside the type
+    if kind in ("start", "config"):  # settings are keys of the message itself
         own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
         for name in ("settings", "cleared"):
             if name in values:
@@ -208,33 +214,33 @@ def parse(frame: str) -> Message:
 
 
 def _integer(digits: str) -> int:
-    """Refused: one that no client could count on from."""
+    """Raise Refused for an integer that no client could increment."""
     if len(digits) > _MOST_DIGITS:
         raise Refused("bad_field", f"an integer has at most {_MOST_DIGITS} digits")
     return int(digits)
 
 
 def _place(values: Mapping[str, Any]) -> dict[str, int]:
-    """The segment and the revision that a message speaks of, as far as it says them."""
+    """The segment and the revision of a message, as far as it has them."""
     return {name: values[name] for name in ("seg", "rev") if type(values.get(name)) is int}
 
 
 MOST = 256
-"""Messages that wait. Of more all but the last are dropped, and the whole state is sent."""
+"""Messages in an outbox. Beyond that all but the last are replaced by the full state."""
 
 
 class Outbox:
-    """Belongs to one event loop."""
+    """Messages that one connection has still to send. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._messages: OrderedDict[object, dict[str, Any]] = OrderedDict()
         self._count = 0
         self._some = asyncio.Event()
         self.state: Callable[[], dict[str, Any]] | None = None
-        """What makes up for messages that were dropped; None: there is no session yet."""
+        """Gives the full state, sent for messages that were dropped; None: no session yet."""
 
     def put(self, message: dict[str, Any]) -> None:
-        """An update takes the place of an earlier one of its segment, at the end of the line."""
+        """Append a message; an update replaces an earlier one of its segment."""
         key: object = message["seg"] if message["type"] == "update" else None
         if key is None:
             self._count += 1
@@ -248,7 +254,7 @@ class Outbox:
         self._some.set()
 
     async def next(self) -> dict[str, Any]:
-        """The oldest; waits for one."""
+        """Wait for a message, and take out the oldest."""
         while not self._messages:
             self._some.clear()
             await self._some.wait()

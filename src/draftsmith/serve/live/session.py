@@ -1,17 +1,15 @@
-"""One session of `live serve`: what was heard, what waits, what is shown.
+"""One session of `live serve`: pending updates, the update in flight, and what is displayed.
 
-    heard      0.0  0.1  0.2  0.3 final  1.0  1.1      segment.revision
-    waiting                   0.3 final  1.1           the newest of a segment wins (0.2, 1.0 are
-                                                       coalesced); a final is never dropped
+    received   0.0  0.1  0.2  0.3 final  1.0  1.1      segment.revision
+    pending                   0.3 final  1.1           the newest of a segment replaces those before
+                                                       it (0.1, 0.2 and 1.0 are coalesced); a final
+                                                       one is never dropped
 
-The network side calls `hear`, `configure` and `finish` from its own thread; the decoding side takes
-`next_asked` and gives back `take_in` or `fail`. A lock guards what both touch.
+A coalesced hypothesis is remembered by the one that replaced it: if the newer one does not fit into
+the model's context, the older one is translated after all.
 
-What a session heard and has not translated yet.
-
-0.1 .... waits
-0.2 .... takes its place ("coalesced"), and remembers it
-0.2 does not fit into the model's context: refused, and 0.1 is translated after all
+The event loop calls `add`, `configure`, `finish` and `stop`; the decoding thread calls
+`next_update`, then `complete` or `fail`. A lock guards what both use.
 """
 
 from __future__ import annotations
@@ -23,160 +21,148 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftsmith.live.engine import Job, Outcome
+from draftsmith.live.engine import InFlightUpdate
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator, SourceTooLong, Update
 from draftsmith.serve.live.protocol import Refused, Settings, Source
 
-MOST_INSTEAD = 64
-"""Hypotheses that one which took their place remembers."""
+MOST_COALESCED = 64
+"""Coalesced hypotheses that a pending update remembers."""
+MOST_PENDING = 64
+"""Pending updates before a hypothesis that is not final is refused ..."""
+MOST_FINALS = 1024
+"""... and before a final one is; the client has to send it again."""
+KEPT_SEGMENTS = 200
+KEPT_UPDATES = 200
+"""Updates that the running metrics and a measurement cover."""
+
+Event = dict[str, Any]
+"""A message to the clients, as it goes over the wire."""
+Emit = Callable[[Event], None]
+MakeTranslator = Callable[[Settings, LiveTranslator | None], LiveTranslator]
+"""Makes a translator for these settings; reuses the given one if only its options differ."""
 
 
-class Stopping:
-    """Waits behind everything that was heard: then the session is over."""
+class Shutdown:
+    """Stands behind everything pending; the session ends when it is reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
-    """A hypothesis that waits."""
+class PendingUpdate:
+    """A hypothesis that waits for its turn."""
 
     seg: int
     rev: int
-    said: str
-    """As it came."""
+    received: str
+    """The text as the client sent it."""
     text: str
-    """Silence stands for the words before it."""
+    """The text to translate: the words before it where `received` is blank."""
     final: bool
-    came: float = field(default_factory=time.monotonic)
-    instead: tuple[Heard, ...] = ()
-    """Shorter ones whose place it took, the newest first: they may fit where it does not."""
+    since: float = field(default_factory=time.monotonic)
+    coalesced: tuple[PendingUpdate, ...] = ()
+    """Shorter hypotheses that it replaced, the newest first: they may fit where it does not."""
 
-    @property
-    def ends(self) -> bool:
-        """The segment is over with what there is."""
-        return self.final and not self.said.strip()
-
-    def over(self, before: Heard) -> Heard:
-        """This one, in the place of one that waited."""
-        old = (replace(before, instead=()), *before.instead)
+    def replacing(self, before: PendingUpdate) -> PendingUpdate:
+        """This update in the place of one that was pending."""
+        old = (replace(before, coalesced=()), *before.coalesced)
         shorter = [one for one in old if len(one.text) < len(self.text)]
-        if len(shorter) > MOST_INSTEAD:
-            shorter = shorter[::-1][::2][::-1]  # the shortest stays
-        return replace(self, came=before.came, instead=tuple(shorter))
+        if len(shorter) > MOST_COALESCED:
+            shorter = shorter[::-1][::2][::-1]  # keeps the shortest
+        return replace(self, since=before.since, coalesced=tuple(shorter))
 
-    def next_best(self, shown: str) -> Heard | None:
-        """What is translated in place of this, which does not fit; None: nothing.
+    def fallback(self, translated: str) -> PendingUpdate | None:
+        """What is translated instead of this update, which does not fit; None: nothing.
 
-        `shown` is what was translated last of this segment: there is no need to do it again, except
-        to end the segment with it.
+        `translated` is the last translated source of the segment. It is translated again only to
+        end the segment.
         """
-        best = replace(self.instead[0], instead=self.instead[1:]) if self.instead else None
-        if not self.ends:
-            return best
-        text = shown if best is None else best.text
+        older = replace(self.coalesced[0], coalesced=self.coalesced[1:]) if self.coalesced else None
+        if not self.final or self.received.strip():
+            return older
+        text = translated if older is None else older.text
         same = not text or text == self.text
-        return None if same else replace(self, text=text, instead=self.instead[1:])
+        return None if same else replace(self, text=text, coalesced=self.coalesced[1:])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A hypothesis on its way through the target."""
-
-    heard: Heard
-    source: str
-    job: Job
-
-
-MOST_WAITING = 64
-"""Hypotheses that may wait for their turn ..."""
-MOST_FINALS = 1024
-"""... and final ones: who is refused has to say them again."""
-KEPT_SEGMENTS = 200
-KEPT_UPDATES = 200
-"""That the running figures, and a measurement, look back on."""
-
-Said = dict[str, Any]
-Tell = Callable[[Said], None]
-
-
-Make = Callable[[Settings, LiveTranslator | None], LiveTranslator]
-"""A translator for these settings; from the one before, if only its options differ."""
-
-
-class Room:
-    """A session.
+class LiveSession:
+    """One session.
 
     Args:
-        name: unguessable: who knows it may take the session over.
-        settings: with no None that the server can fill in.
-        make: of translators.
-        tell: receives every message for the clients; called from either side.
+        name: a random name; a client that has it may take the session over.
+        settings: complete but for the two biases that may be None.
+        make: makes translators.
+        emit: receives every event for the clients; called from either thread.
     """
 
-    def __init__(self, name: str, settings: Settings, make: Make, tell: Tell) -> None:
-        self.name, self.settings, self._make, self.tell = name, settings, make, tell
+    def __init__(self, name: str, settings: Settings, make: MakeTranslator, emit: Emit) -> None:
+        self.name, self.settings, self._make, self.emit = name, settings, make, emit
         self.wanted = settings
-        """As they will be when what waits is through."""
+        """The settings after everything pending has been decoded."""
         self.translator = make(settings, None)
         self.lock = threading.Lock()
         self.last_id = 0
         self.coalesced = 0
         self.failed = 0
-        """Updates that could not be decoded; their clients may say them again."""
+        """Updates that could not be decoded; clients may send them again."""
         self.retried = 0
-        """Updates that were decoded once more, from scratch."""
-        self._waiting: deque[Heard | Settings | Stopping] = deque()
-        self._heard: Heard | None = None
-        """The newest of all, as the network side knows it."""
+        """Updates that were decoded a second time, from an empty cache."""
+        self._pending: deque[PendingUpdate | Settings | Shutdown] = deque()
+        self.newest: PendingUpdate | None = None
+        """The last hypothesis that was accepted."""
+        self._decoding: PendingUpdate | None = None
+        """The update in flight."""
         self._stopping = False
         self._seg: int | None = None
-        """The one that is being translated."""
-        self._segments: dict[int, Said] = {}
+        """The segment that is being translated."""
+        self._segments: dict[int, Event] = {}
         self._records: deque[UpdateRecord] = deque(maxlen=KEPT_UPDATES)
-        self._decoded: deque[Heard] = deque(maxlen=KEPT_UPDATES)
+        self._decoded: deque[PendingUpdate] = deque(maxlen=KEPT_UPDATES)
 
-    # ------------------------------------------------------------------ the network side
+    # ------------------------------------------------------------------ the event loop
 
-    def hear(self, source: Source) -> bool:
-        """Take a hypothesis in; what comes twice changes nothing. True: it took another's place.
+    def add(self, source: Source) -> bool:
+        """Accept a hypothesis; a repeated one changes nothing. True: it replaced a pending one.
 
         Raises:
-            Refused: it is older than another, contradicts one, its segment is over, or too many
-                wait.
+            Refused: the hypothesis is older than another or contradicts it, its segment is over, or
+                too many are pending.
         """
         with self.lock:
             if self._stopping:
                 raise Refused("stopping", "the session is about to end", place=source.place)
-            last = self._heard
+            last = self.newest
             if last is not None and self._is_known(source, last):
                 return False
             same = last is not None and last.seg == source.seg
-            text = last.text if same and last and not source.text.strip() else source.text
-            heard = Heard(
-                seg=source.seg, rev=source.rev, said=source.text, text=text, final=source.final
+            update = PendingUpdate(
+                seg=source.seg,
+                rev=source.rev,
+                received=source.text,
+                text=last.text if same and last and not source.text.strip() else source.text,
+                final=source.final,
             )
-            before = self._waiting[-1] if self._waiting else None
-            if isinstance(before, Heard) and before.seg == heard.seg:
-                self._waiting[-1] = self._heard = heard.over(before)
+            before = self._pending[-1] if self._pending else None
+            if isinstance(before, PendingUpdate) and before.seg == update.seg:
+                self._pending[-1] = self.newest = update.replacing(before)
                 self.coalesced += 1
-                self.tell({"type": "coalesced", "seg": heard.seg, "revs": [before.rev]})
+                self.emit({"type": "coalesced", "seg": update.seg, "revs": [before.rev]})
                 return True
-            if len(self._waiting) >= (MOST_FINALS if heard.final else MOST_WAITING):
-                raise Refused("busy", f"{len(self._waiting)} updates wait", place=source.place)
-            self._waiting.append(heard)
-            self._heard = heard
+            if len(self._pending) >= (MOST_FINALS if update.final else MOST_PENDING):
+                raise Refused("busy", f"{len(self._pending)} updates wait", place=source.place)
+            self._pending.append(update)
+            self.newest = update
             return False
 
     @staticmethod
-    def _is_known(source: Source, last: Heard) -> bool:
-        """Whether this has been heard; Refused: it cannot follow the last one."""
-        same = (last.seg, last.rev) == (source.seg, source.rev) and last.said == source.text
+    def _is_known(source: Source, last: PendingUpdate) -> bool:
+        """Whether this is the last hypothesis again; Refused: it cannot follow the last one."""
+        same = (last.seg, last.rev) == (source.seg, source.rev) and last.received == source.text
         if same and last.final == source.final:
             return True
         if source.seg < last.seg or (source.seg == last.seg and last.final):
             raise Refused("segment_closed", f"segment {source.seg} is over", place=source.place)
-        if same:  # it has become final, word for word
+        if same:  # the same words, now final
             return False
         if (source.seg, source.rev) == (last.seg, last.rev):
             sentence = f"revision {source.rev} of segment {source.seg} came with another text"
@@ -187,83 +173,84 @@ class Room:
         return False
 
     def finish(self, seg: int) -> None:
-        """The segment is final with what it is.
+        """Make the last hypothesis of a segment final.
 
         Raises:
-            Refused: it is over, or not there.
+            Refused: the segment is over or unknown.
         """
-        last = self._heard
+        last = self.newest
         if last is None or last.seg != seg:
             raise Refused("unknown_segment", f"there is no open segment {seg}", place={"seg": seg})
-        self.hear(Source(seg=seg, rev=last.rev + 1, text="", final=True))
+        self.add(Source(seg=seg, rev=last.rev + 1, text="", final=True))
 
     def configure(self, settings: Settings) -> None:
-        """From what is heard next on. The new settings have been checked."""
+        """Use these settings, which have been checked, for all later hypotheses."""
         with self.lock:
             self.wanted = settings
-            if self._waiting and isinstance(self._waiting[-1], Settings):
-                self._waiting.pop()
-            self._waiting.append(settings)
+            if self._pending and isinstance(self._pending[-1], Settings):
+                self._pending.pop()
+            self._pending.append(settings)
 
     def stop(self) -> None:
-        """No more is heard; what waits is still answered, then `bye` is said."""
+        """Refuse new hypotheses, decode what is pending, then emit `bye`."""
         with self.lock:
             if not self._stopping:
                 self._stopping = True
-                self._waiting.append(Stopping())
+                self._pending.append(Shutdown())
 
-    def full_state(self) -> Said:
-        """All that a reader who comes late must know."""
+    def full_state(self) -> Event:
+        """Everything that a client needs that connects in the middle."""
         with self.lock:
             return {
                 "type": "full_state",
                 "session": self.name,
                 "id": self.last_id,
-                "settings": spelt(self.settings),
+                "settings": self.settings.as_event(),
                 "segments": list(self._segments.values()),
-                "stats": self._figures(),
+                "stats": self._metrics(),
             }
 
-    def bye(self) -> Said:
-        """The last message, with a report."""
+    def bye(self) -> Event:
+        """The last event, with a report."""
         with self.lock:
             counts = {"coalesced": self.coalesced, "updates": self.last_id, "failed": self.failed}
             counts["retried"] = self.retried
-            return {"type": "bye", "report": self._figures() | counts}
+            return {"type": "bye", "report": self._metrics() | counts}
 
-    # ------------------------------------------------------------------ the decoding side
+    # ------------------------------------------------------------------ the decoding thread
 
     @property
-    def waits_since(self) -> float | None:
-        """When the oldest that waits came; None: nothing does. Settings wait for nobody."""
+    def pending_since(self) -> float | None:
+        """When the oldest pending update arrived; None: nothing is pending. Settings count as 0."""
         with self.lock:
-            if not self._waiting:
+            if not self._pending:
                 return None
-            return next((one.came for one in self._waiting if isinstance(one, Heard)), 0.0)
+            return next((one.since for one in self._pending if isinstance(one, PendingUpdate)), 0.0)
 
-    def next_asked(self) -> Asked | None:
-        """What is to be decoded next, after everything before it that needs no decoding."""
+    def next_update(self) -> InFlightUpdate | None:
+        """The next update to decode, after everything before it that needs no decoding."""
         while True:
             with self.lock:
-                if not self._waiting:
+                if not self._pending:
                     return None
-                one = self._waiting.popleft()
+                one = self._pending.popleft()
             if isinstance(one, Settings):
                 self._apply(one)
                 continue
-            if isinstance(one, Stopping):
-                self.tell(self.bye())
+            if isinstance(one, Shutdown):
+                self.emit(self.bye())
                 continue
             try:
-                asked = self._asked(one)
+                update = self._begin(one)
             except SourceTooLong as error:
-                self._go_back(one, error)
+                self._fall_back(one, error)
                 continue
-            except Exception as error:  # one text that the tokenizer cannot take is no one else's
+            except Exception as error:  # a text that the tokenizer fails on: others go on
                 self._refuse(one, "backend", error)
                 continue
-            if asked is not None:
-                return asked
+            if update is not None:
+                self._decoding = one
+                return update
 
     def _apply(self, settings: Settings) -> None:
         before = self.translator
@@ -275,76 +262,83 @@ class Room:
         shown = self.translator.last
         old = self._segments.get(-1 if self._seg is None else self._seg)
         if shown is not None and old is not None:
-            self._tell_update(replace(shown, erased=0), seg=old["seg"], rev=old["rev"], waited=0.0)
+            self._emit_update(replace(shown, erased=0), seg=old["seg"], rev=old["rev"], waited=0.0)
 
-    def _asked(self, heard: Heard) -> Asked | None:
-        if self._seg is not None and self._seg != heard.seg and self.translator.last is not None:
+    def _begin(self, one: PendingUpdate) -> InFlightUpdate | None:
+        if self._seg is not None and self._seg != one.seg and self.translator.last is not None:
             self.translator.close()
-        self._seg = heard.seg
-        source = self.translator.wanted(heard.text)
-        if source is None or (self.translator.is_known(source) and not heard.final):
-            if heard.final:  # never a word: the segment is dropped
+        self._seg = one.seg
+        source = self.translator.wanted(one.text)
+        if source is None or (self.translator.is_known(source) and not one.final):
+            if one.final:  # a segment that never had a word is dropped
                 self.translator.close()
                 self._seg = None
             return None
-        return Asked(heard=heard, source=source, job=self.translator.job(source, final=heard.final))
+        return self.translator.begin(source, final=one.final)
 
-    def take_in(self, asked: Asked, outcome: Outcome) -> UpdateRecord:
-        """The decoding is through: tell everyone."""
-        heard = asked.heard
-        update = self.translator.take_in(asked.source, outcome, final=heard.final)
-        record = replace(update.record, seg=heard.seg, rev=heard.rev)
+    def complete(self, decoded: InFlightUpdate) -> UpdateRecord:
+        """Display the decoded update and emit it."""
+        one = self._in_flight()
+        update = self.translator.finish(decoded)
+        record = replace(update.record, seg=one.seg, rev=one.rev)
         with self.lock:
             self._records.append(record)
-            self._decoded.append(heard)
-        waited = time.monotonic() - heard.came - outcome.seconds
-        self._tell_update(update, seg=heard.seg, rev=heard.rev, waited=max(0.0, waited))
-        if heard.final:
+            self._decoded.append(one)
+        waited = time.monotonic() - one.since - decoded.seconds
+        self._emit_update(update, seg=one.seg, rev=one.rev, waited=max(0.0, waited))
+        if one.final:
             self._seg = None
         return record
 
-    def fail(self, asked: Asked, error: Exception) -> None:
-        """The target failed, also on its own: what was there stays."""
-        self._refuse(asked.heard, "backend", error)
+    def fail(self, error: Exception) -> None:
+        """Refuse the update in flight: the target failed on it twice. The display stays."""
+        self._refuse(self._in_flight(), "backend", error)
 
-    def _go_back(self, heard: Heard, error: SourceTooLong) -> None:
-        """The newest does not fit: what it took the place of does, or what is shown stays."""
-        shown = self.translator.source
-        best = heard.next_best(shown)
-        if best is not None:
+    def _in_flight(self) -> PendingUpdate:
+        assert self._decoding is not None, "no update is in flight"
+        return self._decoding
+
+    def _fall_back(self, one: PendingUpdate, error: SourceTooLong) -> None:
+        """Queue an older hypothesis for one that does not fit; without one the display stays."""
+        translated = self.translator.source
+        older = one.fallback(translated)
+        if older is not None:
             with self.lock:
-                self._waiting.appendleft(best)
-        self._refuse(heard, "source_too_long", error, known=best, text=shown)
+                self._pending.appendleft(older)
+        self._refuse(one, "source_too_long", error, newest=older, text=translated)
 
     def _refuse(
         self,
-        heard: Heard,
+        one: PendingUpdate,
         code: str,
         error: Exception,
         *,
-        known: Heard | None = None,
+        newest: PendingUpdate | None = None,
         text: str | None = None,
     ) -> None:
-        """Nothing came of it. Unless more was heard since, it may be said again, word for word.
+        """Report that an update failed. Unless a newer one was accepted, it may be sent again.
 
         Args:
-            known: what is the newest now; None: nothing is, and `text` is the segment's.
-            text: None: that of the refused one.
+            newest: the newest hypothesis now; None: there is none, and the segment has `text`.
+            text: None: the text of the refused update.
         """
-        said = heard.text if text is None else text
-        before = known or replace(
-            heard, rev=heard.rev - 1, said="", text=said, final=False, instead=()
+        before = newest or replace(
+            one,
+            rev=one.rev - 1,
+            received="",
+            text=one.text if text is None else text,
+            final=False,
+            coalesced=(),
         )
         with self.lock:
             self.failed += 1
-            last = self._heard
-            if last is not None and (last.seg, last.rev) == (heard.seg, heard.rev):
-                self._heard = before
-        place = {"seg": heard.seg, "rev": heard.rev}
-        sentence = str(error) or type(error).__name__
-        self.tell(Refused(code, sentence, place=place).message())
+            last = self.newest
+            if last is not None and (last.seg, last.rev) == (one.seg, one.rev):
+                self.newest = before
+        place = {"seg": one.seg, "rev": one.rev}
+        self.emit(Refused(code, str(error) or type(error).__name__, place=place).message())
 
-    def _tell_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
+    def _emit_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
         record = update.record
         with self.lock:
             self.last_id += 1
@@ -368,19 +362,19 @@ class Room:
                 "forwards": record.forwards,
                 "ms": 1000 * record.seconds,
                 "waited_ms": 1000 * waited,
-                **self._figures(),
+                **self._metrics(),
             }
-            said = {
+            event = {
                 "type": "update",
                 "id": self.last_id,
                 **segment,
                 "erased": update.erased,
                 "stats": stats,
             }
-        self.tell(said)
+        self.emit(event)
 
-    def _figures(self) -> Said:
-        """Running figures of the last updates."""
+    def _metrics(self) -> Event:
+        """Running metrics of the last updates."""
         found = report(list(self._records), CHARACTERS)
         return {
             "ne": found.erasure_macro,
@@ -388,14 +382,9 @@ class Room:
             "ao": found.accepted_of_tokens,
         }
 
-    def to_measure(self) -> list[Heard]:
-        """The last updates, of whole segments as far as they are remembered."""
+    def to_measure(self) -> list[PendingUpdate]:
+        """The last updates, without a segment whose beginning has been forgotten."""
         with self.lock:
             known = list(self._decoded)
         first = known[0].seg if len(known) == KEPT_UPDATES else None
         return [one for one in known if one.seg != first]
-
-
-def spelt(settings: Settings) -> Said:
-    """As it goes over the wire."""
-    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
