@@ -1,13 +1,13 @@
 """Lossless speculative decoding for language models that you already have.
 
-    import draftsmith
+    from draftsmith import Generator, SamplingParams
 
-    target = draftsmith.load_target("Qwen/Qwen3-0.6B")
-    drafter = draftsmith.load_drafter("prompt_lookup")
-    drafter.bind(target)
+    generator = Generator("Qwen/Qwen3-0.6B", drafter="prompt_lookup")
+    for output in generator.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
+        print(output.text, output.metrics.acceptance_length)
 
-Importing this package loads nothing heavy: each name below is imported when it is first used. The
-parts have names of their own: `draftsmith.core.decode.decode`, `draftsmith.core.verify.verify`.
+Below it lies the precise layer: `load_target`, `load_drafter`, `draftsmith.core.decode.decode`.
+Importing this package loads nothing heavy: each name below is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftsmith.core.cache import KVCache as KVCache
+    from draftsmith.core.config import SamplingParams as SamplingParams
     from draftsmith.core.decode import DecodeOptions as DecodeOptions
     from draftsmith.core.decode import Session as Session
+    from draftsmith.core.generation import Generator as Generator
     from draftsmith.core.generation import generate as generate
     from draftsmith.core.law import Law as Law
     from draftsmith.core.sampling import Sampler as Sampler
@@ -44,11 +46,13 @@ _HOMES = {
     "DraftTree": "draftsmith.core.types",
     "Drafter": "draftsmith.drafters.base",
     "DraftsmithError": "draftsmith.errors",
+    "Generator": "draftsmith.core.generation",
     "KVCache": "draftsmith.core.cache",
     "Law": "draftsmith.core.law",
     "Prompt": "draftsmith.data.prompts",
     "Proposal": "draftsmith.core.types",
     "Sampler": "draftsmith.core.sampling",
+    "SamplingParams": "draftsmith.core.config",
     "Session": "draftsmith.core.decode",
     "TabularTarget": "draftsmith.targets.toy",
     "Trainer": "draftsmith.distill.trainer",
@@ -67,11 +71,13 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "DraftsmithError",
+    "Generator",
     "KVCache",
     "Law",
     "Prompt",
     "Proposal",
     "Sampler",
+    "SamplingParams",
     "Session",
     "TabularTarget",
     "Trainer",

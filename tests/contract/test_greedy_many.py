@@ -74,4 +74,4 @@ def test_greedy_text_of_hundreds_of_prompts_is_plain_text(
             )
     assert different <= 1e-4 * count * NEW_TOKENS
     if case.uses_predictions:
-        assert sum(one.counts.accepted for one in made) > count
+        assert sum(one.metrics.accepted for one in made) > count

@@ -71,7 +71,7 @@ def test_the_drafter_of_the_tutorial_is_complete_and_lossless() -> None:
             drafted = generate(target, drafter, prompts, options, batch_size=3)
             plain = generate(target, NoDrafter(), prompts, options)
             assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-            accepted += sum(one.counts.accepted for one in drafted)
+            accepted += sum(one.metrics.accepted for one in drafted)
     assert accepted > 0
 
 
@@ -127,7 +127,7 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = blocks(ROOT / "README.md")
     names: dict[str, object] = {}
     exec(compile(source, "README.md", "exec"), names)
-    assert names["text"].text
+    assert names["output"].text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -105,7 +105,7 @@ def test_a_prompt_far_beyond_the_draft_models_positions_is_decoded_without_draft
         (plain,) = generate(target, NoDrafter(), [prompt], OPTIONS)
         (made,) = generate(target, drafter, [prompt], OPTIONS)
         assert made.token_ids == plain.token_ids
-        assert made.counts.accepted == 0
+        assert made.metrics.accepted == 0
 
 
 def test_lookahead_without_a_limit_stays_inside_its_largest_size() -> None:

@@ -72,7 +72,7 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(
     config = Independent.Config(proposal=proposal)
     drafter = Independent(config, model=tiny_target(64))
     for one in texts(tiny_target(64), drafter, temperature=0.9, shape=shape):
-        assert one.counts.acceptance_rate == 1.0
+        assert one.metrics.acceptance_rate == 1.0
 
 
 @pytest.mark.parametrize("proposal", ["sampled", "without_replacement", "greedy"])
@@ -87,7 +87,7 @@ def test_trees_rank_by_what_penalties_make_of_the_logits(proposal: str) -> None:
         shape=TreeShape(widths=(2, 1, 1)),
     )
     for one in generate(target, drafter, PROMPTS, options):
-        assert one.counts.tokens_per_step > 3.4
+        assert one.metrics.tokens_per_step > 3.4
 
 
 @pytest.mark.parametrize("draft_size", [48, 80])
@@ -96,7 +96,7 @@ def test_vocabularies_padded_differently_draft_on_the_common_part(draft_size: in
     drafter = Independent(Independent.Config(), model=tiny_target(draft_size, seed=1))
     assert ids(texts(target, drafter, batch_size=3)) == ids(texts(target, NoDrafter()))
     sampled = texts(target, drafter, temperature=1.0, tokens=60)
-    assert any(one.counts.accepted for one in sampled)
+    assert any(one.metrics.accepted for one in sampled)
     assert max(max(one.token_ids) for one in sampled) < 64
     # top-k on a law that has no mass on the padding: ties at -inf must not confuse it
     assert texts(target, drafter, temperature=1.0, top_k=60)
@@ -137,7 +137,7 @@ def test_text_that_outgrows_the_draft_models_context_goes_on_without_drafts() ->
     drafter = Independent(Independent.Config(), model=tiny_target(64, max_length=16))
     made = texts(target, drafter, tokens=40, batch_size=3)
     assert ids(made) == ids(texts(target, NoDrafter(), tokens=40))
-    assert all(0 < one.counts.accepted < 16 for one in made)
+    assert all(0 < one.metrics.accepted < 16 for one in made)
 
 
 def test_a_session_reuses_the_common_beginning_and_changes_nothing() -> None:
@@ -178,7 +178,7 @@ def test_the_same_tokenizer_pair_drafts_well(temperature: float) -> None:
     assert isinstance(drafter, Independent)
     prompts = pair_prompts(target)
     made = texts(target, drafter, prompts=prompts, temperature=temperature, tokens=80)
-    rate = sum(m.counts.accepted for m in made) / sum(m.counts.offered for m in made)
+    rate = sum(m.metrics.accepted for m in made) / sum(m.metrics.offered for m in made)
     assert rate > 0.25, "this pair's expected acceptance per token is about 0.65"
     if temperature == 0:
         assert ids(made) == ids(texts(target, NoDrafter(), prompts=prompts, tokens=80))
@@ -205,7 +205,7 @@ def test_a_draft_model_with_another_tokenizer_drafts_through_text(
         )
         plain = texts(target, NoDrafter(), prompts=prompts, temperature=temperature, tokens=60)
         assert ids(made) == ids(plain)
-        steps = sum(one.counts.steps for one in made)
+        steps = sum(one.metrics.steps for one in made)
         assert sum(len(one.token_ids) for one in made) > 1.3 * steps
 
 

@@ -29,5 +29,5 @@ def test_prompts_fed_in_pieces_give_the_same_text(
             drafted = generate(target, drafter, prompts, options, batch_size=batch_size)
             assert [one.token_ids for one in plain] == [one.token_ids for one in whole]
             assert [one.token_ids for one in drafted] == [one.token_ids for one in whole]
-            assert all(one.counts.acceptance_rate == 1.0 for one in drafted)
+            assert all(one.metrics.acceptance_rate == 1.0 for one in drafted)
         monkeypatch.undo()

@@ -107,7 +107,7 @@ def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
     options = drawn(31, shape=TreeShape.chain(gamma))
     trials, made = count_accepted(target, drafter, prompts, options, (gamma,), batch_size=3)
     (trial,) = trials
-    assert sum(trial.steps) + trial.left_out == sum(one.counts.steps for one in made)
+    assert sum(trial.steps) + trial.left_out == sum(one.metrics.steps for one in made)
     whole: list[int] = []
     for number, prompt in enumerate(prompts):
         left = 31
@@ -226,7 +226,7 @@ def a_text(prompt: Sequence[int], made: Sequence[int]) -> Generation:
         token_ids=tuple(made),
         text=None,
         finish_reason="length",
-        counts=DraftCounts(),
+        metrics=DraftCounts(),
         accepted_mask=(),
     )
 

@@ -27,7 +27,6 @@ from draftsmith.bench.step_costs import (
 )
 from draftsmith.commands._loading import (
     check_predictions,
-    encode,
     make_sampler,
     open_drafters,
     open_target,
@@ -36,7 +35,7 @@ from draftsmith.commands._loading import (
 )
 from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import DraftCounts
+from draftsmith.core.generation import DraftCounts, encode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data.suites import load_suite

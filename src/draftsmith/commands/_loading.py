@@ -205,30 +205,3 @@ def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple(sampling.biases().items()),
     )
-
-
-def encode(
-    prompt: Prompt, target: Target, answers: Sequence[str] = (), *, where: str = "prompt"
-) -> tuple[int, ...]:
-    """The prompt as the target's tokens.
-
-    Raises:
-        InputError: it comes to no token at all, fills the context, or another tokenizer made it.
-    """
-    label = f"{where} {prompt.id}"
-    if target.tokenizer is None:
-        raise InputError(f"{label}: {target.name} has no tokenizer to read text with.")
-    ids = prompt.token_ids(target.tokenizer, answers)
-    if not ids:
-        raise InputError(f"{label} is empty: it comes to no token at all.")
-    if target.max_length is not None and len(ids) >= target.max_length:
-        raise InputError(
-            f"{label} has {len(ids)} tokens, but {target.name} has a context of "
-            f"{target.max_length}: shorten it so that at least one token fits behind it."
-        )
-    if max(ids) >= target.vocab_size:
-        raise InputError(
-            f"{label} holds token {max(ids)}, outside the vocabulary of {target.vocab_size} of "
-            f"{target.name}: tokenizer and model do not belong together."
-        )
-    return ids

@@ -35,7 +35,6 @@ from draftsmith.bench.summary import (
 )
 from draftsmith.commands._loading import (
     check_predictions,
-    encode,
     make_sampler,
     open_drafters,
     open_target,
@@ -43,7 +42,7 @@ from draftsmith.commands._loading import (
 )
 from draftsmith.commands._verbs import BenchOptions
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import generate
+from draftsmith.core.generation import encode, generate
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_suite
 from draftsmith.drafters.none import NoDrafter

@@ -15,16 +15,22 @@ from rich.text import Text
 from draftsmith.bench.step_costs import Workload, with_controllers
 from draftsmith.commands._loading import (
     check_predictions,
-    encode,
-    make_sampler,
     open_drafters,
     open_target,
     prediction,
 )
 from draftsmith.commands._verbs import GenerateOptions
-from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Detokenizer, DraftCounts, Generation, Piece, generate
+from draftsmith.core.config import SamplingParams
+from draftsmith.core.generation import (
+    Detokenizer,
+    DraftCounts,
+    Generation,
+    Generator,
+    Piece,
+    encode,
+)
 from draftsmith.core.rows import StopStrings
+from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.prompts import Prompt
@@ -70,7 +76,7 @@ def run(options: GenerateOptions) -> GenerateReport:
     check_predictions(prompts, [arm])
     ids = [encode(prompt, target) for prompt in prompts]
     predictions = [prediction(prompt, target) for prompt in prompts]
-    sampler = make_sampler(options.temperature, options.sampling)
+    sampler = Sampler.from_params(_params(options))
     workload = Workload(
         prompts=ids,
         max_new_tokens=options.max_new_tokens,
@@ -78,15 +84,13 @@ def run(options: GenerateOptions) -> GenerateReport:
         rows=min(options.batch_size, len(ids)),
     )
     (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
-    decode_options = arm.adapt(
-        DecodeOptions(
-            sampler=sampler,
-            max_new_tokens=options.max_new_tokens,
-            rule=options.drafting.used_rule,
-            allow_lossy=options.drafting.lossy,
-            seed=options.sampling.seed,
-            stop_strings=options.stop,
-        )
+    generator = Generator(
+        target,
+        arm.drafter,
+        shape=arm.shape,
+        policy=arm.policy,
+        rule=options.drafting.used_rule,
+        allow_lossy=options.drafting.lossy,
     )
     lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.lossy else None
     if lossy is not None:
@@ -98,37 +102,54 @@ def run(options: GenerateOptions) -> GenerateReport:
         )
     results: list[GenerateResult] = []
     total = DraftCounts()
-    for start in range(0, len(prompts), options.batch_size):
-        numbers = range(start, min(start + options.batch_size, len(prompts)))
-        stream = Stream(target.tokenizer, out, options.stop) if options.stream else None
+    streams: dict[int, Stream] = {}
 
-        def show(step: DecodeStep, rows: range, stream: Stream | None = stream) -> None:
-            if stream is not None:
-                stream.add(step.emitted[0], step.accepted[0])
+    def show(step: DecodeStep, rows: range) -> None:
+        """Print what one step gave to the one text of its batch."""
+        number = rows[0]
+        if number not in streams:
+            _print_prompt(out, prompts[number].render(target.tokenizer), len(prompts), number)
+            streams[number] = Stream(target.tokenizer, out, options.stop)
+        streams[number].add(step.emitted[0], step.accepted[0])
 
+    def done(number: int, generation: Generation) -> None:
+        nonlocal total
+        prompt = prompts[number].render(target.tokenizer)
+        results.append(_result(prompt, generation))
+        total = total + generation.metrics
         if options.stream:
-            _print_prompt(out, prompts[start].render(target.tokenizer), len(prompts), start)
-        made = generate(
-            target,
-            arm.drafter,
-            [ids[i] for i in numbers],
-            decode_options,
-            batch_size=options.batch_size,
-            predictions=[predictions[i] for i in numbers],
-            first_request_id=start,
-            on_step=show,
-        )
-        if stream is not None:
-            stream.finish()
-        for number, generation in zip(numbers, made, strict=True):
-            prompt = prompts[number].render(target.tokenizer)
-            results.append(_result(prompt, generation))
-            total = total + generation.counts
-            if not (options.json or options.stream):
-                _print_prompt(out, prompt, len(prompts), number)
-                write_text(out, f"{generation.text or ''}\n")
+            streams[number].finish()
+        elif not options.json:
+            _print_prompt(out, prompt, len(prompts), number)
+            write_text(out, f"{generation.text or ''}\n")
+
+    generator.generate(
+        ids,
+        _params(options),
+        batch_size=options.batch_size,
+        predictions=predictions,
+        on_step=show if options.stream else None,
+        on_done=done,
+    )
     notes.print(_summary(total) + (f"; {lossy}" if lossy else ""), soft_wrap=True)
     return GenerateReport(results=tuple(results), lossy=lossy)
+
+
+def _params(options: GenerateOptions) -> SamplingParams:
+    sampling = options.sampling
+    return SamplingParams(
+        temperature=options.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.biases(),
+        seed=sampling.seed,
+        stop=options.stop,
+        max_tokens=options.max_new_tokens,
+    )
 
 
 def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
@@ -143,8 +164,8 @@ def _result(prompt: str, generation: Generation) -> GenerateResult:
         text=generation.text or "",
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason,
-        tokens_per_step=generation.counts.tokens_per_step,
-        acceptance_rate=generation.counts.acceptance_rate,
+        tokens_per_step=generation.metrics.tokens_per_step,
+        acceptance_rate=generation.metrics.acceptance_rate,
     )
 
 

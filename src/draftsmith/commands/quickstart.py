@@ -87,11 +87,12 @@ from draftsmith.commands import (
 from draftsmith.commands import (
     distill as distill_recipe,
 )
-from draftsmith.commands._loading import encode, open_drafters, open_target
+from draftsmith.commands._loading import open_drafters, open_target
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions, QuickstartOptions
 from draftsmith.commands.generate import DRAFTED, Stream
 from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import encode
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Protocol, Self
 
 from draftsmith.config import OptionGroup, parse_list, require
-from draftsmith.errors import InputError
+from draftsmith.errors import InputError, nearest
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
 FORMS = "4,2,2,1 (children at each depth), 10x6:59 (beams x depth : nodes) or a JSON file of paths"
@@ -139,26 +140,137 @@ class SamplingOptions(OptionGroup):
         return biases
 
     def validate(self) -> None:
-        require(self.top_k >= 0, f"--top-k must be 0 (off) or more, got {self.top_k}")
-        require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        require(0 <= self.min_p <= 1, f"--min-p must lie between 0 and 1, got {self.min_p}")
-        penalty = self.repetition_penalty
-        good = math.isfinite(penalty) and penalty > 0
-        require(good, f"--repetition-penalty must be above 0, got {penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            flag = f"--{name.replace('_', '-')}"
-            require(math.isfinite(value), f"{flag} must be a finite number, got {value}")
-        for token, bias in self.biases().items():
-            require(token >= 0, f"--logit-bias: a token id is 0 or more, got {token}")
-            # -inf forbids a token; +inf and NaN have no law.
-            good = math.isfinite(bias) or bias == -math.inf
-            require(good, f"--logit-bias: the bias of token {token} cannot be {bias}")
-        good = 0 <= self.seed < 2**63
-        require(good, f"--seed must be a whole number of 0 or more, got {self.seed}")
+        check_warping(self, self.biases().items(), prefix="--")
+        check_seed(self.seed, "--seed")
 
 
-def check_temperature(value: float) -> None:
+class Warping(Protocol):
+    """The numbers that change a law beside its temperature."""
+
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+
+
+def check_warping(
+    values: Warping, logit_bias: Iterable[tuple[int, float]], *, prefix: str = ""
+) -> None:
+    """Raise `InputError` unless laws can be made with these values.
+
+    Args:
+        logit_bias: (token, amount) pairs.
+        prefix: `--` when the values are flags: errors name `--top-p` instead of `top_p`.
+    """
+
+    def name(field: str) -> str:
+        return f"{prefix}{field.replace('_', '-')}" if prefix else field
+
+    top_k, top_p, min_p = values.top_k, values.top_p, values.min_p
+    require(top_k >= 0, f"{name('top_k')} must be 0 (off) or more, got {top_k}")
+    require(0 < top_p <= 1, f"{name('top_p')} must be above 0 and at most 1, got {top_p}")
+    require(0 <= min_p <= 1, f"{name('min_p')} must lie between 0 and 1, got {min_p}")
+    penalty = values.repetition_penalty
+    good = math.isfinite(penalty) and penalty > 0
+    require(good, f"{name('repetition_penalty')} must be above 0 and finite, got {penalty}")
+    for field, value in (
+        ("presence_penalty", values.presence_penalty),
+        ("frequency_penalty", values.frequency_penalty),
+    ):
+        require(math.isfinite(value), f"{name(field)} must be a finite number, got {value}")
+    for token, bias in logit_bias:
+        require(token >= 0, f"{name('logit_bias')}: a token id is 0 or more, got token {token}")
+        # -inf forbids a token; +inf and NaN have no law.
+        good = math.isfinite(bias) or bias == -math.inf
+        require(good, f"{name('logit_bias')}: the bias of token {token} cannot be {bias}")
+
+
+def check_seed(value: int, name: str = "seed") -> None:
+    """Raise `InputError` unless `value` can key random numbers."""
+    require(0 <= value < 2**63, f"{name} must be a whole number of 0 or more, got {value}")
+
+
+def check_temperature(value: float, name: str = "--temperature") -> None:
     """Raise `InputError` unless `value` is a usable temperature."""
-    good = math.isfinite(value) and value >= 0
-    require(good, f"--temperature must be 0 (greedy) or a positive number, got {value}")
+    # below 1e-30 scaled logits overflow; such a temperature is meant as greedy
+    good = value == 0 or 1e-30 <= value < math.inf
+    require(good, f"{name} must be 0 (greedy) or a positive number, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to continue a prompt, by the names and with the defaults of vLLM's `SamplingParams`.
+
+    The order of the steps is transformers': bias, penalties, temperature, top-k, top-p, min-p.
+
+    Raises:
+        InputError: a value out of range, or a parameter that draftsmith does not honour.
+    """
+
+    n: int = 1
+    """Continuations per prompt."""
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    """Keep the most probable tokens that together reach this probability; 1 keeps all."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this fraction of the most probable one."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every generated token."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for every time it was generated."""
+    repetition_penalty: float = 1.0
+    """Divides (multiplies, if negative) the logits of tokens in the prompt or the output."""
+    logit_bias: Mapping[int, float] | None = None
+    """Token id -> amount added to its logit; -inf forbids the token."""
+    seed: int | None = None
+    """Seed of all draws; None: another one at each call."""
+    stop: str | Sequence[str] | None = None
+    """Strings that end the text, which is cut before them."""
+    stop_token_ids: Sequence[int] | None = None
+    """Tokens that end the text, beside the target's end tokens."""
+    ignore_eos: bool = False
+    """Generate past the target's end tokens."""
+    max_tokens: int | None = 16
+    """Tokens to generate at most; None: up to the end of the target's context, for which memory
+    is then allocated."""
+
+    def __new__(cls, **given: object) -> Self:
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise InputError(f"SamplingParams has no {name!r}{nearest(name, known)}.")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, f"n must be at least 1, got {self.n}")
+        check_temperature(self.temperature, "temperature")
+        require(
+            self.n == 1 or self.temperature > 0,
+            f"n must be 1 at temperature 0, where all {self.n} continuations would be the same",
+        )
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        check_warping(self, (self.logit_bias or {}).items())
+        if self.seed is not None:
+            check_seed(self.seed)
+        most = self.max_tokens
+        require(most is None or most >= 1, f"max_tokens must be None or at least 1, got {most}")
+        require(all(self.stop_strings), "stop must hold no empty string")
+        ids = self.stop_token_ids or ()
+        require(min(ids, default=0) >= 0, f"stop_token_ids must be 0 or more, got {list(ids)}")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -64,6 +64,8 @@ class DecodeOptions:
     """Chooses the draft depth per row and step; None: always the shape's."""
     seed: int = 0
     stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a row, beside the target's end tokens."""
     ignore_end: bool = False
     """Generate past end tokens (for measurements)."""
     allow_lossy: bool = False
@@ -126,7 +128,9 @@ def decode(
         vocab_size=target.vocab_size,
         max_length=target.max_length,
     )
-    end_ids = frozenset() if options.ignore_end else target.end_ids
+    end_ids = frozenset(options.stop_token_ids)
+    if not options.ignore_end:
+        end_ids |= target.end_ids
     stops = StopStrings(options.stop_strings, target.tokenizer)
     shape = drafter.default_shape if options.shape is None else options.shape
     recorder = recorder or Recorder()

@@ -1,21 +1,30 @@
-"""`generate`: prompts in, texts and statistics out; a consumer of the decoding loop.
+"""Prompts in, texts and statistics out: `Generator`, and `generate` for token ids.
 
-Tokens to text: all at once with the origin of each piece, or token by token for streams.
+Both consume the decoding loop. `Detokenizer` and `pieces` turn tokens into text with the origin of
+each piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.rows import StopStrings
+from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder
-from draftsmith.core.types import DecodeStep
-from draftsmith.drafters.base import Drafter
+from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
+from draftsmith.core.verify import Rule
+from draftsmith.data.prompts import Message, Prompt
+from draftsmith.drafters.base import BindableTarget, Drafter
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target
+from draftsmith.targets.hf import load_target
 
 
 @dataclass(slots=True)
@@ -80,6 +89,11 @@ class DraftCounts:
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
+    def acceptance_length(self) -> float:
+        """Mean acceptance length, as vLLM and EAGLE report it: another name of tokens per step."""
+        return self.tokens_per_step
+
+    @property
     def acceptance_rate(self) -> float | None:
         """Accepted tokens / depth offered on the best path; None when nothing was offered."""
         return self.accepted / self.offered if self.offered else None
@@ -106,7 +120,7 @@ class Generation:
     """Decoded without special tokens and cut before a stop string; None without a tokenizer."""
     finish_reason: str
     """`stop`, `length` or `context`."""
-    counts: DraftCounts
+    metrics: DraftCounts
     accepted_mask: tuple[bool, ...]
     """Per generated token: it was drafted (else it is the target's own)."""
 
@@ -122,6 +136,7 @@ def generate(
     first_request_id: int = 0,
     recorder: Recorder | None = None,
     on_step: Callable[[DecodeStep, range], None] | None = None,
+    on_done: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation]:
     """Continue all prompts, `batch_size` at a time, in their order.
 
@@ -129,6 +144,7 @@ def generate(
 
     Args:
         on_step: called with every step and the prompt numbers of its rows (to stream).
+        on_done: called with each prompt's number and its continuation when its batch is done.
 
     Raises:
         InputError: see `decode`; or a batch size below 1.
@@ -165,17 +181,220 @@ def generate(
             text = None
             if target.tokenizer is not None:
                 text = stops.cut(target.tokenizer.decode(tokens[b], skip_special_tokens=True))
-            results.append(
-                Generation(
-                    prompt_tokens=tuple(prompt),
-                    token_ids=tuple(tokens[b]),
-                    text=text,
-                    finish_reason=finish[b],
-                    counts=counts[b],
-                    accepted_mask=tuple(drafted[b]),
-                )
+            made = Generation(
+                prompt_tokens=tuple(prompt),
+                token_ids=tuple(tokens[b]),
+                text=text,
+                finish_reason=finish[b],
+                metrics=counts[b],
+                accepted_mask=tuple(drafted[b]),
             )
+            results.append(made)
+            if on_done is not None:
+                on_done(numbers[b], made)
     return results
+
+
+def encode(
+    prompt: Prompt, target: Target, answers: Sequence[str] = (), *, where: str = "prompt"
+) -> tuple[int, ...]:
+    """The prompt as the target's tokens.
+
+    Raises:
+        InputError: it comes to no token at all, fills the context, or another tokenizer made it.
+    """
+    label = f"{where} {prompt.id}"
+    if target.tokenizer is None:
+        raise InputError(f"{label}: {target.name} has no tokenizer to read text with.")
+    ids = prompt.token_ids(target.tokenizer, answers)
+    if not ids:
+        raise InputError(f"{label} is empty: it comes to no token at all.")
+    if target.max_length is not None and len(ids) >= target.max_length:
+        raise InputError(
+            f"{label} has {len(ids)} tokens, but {target.name} has a context of "
+            f"{target.max_length}: shorten it so that at least one token fits behind it."
+        )
+    if max(ids) >= target.vocab_size:
+        raise InputError(
+            f"{label} holds token {max(ids)}, outside the vocabulary of {target.vocab_size} of "
+            f"{target.name}: tokenizer and model do not belong together."
+        )
+    return ids
+
+
+Chat = Sequence[Mapping[str, str]]
+"""Messages with the fields `role` and `content`, the last one to be answered."""
+PromptInput = str | Sequence[int] | Chat
+
+
+class Generator:
+    """A target and its drafter, ready to continue prompts.
+
+        generator = Generator("Qwen/Qwen3-0.6B", drafter="prompt_lookup")
+        (output,) = generator.generate("The capital of France is", SamplingParams(max_tokens=32))
+        output.text, output.token_ids, output.finish_reason, output.metrics.acceptance_length
+
+    Args:
+        target: folder or hub id of a model, `KIND:SOURCE` of an installed kind of target, or a
+            target that is loaded.
+        drafter: what `--drafter` takes (`none`, `prompt_lookup`, `griffin:PATH`, a folder), or a
+            drafter; it is bound to the target here.
+        drafter_options: fields of the drafter's `Config`, where `drafter` is a name.
+        shape: the draft's shape, such as `TreeShape.chain(4)`; None: the drafter's default.
+        policy: chooses the draft length per row and step; None: always the shape's.
+        rule: `auto`, `match`, `rejection`, a lossy rule, an installed one, or a `Rule`.
+        allow_lossy: leave to use a rule that changes the output distribution.
+        dtype, device, attn_implementation, revision, trust_remote_code: see `load_target`; only
+            where `target` is a name.
+
+    Raises:
+        InputError: an unknown drafter, or options of a target or drafter that is loaded already.
+        BackendError: the target or the drafter's weights cannot be read.
+        UnsupportedModel: the target cannot be decoded exactly.
+    """
+
+    def __init__(
+        self,
+        target: str | BindableTarget,
+        drafter: str | Drafter = "none",
+        *,
+        drafter_options: Mapping[str, object] = MappingProxyType({}),
+        shape: TreeShape | None = None,
+        policy: LengthPolicy | None = None,
+        rule: str | Rule = "auto",
+        allow_lossy: bool = False,
+        dtype: str = "auto",
+        device: str = "auto",
+        attn_implementation: str = "sdpa",
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if isinstance(target, str):
+            target = load_target(
+                target,
+                dtype=dtype,
+                device=device,
+                attn_implementation=attn_implementation,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+            )
+        elif (dtype, device, attn_implementation, revision) != ("auto", "auto", "sdpa", None):
+            raise InputError(
+                f"{target.name} is loaded already: give dtype, device, attn_implementation and "
+                "revision to load_target."
+            )
+        if isinstance(drafter, str):
+            options = [f"{name}={value}" for name, value in drafter_options.items()]
+            drafter = load_drafter(drafter, options)
+        elif drafter_options:
+            raise InputError("drafter_options are for drafters by name: this one is made already.")
+        drafter.bind(target)
+        self.target, self.drafter = target, drafter
+        self._shape, self._policy = shape, policy
+        self._rule, self._allow_lossy = rule, allow_lossy
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = 1,
+        predictions: Sequence[str | Sequence[int]] = (),
+        on_step: Callable[[DecodeStep, range], None] | None = None,
+        on_done: Callable[[int, Generation], None] | None = None,
+    ) -> list[Generation]:
+        """Continue one prompt or several.
+
+        Args:
+            prompts: texts, chats or token ids. A chat goes through the tokenizer's chat template.
+            params: None: the defaults of `SamplingParams`.
+            batch_size: prompts decoded together; the texts do not depend on it.
+            predictions: an expected continuation per prompt, for drafters that use one.
+            on_step, on_done: see `generate`.
+
+        Returns:
+            In the order of the prompts, the `params.n` continuations of each side by side.
+
+        Raises:
+            InputError: no prompt, one that is empty, or one that fills the target's context.
+            LossyRule, UnsupportedProposal: see `draftsmith.core.verify.check_rule`.
+        """
+        params = SamplingParams() if params is None else params
+        ids = [_prompt_tokens(one, i, self.target) for i, one in enumerate(_as_list(prompts))]
+        if predictions and len(predictions) != len(ids):
+            raise InputError(f"{len(ids)} prompts need as many predictions, not {len(predictions)}")
+        expected = [
+            self.target.tokenizer.encode(one, add_special_tokens=False)
+            if isinstance(one, str)
+            else one
+            for one in predictions
+        ]
+        return generate(
+            self.target,
+            self.drafter,
+            [prompt for prompt in ids for _ in range(params.n)],
+            self.decode_options(params),
+            batch_size=batch_size,
+            predictions=[one for one in expected for _ in range(params.n)],
+            on_step=on_step,
+            on_done=on_done,
+        )
+
+    def decode_options(self, params: SamplingParams) -> DecodeOptions:
+        """What `decode` receives for these parameters. Without a seed one is drawn.
+
+        Raises:
+            InputError: `max_tokens` is None and the target has no limit.
+        """
+        most = self.target.max_length if params.max_tokens is None else params.max_tokens
+        if most is None:
+            raise InputError(f"{self.target.name} has no limit of its own: give max_tokens.")
+        return DecodeOptions(
+            sampler=Sampler.from_params(params),
+            max_new_tokens=most,
+            rule=self._rule,
+            shape=self._shape,
+            policy=self._policy,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            stop_strings=params.stop_strings,
+            stop_token_ids=tuple(params.stop_token_ids or ()),
+            ignore_end=params.ignore_eos,
+            allow_lossy=self._allow_lossy,
+        )
+
+
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[Any]:
+    """The prompts as a list, also where one alone was given."""
+    alone = isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Mapping)))
+    several: list[Any] = [prompts] if alone else list(prompts)
+    if not several:
+        raise InputError("There is no prompt to continue.")
+    return several
+
+
+def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
+    """A text, a chat or token ids as token ids."""
+    if isinstance(prompt, str):
+        return encode(Prompt(id=str(number), text=prompt), target)
+    if prompt and all(isinstance(one, Mapping) for one in prompt):
+        return encode(Prompt(id=str(number), messages=_messages(prompt, number)), target)
+    if not all(isinstance(one, int) for one in prompt):
+        raise InputError(
+            f"Prompt {number} is neither a text, nor token ids, nor a chat of messages with `role` "
+            "and `content`."
+        )
+    tokens: Sequence[int] = prompt
+    return tokens
+
+
+def _messages(chat: Chat, number: int) -> tuple[Message, ...]:
+    for message in chat:
+        if message.keys() != {"role", "content"}:
+            raise InputError(
+                f"Prompt {number}: a message has the fields `role` and `content`, not "
+                f"{', '.join(sorted(message))}."
+            )
+    return tuple(Message(role=one["role"], content=one["content"]) for one in chat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

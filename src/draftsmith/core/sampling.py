@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftsmith.core.config import SamplingParams, check_temperature, check_warping
 from draftsmith.core.law import Law
 from draftsmith.core.transfer import to_device
 from draftsmith.errors import BackendError, InputError
@@ -83,29 +84,22 @@ class Sampler:
     """Pairs (token, amount added to its logit)."""
 
     def __post_init__(self) -> None:
-        def check(ok: bool, name: str, want: str) -> None:
-            if not ok:
-                value = getattr(self, name)
-                raise InputError(f"{name} must be {want}, got {value}.")
+        check_temperature(self.temperature, "temperature")
+        check_warping(self, self.logit_bias)
 
-        check(
-            self.temperature == 0 or 1e-30 <= self.temperature < math.inf,
-            "temperature",
-            "0 (greedy) or positive and finite",
+    @classmethod
+    def from_params(cls, params: SamplingParams) -> Sampler:
+        """The sampler that `params` describe."""
+        return cls(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=tuple((params.logit_bias or {}).items()),
         )
-        check(self.top_k >= 0, "top_k", ">= 0 (0 is off)")
-        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
-        check(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            "finite and positive",
-        )
-        for token, amount in self.logit_bias:
-            if token < 0 or not (math.isfinite(amount) or amount == -math.inf):
-                raise InputError(f"logit_bias cannot add {amount} to token {token}.")
-        check(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
-        check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite")
 
     @property
     def needs_history(self) -> bool:

@@ -37,12 +37,12 @@ from draftsmith.core.types import (
     Verdict,
 )
 from draftsmith.errors import InputError
+from draftsmith.targets.base import Target
 
 if TYPE_CHECKING:
     from draftsmith.core.law import Noise
     from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.tree_growth import Vocabularies
-    from draftsmith.targets.base import Target
 
 
 class TargetView(Protocol):
@@ -76,6 +76,10 @@ class TargetView(Protocol):
     def head_weight(self) -> Tensor:
         """[V, H]: the matrix of `head`."""
         ...
+
+
+class BindableTarget(Target, TargetView, Protocol):
+    """A target that can be decoded and that drafters can be bound to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +202,11 @@ class Drafter(nn.Module, abc.ABC):
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
         """Training: one step ahead. `carry` is None at first, then what the last call returned."""
         raise self._untrained()
+
+    def unbound(self) -> InputError:
+        """The error of a drafter that is to draft and has not borrowed anything from a target."""
+        name = type(self).__name__
+        return InputError(f"{name} is not bound to a target: call drafter.bind(target) first.")
 
     def _untrained(self) -> InputError:
         return InputError(f"{type(self).__name__} has nothing to train: its `trains` is False")

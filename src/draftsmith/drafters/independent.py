@@ -162,7 +162,8 @@ class Independent(Drafter):
     # ------------------------------------------------------------------ drafting
 
     def start(self, request: RequestBatch) -> DraftState:
-        assert self._draft is not None and self._target is not None, "bind the drafter first"
+        if self._draft is None or self._target is None:
+            raise self.unbound()
         capacity = max(len(row) for row in request.tokens) + request.max_new_tokens + 64
         known = [list(row) for row in request.tokens]
         if self._vocabularies is None:

@@ -240,6 +240,8 @@ class Medusa(Drafter):
     # ------------------------------------------------------------------ drafting
 
     def start(self, request: RequestBatch) -> DraftState:
+        if self.network is None:
+            raise self.unbound()
         known = [list(row) for row in request.tokens]
         return _State(known=known, num_prompt=[len(row) for row in known])
 

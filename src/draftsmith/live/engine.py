@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.lossy_rules import biased_rule
@@ -23,19 +22,14 @@ from draftsmith.core.types import (
     RowStats,
     TreeShape,
 )
-from draftsmith.drafters.base import Drafter, DraftState, TargetView
+from draftsmith.drafters.base import BindableTarget, Drafter, DraftState
 from draftsmith.drafters.chain import FallbackDrafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.errors import BackendError
-from draftsmith.targets.base import Target
 
 FAILURES = (BackendError, RuntimeError, MemoryError)
 """What a target that fails raises; torch's own errors are RuntimeErrors."""
-
-
-class LiveTarget(Target, TargetView, Protocol):
-    """A target that drafters can be bound to."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -143,7 +137,7 @@ class LiveEngine:
 
     def __init__(
         self,
-        target: LiveTarget,
+        target: BindableTarget,
         *,
         redraft: bool = True,
         resync: int = 0,

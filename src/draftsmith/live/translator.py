@@ -20,10 +20,10 @@ from itertools import pairwise
 
 from draftsmith.core.config import check_bias
 from draftsmith.core.decode import Session
-from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.base import BindableTarget, Drafter
 from draftsmith.errors import InputError
 from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts, word_ends
-from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine, LiveTarget
+from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
@@ -123,7 +123,7 @@ class LiveTranslator:
 
     def __init__(
         self,
-        target: LiveTarget,
+        target: BindableTarget,
         template: Template,
         config: LiveConfig | None = None,
         *,

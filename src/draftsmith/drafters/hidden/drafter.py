@@ -87,8 +87,13 @@ class FeatureDrafter(Drafter):
 
     @property
     def target(self) -> TargetView:
-        """What `bind` borrowed."""
-        assert self._borrowed, "bind the drafter first"
+        """What `bind` borrowed.
+
+        Raises:
+            InputError: `bind` was not called.
+        """
+        if not self._borrowed:
+            raise self.unbound()
         return self._borrowed[0]
 
     def bind(self, target: TargetView) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
-from draftsmith.live.engine import LiveEngine, LiveTarget
+from draftsmith.live.engine import LiveEngine
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveConfig, LiveTranslator
 from draftsmith.serve.config import SessionLimits
@@ -44,7 +45,7 @@ class SessionManager:
 
     def __init__(
         self,
-        target: LiveTarget,
+        target: BindableTarget,
         template: Callable[[str], Template],
         *,
         settings: Settings,
