@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from matplotlib.figure import Figure
 
 from draftsmith.bench.compare.model import Pooled
-from draftsmith.bench.plots import GREY
-from draftsmith.plots import Plot, draw
+from draftsmith.plots import GREY, Plot
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 BASE = "undistilled"
@@ -57,33 +56,28 @@ class Bar:
 def save_pictures(bars: Sequence[Bar], steps: int, folder: Path) -> None:
     """Bars of the memory-bound speed-up, tau after so many steps, what each choice is worth."""
     full = [bar for bar in bars if bar.steps in (0, steps)]
-    for plot, figure in (
-        (
-            Plot(
-                name="memory_bound",
-                title="Memory-bound speed-up",
-                caption="tau / (c gamma + 1), c = parameters of the draft / of the target.",
-            ),
-            partial(_speedups, full),
+    plots: tuple[Plot[[], Never], ...] = (
+        Plot(
+            name="memory_bound",
+            title="Memory-bound speed-up",
+            caption="tau / (c gamma + 1), c = parameters of the draft / of the target.",
+            figure=partial(_speedups, full),
         ),
-        (
-            Plot(
-                name="steps",
-                title="Tokens per step after so many steps",
-                caption="gamma = 3; the line is the undistilled draft.",
-            ),
-            partial(_steps, bars),
+        Plot(
+            name="steps",
+            title="Tokens per step after so many steps",
+            caption="gamma = 3; the line is the undistilled draft.",
+            figure=partial(_steps, bars),
         ),
-        (
-            Plot(
-                name="choices",
-                title="What each choice is worth",
-                caption="Tokens per step, gamma = 3, by task.",
-            ),
-            partial(_choices, full),
+        Plot(
+            name="choices",
+            title="What each choice is worth",
+            caption="Tokens per step, gamma = 3, by task.",
+            figure=partial(_choices, full),
         ),
-    ):
-        draw(plot, figure).save(folder)
+    )
+    for plot in plots:
+        plot.draw().save(folder)
 
 
 def _tasks(bars: Sequence[Bar]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Never
 
 from alignment_plots import COLOURS
 from exam import shape_name
@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from drafters.rows import HEATS
 from drafters.runs import CHAIN, DRAWN
 from drafters.tables import Row, methods
-from draftsmith.bench.plots import GREY, legend_below
-from draftsmith.plots import Plot, draw
+from draftsmith.plots import GREY, Plot, legend_below
 
 PANELS = {
     "survival": "drafts 1 .. d are all right",
@@ -27,28 +26,31 @@ PANELS = {
 
 def save_pictures(record: Mapping[str, Any], folder: Path) -> None:
     """Of the parts that are there: tokens per step, figures by depth, ablations."""
-    plots = []
+    plots: list[Plot[[], Never]] = []
     if "methods" in record:
-        caption = "Bars: each drafter in its own tree, with 95 % intervals."
         plots.append(
-            (
-                Plot(name="tau", title="Tokens per step", caption=caption),
-                partial(_tau, methods(record)),
+            Plot(
+                name="tau",
+                title="Tokens per step",
+                caption="Bars: each drafter in its own tree, with 95 % intervals.",
+                figure=partial(_tau, methods(record)),
             )
         )
         rows = [row for row in methods(record) if row.get("store", "").startswith("greedy")]
         caption = "On held-out greedy texts of the target; drafters that learnt from such texts."
-        plots.append((Plot(name="depth", title="By depth", caption=caption), partial(_depth, rows)))
+        figure = partial(_depth, rows)
+        plots.append(Plot(name="depth", title="By depth", caption=caption, figure=figure))
     if "ablations" in record:
-        caption = "All shapes and temperatures, 95 % intervals; ticks: seeds."
         plots.append(
-            (
-                Plot(name="ablations", title="What each choice brings", caption=caption),
-                partial(_ablations, record["ablations"]["rows"]),
+            Plot(
+                name="ablations",
+                title="What each choice brings",
+                caption="All shapes and temperatures, 95 % intervals; ticks: seeds.",
+                figure=partial(_ablations, record["ablations"]["rows"]),
             )
         )
-    for plot, figure in plots:
-        draw(plot, figure).save(folder)
+    for plot in plots:
+        plot.draw().save(folder)
 
 
 def _panels(rows: int) -> tuple[Figure, list[Any]]:

@@ -5,34 +5,34 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from draftsmith.plan import plots as charts
+from draftsmith.plan import plots
 from draftsmith.plan.paper import LatencyPoint
-from draftsmith.plots import Plot, draw
+from draftsmith.plots import Plot
 
 
 def save_pictures(record: dict[str, Any], folder: Path) -> None:
-    plots = {
+    made: tuple[Plot[[], Never], ...] = (
         Plot(
             name="speedup_by_size",
             title="Speed-up by draft size",
             caption="Predicted by parameters and by measured costs, with acceptance by the law of "
             "the other four drafts; measured with 95 % bootstrap intervals over prompts.",
-        ): partial(speedups, record),
+            figure=partial(speedups, record),
+        ),
         Plot(
             name="latency",
             title="Latency by distance from N*",
             caption="N* of the memory-bound model; whiskers are 95 % intervals over prompts.",
-        ): partial(charts.latencies, points(record)),
-    }
-    for plot, figure in plots.items():
-        picture = draw(plot, figure)
-        if picture is not None:
-            picture.save(folder)
+            figure=partial(plots.latencies, points(record)),
+        ),
+    )
+    for plot in made:
+        plot.draw().save(folder)
 
 
 def speedups(record: dict[str, Any]) -> Figure:

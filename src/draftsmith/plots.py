@@ -1,24 +1,31 @@
-"""Drawing one figure with matplotlib: for a page, and as PNG and SVG files.
+"""The style that all plots share; matplotlib draws each for a page, and as PNG and SVG files.
 
-On a page the ink is the text colour of whatever theme the reader uses: figures are drawn with a
-stand-in colour that is replaced by `currentColor`.
+Each package has a `plots.py` with functions that build one matplotlib figure; `plot` gives such a
+function its name, title and caption. On a page the ink is the text colour of whatever theme the
+reader uses: figures are drawn in a stand-in colour that is replaced by `currentColor`.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from draftsmith.provenance import atomic_path
 
+P = ParamSpec("P")
 Absent = TypeVar("Absent")
+
+GREY = "#8c8c8c"
+# Okabe and Ito: told apart by colour-blind readers, and of middle lightness on both themes
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
+DASHED = (0, (4, 3))
 
 _INK = "#010203"  # the stand-in colour; nothing else uses it
 _PAPER_INK = "#222222"
@@ -37,58 +44,114 @@ _INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "yti
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotImage:
-    """One drawn figure."""
+    """A drawn plot."""
 
     name: str
-    """Of its files."""
+    """Stem of its files."""
     title: str
     caption: str
     page_svg: str
-    """For inside a page: no outer file, no links, the page's ink."""
+    """Stands inside a page: no outer file, no links, the page's ink."""
     file_svg: str
     png: bytes
 
     def save(self, folder: Path) -> None:
-        """Write NAME.svg and NAME.png, each whole or not at all."""
+        """Write NAME.svg and NAME.png, atomically."""
         for suffix, data in ((".svg", self.file_svg.encode()), (".png", self.png)):
             with atomic_path(folder / f"{self.name}{suffix}") as part:
                 part.write_bytes(data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plot:
-    """What a figure is called, and what is said below it."""
+class Plot(Generic[P, Absent]):
+    """A function that builds a figure, with what readers see around it."""
 
     name: str
+    """Stem of the files."""
     title: str
     caption: str
+    figure: Callable[P, Figure | Absent]
+    """Returns a figure, or something else where there is nothing to show."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Figure | Absent:
+        """Build the figure in whatever style is set."""
+        return self.figure(*args, **kwargs)
+
+    def draw(self, *args: P.args, **kwargs: P.kwargs) -> PlotImage | Absent:
+        """Draw the figure twice, for a page and for paper; or return what came in its place."""
+
+        def render(ink: str, kind: str) -> bytes | Absent:
+            style = {**_STYLE, **dict.fromkeys(_INKED, ink), "svg.hashsalt": self.name}
+            with matplotlib.rc_context(style):
+                figure = self.figure(*args, **kwargs)
+                return _render(figure, kind) if isinstance(figure, Figure) else figure
+
+        page = render(_INK, "svg")
+        if not isinstance(page, bytes):
+            return page
+        png, svg = render(_PAPER_INK, "png"), page.decode()
+        assert isinstance(png, bytes)
+        return PlotImage(
+            name=self.name,
+            title=self.title,
+            caption=self.caption,
+            page_svg=_for_page(svg),
+            file_svg=svg.replace(_INK, _PAPER_INK),
+            png=png,
+        )
 
 
-def draw(plot: Plot, figure: Callable[[], Figure | Absent]) -> PlotImage | Absent:
-    """Draw it twice, for a page and for paper; or hand on what came in place of a figure."""
-    page = _drawn(plot, figure, _INK, "svg")
-    if not isinstance(page, bytes):
-        return page
-    png = _drawn(plot, figure, _PAPER_INK, "png")
-    assert isinstance(png, bytes)
-    svg = page.decode()
-    return PlotImage(
-        name=plot.name,
-        title=plot.title,
-        caption=plot.caption,
-        page_svg=_for_page(svg),
-        file_svg=svg.replace(_INK, _PAPER_INK),
-        png=png,
+def plot(
+    *, name: str, title: str, caption: str
+) -> Callable[[Callable[P, Figure | Absent]], Plot[P, Absent]]:
+    """Make a plot of the decorated function."""
+
+    def decorate(figure: Callable[P, Figure | Absent]) -> Plot[P, Absent]:
+        return Plot(name=name, title=title, caption=caption, figure=figure)
+
+    return decorate
+
+
+def ink() -> str:
+    """The text colour of the drawing that is being made."""
+    return str(matplotlib.rcParams["text.color"])
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure (inches) that makes room for its labels."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def reference(**style: Any) -> dict[str, Any]:
+    """Return keywords of a thin line that marks are read against; `style` may change them."""
+    return {"color": ink(), "linewidth": 0.9, "linestyle": DASHED, **style}
+
+
+def name_rows(axis: Any, names: Sequence[str]) -> None:
+    """Name horizontal bars; the bar at place 0, the lowest, has the last name."""
+    axis.set_yticks(range(len(names)), list(reversed(names)))
+    axis.tick_params(axis="y", length=0)
+
+
+def write_beside(
+    axis: Any, text: str, x: float, y: float, *, size: float = 8.5, gap: int = 6
+) -> None:
+    """Write a text to the right of a bar's end."""
+    axis.annotate(
+        text, (x, y), xytext=(gap, 0), textcoords="offset points", va="center", fontsize=size
     )
 
 
-def _drawn(
-    plot: Plot, figure: Callable[[], Figure | Absent], ink: str, kind: str
-) -> bytes | Absent:
-    style = {**_STYLE, **dict.fromkeys(_INKED, ink), "svg.hashsalt": plot.name}
-    with matplotlib.rc_context(style):
-        made = figure()
-        return _render(made, kind) if isinstance(made, Figure) else made
+def legend_below(
+    figure: Figure, axes: Sequence[Any] = (), columns: int = 4, place: str = "outside lower center"
+) -> None:
+    """Draw one legend for these panels (none given: all), each name once."""
+    found: dict[str, Any] = {}
+    for axis in axes or figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if found:
+        figure.legend(list(found.values()), list(found), loc=place, ncols=min(len(found), columns))
 
 
 def _render(figure: Figure, kind: str) -> bytes:
@@ -100,7 +163,7 @@ def _render(figure: Figure, kind: str) -> bytes:
 
 
 def _for_page(svg: str) -> str:
-    """The bare <svg> element in the page's ink; namespaces and metadata are links, so they go."""
+    """Return the bare <svg> element in the page's ink, without namespaces and metadata (links)."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body)

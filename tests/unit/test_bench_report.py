@@ -13,7 +13,7 @@ from tests.pages import Collector
 
 from draftsmith.bench import html as page_module
 from draftsmith.bench.html import render, samples, tag_table, write_report
-from draftsmith.bench.plots import pictures
+from draftsmith.bench.plots import draw_plots
 from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
@@ -190,7 +190,7 @@ def test_pages_share_their_style_and_repeat_nothing_of_it() -> None:
 
 def test_the_page_says_what_was_measured_and_escapes_texts(tmp_path: Path) -> None:
     report = a_report()
-    page = render(report, pictures(report))
+    page = render(report, draw_plots(report))
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; def f(x):" in page
     assert '<span class="drafted"> return</span> x &lt; 1 &amp;&amp; y' in page
     assert "draftsmith bench --target models/x/target" in page
@@ -216,14 +216,14 @@ def test_figures_are_written_whole_beside_the_page(tmp_path: Path) -> None:
 
 
 def test_near_ties_are_drawn_only_when_there_are_some() -> None:
-    plain = [picture.name for picture in pictures(a_report())]
+    plain = [picture.name for picture in draw_plots(a_report())]
     assert "divergence_gaps" not in plain
     report = with_divergence(a_report(), FirstDivergence(at=5, gap=0.1, bound=0.5))
-    assert "divergence_gaps" in [picture.name for picture in pictures(report)]
+    assert "divergence_gaps" in [picture.name for picture in draw_plots(report)]
 
 
 def test_drawing_twice_gives_the_same_files() -> None:
-    first, second = pictures(a_report()), pictures(a_report())
+    first, second = draw_plots(a_report()), draw_plots(a_report())
     assert [p.file_svg for p in first] == [p.file_svg for p in second]
     assert [re.sub(r"\s", "", p.page_svg) for p in first] == [
         re.sub(r"\s", "", p.page_svg) for p in second

@@ -109,7 +109,7 @@ def test_without_a_figure_over_all_the_mean_of_the_languages_stands_in() -> None
     assert {name: p.mean for name, p in entry.by_language.items()} == {"French": 2.0, "Korean": 5.0}
     # a mean over fewer languages is no mean over all, and a whole run needs no stand-in
     halved = [replace(parts[0], alpha=0.5), parts[1]]
-    assert only_scope(halved).entries[0].alpha is None
+    assert only_scope(halved).entries[0].value("alpha") is None
     assert only_scope([*parts, a_run("a", tau=3.0)]).entries[0].value("tau") == 3.0
 
 

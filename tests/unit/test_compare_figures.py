@@ -25,7 +25,7 @@ from draftsmith.bench.compare.page import (
     terminal_table,
     write_comparison,
 )
-from draftsmith.bench.compare.plots import controlled, pictures
+from draftsmith.bench.compare.plots import controlled, draw_plots
 from draftsmith.bench.compare.pool import compare
 from draftsmith.plots import PlotImage
 
@@ -111,9 +111,9 @@ def test_one_store_has_one_bar_whatever_was_learnt_from_it() -> None:
 @pytest.fixture(scope="module")
 def drawn() -> tuple[PlotImage, ...]:
     """The figures of the study; drawing takes a second or two."""
-    pictures_, missing = pictures(compare(a_study()).main)
+    images, missing = draw_plots(compare(a_study()).main)
     assert missing == ()
-    return pictures_
+    return images
 
 
 def test_a_line_is_not_named_by_the_factor_that_it_shows() -> None:
@@ -141,7 +141,7 @@ def test_a_study_has_all_figures(drawn: tuple[PlotImage, ...]) -> None:
 
 
 def test_one_run_has_no_figure_but_reasons(drawn: tuple[PlotImage, ...]) -> None:
-    none, reasons = pictures(compare([a_run("a")]).main)
+    none, reasons = draw_plots(compare([a_run("a")]).main)
     assert none == ()
     assert [one.title for one in reasons] == [picture.title for picture in drawn]
     assert all(one.reason for one in reasons)
@@ -231,7 +231,7 @@ def test_qualities_of_two_metrics_share_no_axis() -> None:
 
 def test_drawing_twice_gives_the_same_files() -> None:
     scope = only_scope([a_run("a"), a_run("b", beams=8), a_run("c", objective="none", tau=2.0)])
-    first, second = pictures(scope)[0], pictures(scope)[0]
+    first, second = draw_plots(scope)[0], draw_plots(scope)[0]
     assert [p.name for p in first] == ["beams"]
     assert first[0].file_svg == second[0].file_svg
 

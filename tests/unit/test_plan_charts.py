@@ -12,7 +12,6 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from draftsmith.plan import paper, plots
-from draftsmith.plan import plots as pictures
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.fit import FORMS, per_target
 from draftsmith.plan.loss import LossLaw
@@ -112,7 +111,8 @@ def test_acceptance_is_drawn_by_length_and_by_depth() -> None:
 
 def test_captions_are_written_beside_the_figures(tmp_path: Path) -> None:
     runs = [TrainedModel(params=N, tokens=N, loss=3.0) for N in (1e7, 1e8)]
-    pictures.save([pictures.losses_drawing(runs, LossLaw()), pictures.curves(PAIRS, {})], tmp_path)
+    images = [plots.losses.draw(runs, LossLaw()), plots.acceptance_curves.draw(PAIRS, {})]
+    plots.save(images, tmp_path)
     text = (tmp_path / "figures.md").read_text()
     assert "](losses.png)" in text and "A point per run" in text
     assert "curves" not in text  # there was nothing to draw

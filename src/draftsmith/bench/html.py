@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftsmith.bench.metrics import paired_paces, weighted_speedup
-from draftsmith.bench.plots import pictures
+from draftsmith.bench.plots import draw_plots
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.summary import (
     BenchReport,
@@ -115,8 +116,8 @@ COLUMNS = (
 )
 
 
-def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
-    """The page."""
+def render_page(template: str, **content: Any) -> str:
+    """Fill in a template of this package; texts are escaped, an undefined name is an error."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -126,19 +127,24 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page: str = environment.get_template("report.html.j2").render(
+    return environment.get_template(template).render(content)
+
+
+def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
+    """Render the page: one file that needs no other."""
+    return render_page(
+        "report.html.j2",
         report=report,
         columns=COLUMNS,
         rows=rows(report),
         speed=speed_sentences(report),
         losslessness=losslessness_sentences(report),
-        pictures=drawn,
+        plots=drawn,
         samples=samples(report),
         tags=tag_table(report),
         definitions=DEFINITIONS,
-        no_divergence=not any(picture.name == "divergence_gaps" for picture in drawn),
+        no_divergence=not any(image.name == "divergence_gaps" for image in drawn),
     )
-    return page
 
 
 def rows(report: BenchReport) -> tuple[ResultRow, ...]:
@@ -231,9 +237,9 @@ def tag_table(report: BenchReport) -> TagTable | None:
 
 
 def write_report(report: BenchReport, folder: Path) -> None:
-    """Write summary.json, figures/ and report.html, each file whole or not at all."""
+    """Write summary.json, figures/ and report.html, each file atomically."""
     write_json_atomic(folder / "summary.json", summary(report))
-    drawn = pictures(report)
-    for picture in drawn:
-        picture.save(folder / "figures")
+    drawn = draw_plots(report)
+    for image in drawn:
+        image.save(folder / "figures")
     write_text_atomic(folder / "report.html", render(report, drawn))

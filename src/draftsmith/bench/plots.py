@@ -1,20 +1,11 @@
-"""The drawings of a report: one function per figure, None where there is nothing to show.
-
-Ink is whatever text colour the caller has set (see `plots`).
-
-The figures of a report. One for which the records hold nothing is left out.
-
-The figures of `draftsmith tune`, as files.
-"""
+"""The plots of a benchmark report and of `draftsmith tune`; None where there is nothing to show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -22,25 +13,29 @@ from draftsmith.bench.metrics import DrafterMetrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS
 from draftsmith.bench.summary import BenchReport, row_label, short_name
 from draftsmith.plan.tune import Candidate, Tuning
-from draftsmith.plots import Plot, PlotImage, draw
+from draftsmith.plots import (
+    COLOURS,
+    GREY,
+    Plot,
+    PlotImage,
+    blank,
+    ink,
+    legend_below,
+    name_rows,
+    plot,
+    reference,
+    write_beside,
+)
 
-GREY = "#8c8c8c"
-# Okabe and Ito: told apart by colour-blind readers, and of middle lightness on both themes
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 _PHASES = (("target", "#0072B2"), ("draft", "#E69F00"), ("verify", "#009E73"), ("other", "#8c8c8c"))
 FEW = 10
 """Positions that were offered less often than this are left out of a curve."""
 
 
-def ink() -> str:
-    """The ink of the drawing that is being made."""
-    return str(matplotlib.rcParams["text.color"])
-
-
 def _colours(report: BenchReport) -> dict[str, str]:
     """A colour per drafter, the same in all figures."""
     names = [name for name in report.labels() if name not in (BASELINE, TRANSFORMERS)]
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
 
 
@@ -50,7 +45,7 @@ def _panels(
     """One panel per temperature, side by side."""
     count = len(report.temperatures)
     tall = height if height is not None else 0.9 + 0.42 * rows
-    figure = Figure(figsize=(7.6, tall), layout="constrained")
+    figure = blank(7.6, tall)
     axes = figure.subplots(1, count, sharey=True, sharex=True, squeeze=False)[0]
     for axis, temperature in zip(axes, report.temperatures, strict=True):
         axis.set_title(f"temperature {temperature:g}")
@@ -91,23 +86,23 @@ def _bars(
             axis.barh(y, length, color=colours[entry.name], height=0.62, alpha=faded)
             if error is not None:
                 axis.errorbar(length, y, xerr=error, color=ink(), capsize=3, linewidth=1.2)
-            axis.annotate(
-                form.format(length),
-                (max(high, 1.0), y),  # beyond the line, where it is readable
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=9,
-            )
+            # beyond the line, where it is readable
+            write_beside(axis, form.format(length), max(high, 1.0), y, size=9, gap=5)
             right = max(right, high)
-        axis.axvline(1.0, color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
-        axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
-        axis.tick_params(axis="y", length=0)
+        axis.axvline(1.0, **reference())
+        name_rows(axis, [row_label(name, labels) for name in names])
         axis.set_xlabel(label)
     axes[0].set_xlim(0, right * 1.22)
     return figure
 
 
+@plot(
+    name="speedup",
+    title="Speed-up",
+    caption="Decoding seconds per token of plain decoding over those of the drafter; "
+    "whiskers are 95 % bootstrap intervals over prompts. The dashed line is plain "
+    "decoding.",
+)
 def speedup(report: BenchReport) -> Figure | None:
     return _bars(
         report,
@@ -119,6 +114,11 @@ def speedup(report: BenchReport) -> Figure | None:
     )
 
 
+@plot(
+    name="tokens_per_step",
+    title="Tokens per step",
+    caption="Generated tokens per forward of the target. Plain decoding has 1.",
+)
 def tokens_per_step(report: BenchReport) -> Figure | None:
     return _bars(
         report,
@@ -129,6 +129,12 @@ def tokens_per_step(report: BenchReport) -> Figure | None:
     )
 
 
+@plot(
+    name="acceptance_by_position",
+    title="Acceptance by position",
+    caption="How often a drafted token is accepted, given that all before it were "
+    f"(places offered at least {FEW} times).",
+)
 def positions(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     curves = {
@@ -175,6 +181,12 @@ def _kept_positions(report: BenchReport, entry: DrafterMetrics) -> list[float]:
     return kept
 
 
+@plot(
+    name="time_breakdown",
+    title="Where the time goes",
+    caption="Decoding time per token: target forwards, drafting, verifying, and the "
+    "rest of the loop. Transformers does not say how it spends its time.",
+)
 def breakdown(report: BenchReport) -> Figure | None:
     labels = report.labels()
     names = list(labels)
@@ -196,13 +208,18 @@ def breakdown(report: BenchReport) -> Figure | None:
                     y, part, left=left, color=colour, height=0.62, label=phase if first else None
                 )
                 left += part
-        axis.set_yticks(list(place.values()), [row_label(n, labels) for n in place])
-        axis.tick_params(axis="y", length=0)
+        name_rows(axis, [row_label(name, labels) for name in names])
         axis.set_xlabel("milliseconds per token")
     legend_below(figure, axes)
     return figure
 
 
+@plot(
+    name="predicted_measured",
+    title="Predicted and measured",
+    caption="The speed-up that the separately measured cost table predicts from the steps "
+    "taken, beside the one measured; the band is 10 % wide on either side.",
+)
 def predicted(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     points = [
@@ -212,12 +229,12 @@ def predicted(report: BenchReport) -> Figure | None:
     ]
     if not points:
         return None
-    figure = Figure(figsize=(4.6, 4.6), layout="constrained")
+    figure = blank(4.6, 4.6)
     axis = figure.subplots()
     highs = [e.speedup_ci95.high if e.speedup_ci95 else e.speedup or 0.0 for e in points]
     top = 1.08 * max(1.0, *highs, *(e.predicted_speedup or 0.0 for e in points))
     axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.18, lw=0)
-    axis.plot([0, top], [0, top], color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+    axis.plot([0, top], [0, top], **reference())
     shapes = dict(zip(report.temperatures, "os^Dv<>*", strict=False))
     for entry in points:
         speedup, spread = entry.speedup or 0.0, entry.speedup_ci95
@@ -244,6 +261,12 @@ def predicted(report: BenchReport) -> Figure | None:
     return figure
 
 
+@plot(
+    name="divergence_gaps",
+    title="Near-ties",
+    caption="Where greedy output differed from plain decoding: how far the target held its "
+    "first choice above the second. Left of the bound, rounding explains the difference.",
+)
 def gaps(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
     found = {
@@ -255,7 +278,7 @@ def gaps(report: BenchReport) -> Figure | None:
     found = {name: gaps for name, gaps in found.items() if gaps}
     if not found:
         return None
-    figure = Figure(figsize=(7.6, 2.6), layout="constrained")
+    figure = blank(7.6, 2.6)
     axis = figure.subplots()
     gaps = [[one.gap for one in many] for many in found.values()]
     bound = min(one.bound for many in found.values() for one in many)
@@ -268,7 +291,7 @@ def gaps(report: BenchReport) -> Figure | None:
         color=[colours[name] for name in found],
         label=[row_label(name, labels) for name in found],
     )
-    axis.axvline(bound, color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+    axis.axvline(bound, **reference())
     axis.annotate("bound", (bound, 0.95), xycoords=("data", "axes fraction"), ha="right", va="top")
     axis.set_xlabel("target's top-2 logit gap at the first divergence")
     axis.set_ylabel("texts")
@@ -277,117 +300,15 @@ def gaps(report: BenchReport) -> Figure | None:
     return figure
 
 
-def legend_below(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
-    """One legend below all panels."""
-    found: dict[str, Any] = {}
-    for axis in axes:
-        handles, names = axis.get_legend_handles_labels()
-        found |= dict(zip(names, handles, strict=True))
-    if found:
-        figure.legend(
-            found.values(),
-            found.keys(),
-            loc="outside lower center",
-            ncols=min(len(found), columns),
-        )
-
-
-def pictures(report: BenchReport) -> tuple[PlotImage, ...]:
-    """All figures for which the records hold something to show."""
-    drawn = (draw(plot, partial(chart, report)) for plot, chart in _PLOTS)
-    return tuple(picture for picture in drawn if picture is not None)
-
-
-_PLOTS: tuple[tuple[Plot, Callable[[BenchReport], Figure | None]], ...] = (
-    (
-        Plot(
-            name="speedup",
-            title="Speed-up",
-            caption="Decoding seconds per token of plain decoding over those of the drafter; "
-            "whiskers are 95 % bootstrap intervals over prompts. The dashed line is plain "
-            "decoding.",
-        ),
-        speedup,
-    ),
-    (
-        Plot(
-            name="tokens_per_step",
-            title="Tokens per step",
-            caption="Generated tokens per forward of the target. Plain decoding has 1.",
-        ),
-        tokens_per_step,
-    ),
-    (
-        Plot(
-            name="acceptance_by_position",
-            title="Acceptance by position",
-            caption="How often a drafted token is accepted, given that all before it were "
-            f"(places offered at least {FEW} times).",
-        ),
-        positions,
-    ),
-    (
-        Plot(
-            name="time_breakdown",
-            title="Where the time goes",
-            caption="Decoding time per token: target forwards, drafting, verifying, and the "
-            "rest of the loop. Transformers does not say how it spends its time.",
-        ),
-        breakdown,
-    ),
-    (
-        Plot(
-            name="predicted_measured",
-            title="Predicted and measured",
-            caption="The speed-up that the separately measured cost table predicts from the steps "
-            "taken, beside the one measured; the band is 10 % wide on either side.",
-        ),
-        predicted,
-    ),
-    (
-        Plot(
-            name="divergence_gaps",
-            title="Near-ties",
-            caption="Where greedy output differed from plain decoding: how far the target held its "
-            "first choice above the second. Left of the bound, rounding explains the difference.",
-        ),
-        gaps,
-    ),
+@plot(
+    name="by_length",
+    title="Tokens per second by draft length",
+    caption="Of forwards and drafts alone, predicted from measured costs and real "
+    "decoding; squares are trees, at their depth, the dotted line is a length chosen "
+    "step by step (auto), the dashed one plain decoding, the star the fastest of all.",
 )
-
-
-_DASHED = (0, (4, 3))
-
-
-def save_pictures(tuning: Tuning, folder: Path) -> None:
-    """Write each figure as SVG and PNG."""
-    for plot, chart in (
-        (
-            Plot(
-                name="by_length",
-                title="Tokens per second by draft length",
-                caption="Of forwards and drafts alone, predicted from measured costs and real "
-                "decoding; squares are trees, at their depth, the dotted line is a length chosen "
-                "step by step (auto), the dashed one plain decoding, the star the fastest of all.",
-            ),
-            by_length,
-        ),
-        (
-            Plot(
-                name="by_batch",
-                title="Speed-up by batch size",
-                caption="The best draft of each drafter, over plain decoding of as many rows.",
-            ),
-            by_batch,
-        ),
-    ):
-        picture = draw(plot, partial(chart, tuning))
-        if picture is not None:
-            picture.save(folder)
-
-
 def by_length(tuning: Tuning) -> Figure:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = blank(6.4, 3.8)
     axis = figure.subplots()
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]
@@ -404,7 +325,7 @@ def by_length(tuning: Tuning) -> Figure:
             if not one.measurement.depth:
                 axis.axhline(one.tokens_per_second, color=colour, linewidth=1, linestyle=":")
     plain = tuning.plain_tokens_per_second
-    axis.axhline(plain, color=ink(), linewidth=0.9, linestyle=_DASHED)
+    axis.axhline(plain, **reference())
     left, right = axis.get_xlim()
     depth, best = tuning.winner.measurement.depth, tuning.winner.tokens_per_second
     axis.plot(depth or right, best, "*", color=ink(), markersize=13, clip_on=False, zorder=5)
@@ -417,16 +338,21 @@ def by_length(tuning: Tuning) -> Figure:
     return figure
 
 
+@plot(
+    name="by_batch",
+    title="Speed-up by batch size",
+    caption="The best draft of each drafter, over plain decoding of as many rows.",
+)
 def by_batch(tuning: Tuning) -> Figure | None:
     if len(tuning.by_batch) < 2:
         return None
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    figure = blank(6.4, 3.4)
     axis = figure.subplots()
     for name in _drafters(tuning):
         own = [one for one in tuning.batches if one.measurement.drafter == name]
         rows = [one.rows for one in own]
         axis.plot(rows, [one.speedup for one in own], "o-", label=short_name(name))
-    axis.axhline(1.0, color=ink(), linewidth=0.9, linestyle=_DASHED)
+    axis.axhline(1.0, **reference())
     axis.set_xscale("log", base=2)
     sizes = list(tuning.by_batch)
     axis.set_xticks(sizes, [str(size) for size in sizes])
@@ -467,3 +393,27 @@ def _with_whiskers(
 
 def _drafters(tuning: Tuning) -> list[str]:
     return list(dict.fromkeys(one.measurement.drafter for one in tuning.candidates))
+
+
+PLOTS: tuple[Plot[[BenchReport], None], ...] = (
+    speedup,
+    tokens_per_step,
+    positions,
+    breakdown,
+    predicted,
+    gaps,
+)
+
+
+def draw_plots(report: BenchReport) -> tuple[PlotImage, ...]:
+    """Draw all plots for which the records hold something to show."""
+    drawn = (one.draw(report) for one in PLOTS)
+    return tuple(image for image in drawn if image is not None)
+
+
+def save_tuning_plots(tuning: Tuning, folder: Path) -> None:
+    """Write each plot of a tuning as SVG and PNG."""
+    for one in (by_length, by_batch):
+        image = one.draw(tuning)
+        if image is not None:
+            image.save(folder)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from draftsmith.bench.plots import save_pictures
+from draftsmith.bench.plots import save_tuning_plots
 from draftsmith.bench.summary import short_name
 from draftsmith.bench.tuner import Tuner
 from draftsmith.commands._tune_verb import TuneOptions
@@ -58,7 +58,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
     command = paste(options, tuning.winner)
     content = payload(options, tuner.target, tuning, sentences, command)
     write_json_atomic(options.out / "tune.json", content)
-    save_pictures(tuning, options.out / "figures")
+    save_tuning_plots(tuning, options.out / "figures")
     record.write(options.out, results=content["recommendation"])
     console.print(ranking(tuning))
     if len(tuning.by_batch) > 1:

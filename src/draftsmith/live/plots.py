@@ -1,24 +1,22 @@
-"""Tables and pictures of a replay, in the layout of the paper (SSBD, arXiv 2509.21740)."""
+"""Tables and plots of a replay, in the layout of the paper (SSBD, arXiv 2509.21740)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from draftsmith.bench.plots import legend_below
 from draftsmith.live.metrics import verification_cost
 from draftsmith.live.replay import ReplayRow
-from draftsmith.plots import Plot, PlotImage, draw
+from draftsmith.plots import blank, legend_below, plot
 
 FULL = 0.5
 """From this bias on every draft stays."""
 
 
 def named(row: ReplayRow) -> str:
-    """What a row is called in tables and pictures."""
+    """What a row is called in tables and plots."""
     if row.method == "ar":
         name = "re-translation"
     else:
@@ -88,28 +86,15 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def pictures(rows: Sequence[ReplayRow]) -> list[PlotImage]:
-    """Flicker against quality, speed-up against bias; those that the rows allow."""
-    flicker = Plot(
-        name="flicker_quality",
-        title="Flicker against quality",
-        caption="Every setting; left and up is better. NE: what was erased per final piece.",
-    )
-    speed = Plot(
-        name="speedup_bias",
-        title="Speed-up against bias",
-        caption="Over re-translation without drafts, on the same prompts and cache.",
-    )
-    made = []
-    if any(row.chrf is not None and row.ne is not None for row in rows):
-        made.append(draw(flicker, partial(_flicker, rows)))
-    if any(row.bias is not None and row.speedup is not None for row in rows):
-        made.append(draw(speed, partial(_speed, rows)))
-    return made
-
-
-def _flicker(rows: Sequence[ReplayRow]) -> Figure:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+@plot(
+    name="flicker_quality",
+    title="Flicker against quality",
+    caption="Every setting; left and up is better. NE: what was erased per final piece.",
+)
+def flicker(rows: Sequence[ReplayRow]) -> Figure | None:
+    if not any(row.chrf is not None and row.ne is not None for row in rows):
+        return None
+    figure = blank(6.4, 4.2)
     axis = figure.subplots()
     groups: dict[tuple[str, int, str], list[ReplayRow]] = {}
     for row in rows:
@@ -135,8 +120,15 @@ def _flicker(rows: Sequence[ReplayRow]) -> Figure:
     return figure
 
 
-def _speed(rows: Sequence[ReplayRow]) -> Figure:
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+@plot(
+    name="speedup_bias",
+    title="Speed-up against bias",
+    caption="Over re-translation without drafts, on the same prompts and cache.",
+)
+def speed(rows: Sequence[ReplayRow]) -> Figure | None:
+    if not any(row.bias is not None and row.speedup is not None for row in rows):
+        return None
+    figure = blank(6.4, 3.6)
     axis = figure.subplots()
     whole = sorted(
         (row for row in rows if row.bias is not None and not row.mask_k),
@@ -154,6 +146,8 @@ def _speed(rows: Sequence[ReplayRow]) -> Figure:
 
 
 def save(rows: Sequence[ReplayRow], folder: Path) -> None:
-    """All pictures of these rows."""
-    for picture in pictures(rows):
-        picture.save(folder)
+    """Write the plots for which these rows hold something to show."""
+    for one in (flicker, speed):
+        image = one.draw(rows)
+        if image is not None:
+            image.save(folder)

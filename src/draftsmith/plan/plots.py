@@ -1,10 +1,6 @@
-"""The drawings of a plan: one function per figure. Ink is whatever text colour the caller has set.
+"""The plots of a plan, and figures.md, which shows them with their captions.
 
 All speed-ups are drawn with draft lengths of 0 or more: they never fall below 1.
-
-The figures of a plan as files, and figures.md, which shows them with their captions.
-
-The figure of `plan check`: predicted and measured, by draft size.
 """
 
 from __future__ import annotations
@@ -30,13 +26,12 @@ from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
 from draftsmith.plan.paper import LatencyPoint
 from draftsmith.plan.sizing import Sizing, best_draft
 from draftsmith.plan.sweep import Optima, Sweep, sweep
-from draftsmith.plots import Plot, draw
+from draftsmith.plots import PlotImage, blank, ink, legend_below, plot, reference
 from draftsmith.provenance import write_text_atomic
 
-_DASHED = (0, (4, 3))
 _FAINT = 0.25
 _LEAST_SHARE, _MOST_SHARE = 3e-5, 0.95
-"""Of N / M, in curves against the draft size."""
+"""The range of N / M in curves against the draft size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +62,18 @@ class Band:
     high: Floats
 
 
-def plane(observations: Sequence[Observation], law: AcceptanceLaw) -> Figure:
-    """The affine law as a surface, with the measured pairs and their distances from it."""
+@plot(
+    name="plane",
+    title="Acceptance rate by perplexities",
+    caption="The fitted plane, the measured pairs, and how far they are from it.",
+)
+def plane(observations: Sequence[Observation], fit: AffineFit) -> Figure:
+    """Draw the affine law as a surface, with the measured pairs and their distances from it."""
+    law = AcceptanceLaw(A=fit.A, B=fit.B, C=fit.C)
     draft = np.array([one.draft_ppl for one in observations])
     target = np.array([one.target_ppl for one in observations])
     alpha = np.array([one.alpha for one in observations])
-    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
+    figure = blank(7.6, 5.6)
     axis: Any = figure.subplots(subplot_kw={"projection": "3d"})
     x, y = np.meshgrid(
         np.linspace(draft.min(), draft.max(), 12), np.linspace(target.min(), target.max(), 12)
@@ -89,10 +90,15 @@ def plane(observations: Sequence[Observation], law: AcceptanceLaw) -> Figure:
     return figure
 
 
+@plot(
+    name="curves",
+    title="Acceptance rate by draft perplexity",
+    caption="Measured pairs with 95 % margins, and three curves fitted per target.",
+)
 def acceptance_curves(
     observations: Sequence[Observation], fits: Mapping[str, Mapping[str, FormFit | None]]
 ) -> Figure | None:
-    """Acceptance against draft perplexity with the fitted forms, a panel per target."""
+    """Draw acceptance against draft perplexity with the fitted forms, a panel per target."""
     if not fits:
         return None
     figure, axes = _grid_of_panels(len(fits))
@@ -106,7 +112,7 @@ def acceptance_curves(
             linestyle="none",
             marker="o",
             markersize=3.5,
-            color=_ink(),
+            color=ink(),
             label="measured",
         )
         x = np.linspace(draft.min(), draft.max(), 100)
@@ -119,13 +125,13 @@ def acceptance_curves(
     figure.supxlabel("draft perplexity")
     figure.supylabel("acceptance rate")
     # above: the common label of the x axes is below
-    _legend(figure, columns=4 if len(fits) > 2 else 2, place="outside upper center")
+    legend_below(figure, columns=4 if len(fits) > 2 else 2, place="outside upper center")
     return figure
 
 
 def draft_sizes(panels: Sequence[Panel]) -> Figure:
-    """Speed-up against the draft size; stars at N*, black marks at sizes that one can have."""
-    figure = Figure(figsize=(max(6.4, 3.6 * len(panels)), 4.2), layout="constrained")
+    """Draw the speed-up by draft size; stars at N*, black marks at sizes that are available."""
+    figure = blank(max(6.4, 3.6 * len(panels)), 4.2)
     axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     for axis, panel in zip(axes, panels, strict=True):
@@ -139,20 +145,25 @@ def draft_sizes(panels: Sequence[Panel]) -> Figure:
             if curve.sizing.ci95 is not None:
                 axis.axvspan(*curve.sizing.ci95, color=colour, alpha=0.15, linewidth=0)
             had = [size for size in panel.available if size < M]
-            axis.plot(had, curve.setting.speedup(had) if had else [], "x", color=_ink())
-        axis.axhline(1.0, color=_ink(), linewidth=0.9, linestyle=_DASHED)
+            axis.plot(had, curve.setting.speedup(had) if had else [], "x", color=ink())
+        axis.axhline(1.0, **reference())
         axis.set_xscale("log")
         axis.set_title(panel.title)
         axis.set_xlabel("draft parameters N")
     axes[0].set_ylabel("predicted speed-up")
-    _legend(figure)
+    legend_below(figure)
     return figure
 
 
+@plot(
+    name="latency",
+    title="Latency by distance from N*",
+    caption=f"{paper.VALIDATED}, one prompt at a time on one GPU; whiskers are 95 % intervals.",
+)
 def latencies(points: Sequence[LatencyPoint]) -> Figure:
-    """Measured latency against the distance from N*, a colour per draft family."""
+    """Draw measured latency against the distance from N*, a colour per draft family."""
     names = {"ttft": "time to first token", "ttot": "total time", "tpot": "time per token"}
-    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    figure = blank(9.6, 3.6)
     axes = list(figure.subplots(1, len(names)))
     families = list(dict.fromkeys(point.family for point in points))
     for axis, (name, label) in zip(axes, names.items(), strict=True):
@@ -169,17 +180,22 @@ def latencies(points: Sequence[LatencyPoint]) -> Figure:
                 linewidth=1,
                 label=f"{family} drafts",
             )
-        axis.axvline(0.0, color=_ink(), linewidth=0.9, linestyle=_DASHED)
+        axis.axvline(0.0, **reference())
         axis.set_xlabel("|N - N*| / M")
         axis.set_ylabel(f"{label} (s)")
         axis.set_ylim(bottom=0)
-    _legend(figure)
+    legend_below(figure)
     return figure
 
 
+@plot(
+    name="optima",
+    title="The best draft size",
+    caption="N* and N* / M against the target's size, the draft's data and the target's data.",
+)
 def sweep_panels(optima: Optima) -> Figure:
-    """N* and N* / M against M, D and D'; what is not on the axis is in the middle of its range."""
-    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
+    """Draw N* and N* / M against M, D and D'; what is not on the axis stays mid-range."""
+    figure = blank(9.6, 5.6)
     axes = figure.subplots(2, 3, sharex="col")
     columns = {
         "M": ("target parameters M", optima.target_params, optima.draft_tokens, "D"),
@@ -206,14 +222,19 @@ def sweep_panels(optima: Optima) -> Figure:
     return figure
 
 
+@plot(
+    name="size_laws",
+    title="Rules for the best draft size",
+    caption="Both axes are logarithmic: a power law is straight, and N* follows one.",
+)
 def size_laws(found: Sweep, band: Band | None) -> Figure:
-    """N* against M on logarithmic axes: the optima, the line of eq. 11, the power law, the band."""
+    """Draw N* against M, both logarithmic: the optima, eq. 11, the power law, the band."""
     M = found.optima.target_params
     x = np.geomspace(M.min() / 10, M.max() * 10, 200)
     rule, power = found.table9.estimates, found.power_law
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    figure = blank(6.4, 4.4)
     axis = figure.subplots()
-    axis.plot(M, found.optima.draft_params, ".", color=_ink(), markersize=3, label="optima")
+    axis.plot(M, found.optima.draft_params, ".", color=ink(), markersize=3, label="optima")
     axis.plot(x, rule["mu"] * x + rule["M0"], "--", label="line (eq. 11)")
     axis.plot(x, power.factor * x**power.exponent, label=f"power law, M^{power.exponent:.3f}")
     if band is not None:
@@ -226,31 +247,43 @@ def size_laws(found: Sweep, band: Band | None) -> Figure:
     axis.set_yscale("log")
     axis.set_xlabel("target parameters M")
     axis.set_ylabel("best draft size N*")
-    _legend(figure, columns=3)
+    legend_below(figure, columns=3)
     return figure
 
 
+@plot(
+    name="losses",
+    title="Measured and predicted loss",
+    caption="A point per run; on the dashed diagonal the fitted law is right.",
+)
 def losses(models: Sequence[TrainedModel], law: LossLaw) -> Figure:
-    """Measured against predicted loss: on the diagonal the law is right."""
+    """Draw measured against predicted loss: on the diagonal the law is right."""
     measured = np.array([one.loss for one in models])
     predicted = law.loss([one.params for one in models], [one.tokens for one in models])
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
-    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    figure = blank(4.8, 4.4)
     axis = figure.subplots()
-    axis.plot(ends, ends, color=_ink(), linewidth=0.9, linestyle=_DASHED)
+    axis.plot(ends, ends, **reference())
     axis.plot(predicted, measured, "o", markersize=4)
     axis.set_xlabel("predicted loss (nats)")
     axis.set_ylabel("measured loss (nats)")
     return figure
 
 
+@plot(
+    name="acceptance",
+    title="Acceptance by draft length and by depth",
+    caption="Left: tokens per step, measured and as one rate gives them. Right: how often a "
+    "drafted token was accepted, given that all before it were; the line is the maximum "
+    "likelihood estimate with its 95 % interval.",
+)
 def acceptance(found: AcceptanceEstimate) -> Figure:
-    """Tokens per step by draft length with both estimates, and acceptance by depth."""
-    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    """Draw tokens per step by draft length with both estimates, and acceptance by depth."""
+    figure = blank(8.4, 3.8)
     by_length, by_depth = figure.subplots(1, 2)
     lengths = np.array(list(found.tokens_per_step))
     tokens = list(found.tokens_per_step.values())
-    by_length.plot(lengths, tokens, "o", color=_ink(), label="measured")
+    by_length.plot(lengths, tokens, "o", color=ink(), label="measured")
     x = np.linspace(0, lengths.max(), 100)
     rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}
     for style, (name, rate) in zip(("-", "--"), rates.items(), strict=True):
@@ -258,7 +291,7 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
     by_length.set_xlabel("draft length (tokens)")
     by_length.set_ylabel("tokens per step")
     tried = {depth: rate for depth, rate in enumerate(found.by_depth, start=1) if rate is not None}
-    by_depth.plot(list(tried), list(tried.values()), "o", color=_ink())
+    by_depth.plot(list(tried), list(tried.values()), "o", color=ink())
     by_depth.axhline(found.mle.alpha, color="C1", linestyle="--")
     if found.mle.ci95 is not None:
         by_depth.axhspan(*found.mle.ci95, color="C1", alpha=_FAINT, linewidth=0)
@@ -267,12 +300,12 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
     by_depth.set_ylim(-0.03, 1.03)
     for axis in (by_length, by_depth):
         axis.xaxis.get_major_locator().set_params(integer=True)
-    _legend(figure)
+    legend_below(figure)
     return figure
 
 
 def available_sizes(points: Sequence[LatencyPoint]) -> dict[str, tuple[float, ...]]:
-    """Draft sizes by family."""
+    """Group draft sizes by family."""
     found: dict[str, tuple[float, ...]] = {}
     for point in points:
         found[point.family] = (*found.get(point.family, ()), point.params)
@@ -285,7 +318,7 @@ def available_sizes(points: Sequence[LatencyPoint]) -> dict[str, tuple[float, ..
 def _grid_of_panels(count: int, columns: int = 4) -> tuple[Figure, list[Any]]:
     across = min(count, columns)
     down = -(-count // across)
-    figure = Figure(figsize=(2.4 * across + 0.8, 2.0 * down + 0.8), layout="constrained")
+    figure = blank(2.4 * across + 0.8, 2.0 * down + 0.8)
     axes = [axis for row in figure.subplots(down, across, squeeze=False) for axis in row]
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -298,171 +331,95 @@ def _middle(values: Floats) -> float:
 
 
 def _shade(place: int, count: int) -> Any:
-    """From dark to light, without the lightest, which paper swallows."""
+    """Pick a colour from dark to light, without the lightest, which paper swallows."""
     return matplotlib.colormaps["viridis"](0.85 * place / max(1, count - 1))
 
 
-def _ink() -> str:
-    return str(matplotlib.rcParams["text.color"])
-
-
-def _legend(figure: Figure, columns: int = 4, place: str = "outside lower center") -> None:
-    """One for all panels, whichever of them have what it names."""
-    found: dict[str, Any] = {}
-    for axis in figure.axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(list(found.values()), list(found), loc=place, ncols=columns)
-
-
-Drawing = tuple[Plot, Callable[[], Figure | None]]
 _BAND_POINTS = 13
 _BAND_TOKENS = 1e13
 
 
-def save(drawings: Iterable[Drawing], folder: Path) -> None:
-    """Write each for which there is something to draw as SVG and PNG."""
+def save(images: Iterable[PlotImage | None], folder: Path) -> None:
+    """Write each plot that there is as SVG and PNG, and figures.md beside them."""
     pages = []
-    for plot, figure in drawings:
-        picture = draw(plot, figure)
-        if picture is not None:
-            picture.save(folder)
-            shown = f"![{picture.title}]({picture.name}.png)"
-            pages.append(f"# {picture.title}\n\n{shown}\n\n{picture.caption}\n")
+    for image in images:
+        if image is not None:
+            image.save(folder)
+            shown = f"![{image.title}]({image.name}.png)"
+            pages.append(f"# {image.title}\n\n{shown}\n\n{image.caption}\n")
     if pages:
         write_text_atomic(folder / "figures.md", "\n".join(pages))
 
 
-def plane_drawing(observations: Sequence[Observation], fit: AffineFit) -> Drawing:
-    plot = Plot(
-        name="plane",
-        title="Acceptance rate by perplexities",
-        caption="The fitted plane, the measured pairs, and how far they are from it.",
-    )
-    law = AcceptanceLaw(A=fit.A, B=fit.B, C=fit.C)
-    return plot, partial(plane, observations, law)
+@plot(
+    name="speedup_by_size",
+    title="Predicted speed-up by draft size",
+    caption="The star is N*; the band is its 95 % interval from the errors of A, B and C.",
+)
+def optimum(problem: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Figure:
+    curve = Curve(label=f"M = {problem.target_params:.3g}", setting=problem, sizing=sizing)
+    return draft_sizes((Panel(title=problem.budget.text, curves=(curve,), available=available),))
 
 
-def curves(
-    observations: Sequence[Observation], fits: dict[str, dict[str, FormFit | None]]
-) -> Drawing:
-    plot = Plot(
-        name="curves",
-        title="Acceptance rate by draft perplexity",
-        caption="Measured pairs with 95 % margins, and three curves fitted per target.",
-    )
-    return plot, partial(acceptance_curves, observations, fits)
-
-
-def optimum(setting: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Drawing:
-    plot = Plot(
-        name="speedup_by_size",
-        title="Predicted speed-up by draft size",
-        caption="The star is N*; the band is its 95 % interval from the errors of A, B and C.",
-    )
-    curve = Curve(label=f"M = {setting.target_params:.3g}", setting=setting, sizing=sizing)
-    panel = Panel(title=setting.budget.text, curves=(curve,), available=available)
-    return plot, partial(draft_sizes, (panel,))
-
-
-def losses_drawing(models: Sequence[TrainedModel], law: LossLaw) -> Drawing:
-    plot = Plot(
-        name="losses",
-        title="Measured and predicted loss",
-        caption="A point per run; on the dashed diagonal the fitted law is right.",
-    )
-    return plot, partial(losses, models, law)
-
-
-def acceptance_drawing(found: AcceptanceEstimate) -> Drawing:
-    plot = Plot(
-        name="acceptance",
-        title="Acceptance by draft length and by depth",
-        caption="Left: tokens per step, measured and as one rate gives them. Right: how often a "
-        "drafted token was accepted, given that all before it were; the line is the maximum "
-        "likelihood estimate with its 95 % interval.",
-    )
-    return plot, partial(acceptance, found)
-
-
-def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[Drawing]:
-    return [sweep_panels_drawing(found), size_laws_drawing(found, _band(found, law, loss))]
-
-
-def sweep_panels_drawing(found: Sweep) -> Drawing:
-    plot = Plot(
-        name="optima",
-        title="The best draft size",
-        caption="N* and N* / M against the target's size, the draft's data and the target's data.",
-    )
-    return plot, partial(sweep_panels, found.optima)
-
-
-def size_laws_drawing(found: Sweep, band: Band | None) -> Drawing:
-    plot = Plot(
-        name="size_laws",
-        title="Rules for the best draft size",
-        caption="Both axes are logarithmic: a power law is straight, and N* follows one.",
-    )
-    return plot, partial(size_laws, found, band)
-
-
-def of_table(number: int) -> list[Drawing]:
-    """What belongs to a table of the paper."""
-    return _OF_TABLES[number]()
+def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[PlotImage | None]:
+    """Draw the optima of a sweep, and the rules that were fitted to them."""
+    return [sweep_panels.draw(found.optima), size_laws.draw(found, _band(found, law, loss))]
 
 
 # --------------------------------------------------------------------------- the paper's tables
 
 
-def _measured(number: int) -> list[Drawing]:
-    pairs = paper.pairs(number, own_perplexities=True)
-    return [curves(pairs, per_target(pairs)[0])]
+def of_table(number: int) -> list[PlotImage | None]:
+    """Draw the plots that belong to a table of the paper."""
+    return _OF_TABLES[number]()
 
 
-def _affine() -> list[Drawing]:
-    pairs = paper.pairs()
-    return [plane_drawing(pairs, affine_law(pairs))]
+def _curves(table: int | None) -> list[PlotImage | None]:
+    pairs = paper.pairs(table, own_perplexities=table is not None)
+    return [acceptance_curves.draw(pairs, per_target(pairs)[0])]
 
 
-def _all_curves() -> list[Drawing]:
-    pairs = paper.pairs()
-    return [curves(pairs, per_target(pairs)[0])]
-
-
-def _optima() -> list[Drawing]:
-    law = AcceptanceLaw(cov=affine_law(paper.pairs()).cov)
+@plot(
+    name="speedup_by_size",
+    title="Predicted speed-up by draft size",
+    caption="Stars are N* with the 95 % interval from the errors of A, B and C; crosses are "
+    "drafts that can be had.",
+)
+def paper_optima() -> Figure:
+    law = _paper_law()
     available = available_sizes(paper.latencies())
     panels: dict[str, list[Curve]] = {}
     for row in paper.optima():
-        setting = replace(row.setting, law=law)
-        curve = Curve(label=row.target, setting=setting, sizing=best_draft(setting))
+        problem = replace(row.setting, law=law)
+        curve = Curve(label=row.target, setting=problem, sizing=best_draft(problem))
         panels.setdefault(row.family, []).append(curve)
-    plot = Plot(
-        name="speedup_by_size",
-        title="Predicted speed-up by draft size",
-        caption="Stars are N* with the 95 % interval from the errors of A, B and C; crosses are "
-        "drafts that can be had.",
+    return draft_sizes(
+        [
+            Panel(title=f"{family} drafts", curves=tuple(some), available=available[family])
+            for family, some in panels.items()
+        ]
     )
-    made = [
-        Panel(title=f"{family} drafts", curves=tuple(some), available=available[family])
-        for family, some in panels.items()
-    ]
-    return [(plot, partial(draft_sizes, made))]
 
 
-def _latencies() -> list[Drawing]:
-    plot = Plot(
-        name="latency",
-        title="Latency by distance from N*",
-        caption=f"{paper.VALIDATED}, one prompt at a time on one GPU; whiskers are 95 % intervals.",
-    )
-    return [(plot, partial(latencies, paper.latencies()))]
+def _paper_law() -> AcceptanceLaw:
+    return AcceptanceLaw(cov=affine_law(paper.pairs()).cov)
 
 
-def _pooled() -> list[Drawing]:
-    law = AcceptanceLaw(cov=affine_law(paper.pairs()).cov)
-    return pooled(sweep("paper"), law, LossLaw())
+def _pooled() -> list[PlotImage | None]:
+    return pooled(sweep("paper"), _paper_law(), LossLaw())
+
+
+_OF_TABLES: dict[int, Callable[[], list[PlotImage | None]]] = {
+    1: partial(_curves, 1),
+    2: partial(_curves, 2),
+    3: lambda: [plane.draw(paper.pairs(), affine_law(paper.pairs()))],
+    4: partial(_curves, None),
+    5: lambda: [paper_optima.draw()],
+    6: lambda: [latencies.draw(paper.latencies())],
+    7: _pooled,
+    8: _pooled,
+    9: _pooled,
+}
 
 
 def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
@@ -488,47 +445,28 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
     return Band(target_params=M, draft_params=N, low=low, high=high)
 
 
-_OF_TABLES: dict[int, Callable[[], list[Drawing]]] = {
-    1: partial(_measured, 1),
-    2: partial(_measured, 2),
-    3: _affine,
-    4: _all_curves,
-    5: _optima,
-    6: _latencies,
-    7: _pooled,
-    8: _pooled,
-    9: _pooled,
-}
-
-
 _LABELS = {"alpha": "acceptance rate", "tau": "tokens per step", "speedup": "speed-up"}
 _MARKERS = {"pretrained": "o", "distilled": "^"}
 
 
+@plot(
+    name="predicted_measured",
+    title="Predicted and measured",
+    caption="Bands are the 95 % intervals of the predictions, for drafts as they are "
+    "pre-trained; whiskers are those of the measurements.",
+)
 def predicted_measured(
     predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]
-) -> Drawing:
-    plot = Plot(
-        name="predicted_measured",
-        title="Predicted and measured",
-        caption="Bands are the 95 % intervals of the predictions, for drafts as they are "
-        "pre-trained; whiskers are those of the measurements.",
-    )
-    return plot, partial(_panels, predictions, rows)
-
-
-def _panels(predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]) -> Figure:
-    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+) -> Figure:
+    figure = blank(9.6, 3.6)
     for axis, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES, strict=True):
         _predicted(axis, predictions, quantity)
         _measured_points(axis, [row for row in rows if row.quantity == quantity])
         axis.set_xscale("log")
         axis.set_xlabel("draft parameters N")
         axis.set_ylabel(_LABELS[quantity])
-    ink = str(matplotlib.rcParams["text.color"])
-    figure.axes[-1].axhline(1.0, color=ink, linewidth=0.9, linestyle=_DASHED)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.axes[-1].axhline(1.0, **reference())
+    legend_below(figure, figure.axes[:1], columns=3)
     return figure
 
 

@@ -1,23 +1,20 @@
-"""Many finished runs side by side: seeds pooled, settings ranked by tokens per step.
+"""Many finished runs side by side: what a run, a setting and a ranking are.
 
-    run          one figure set: a trained and measured drafter (or its share in one language)
+    run          one set of metrics: a trained and measured drafter (or its share in one language)
     setting      what was varied on purpose: runs that differ in the seed alone share one
     scope        target and decoding temperature: only settings of one scope are ranked together
 
-The study that this follows is DistillBeam's (its tables 2 and 3).
-
-The options that make a setting: whatever a distil run was told that changes its result.
-
-What a study varies on purpose (`FACTORS`) has fields of its own. Everything else stands in a flat
-list of (name, value), so that two runs with other tails, other steps or another rate are never
-taken for two seeds of one setting.
+The study that this follows is DistillBeam's (its tables 2 and 3). What a study varies on purpose
+(`FACTORS`) has fields of its own. All else that a distil run was told and that changes its result
+stands in a flat list of (name, value), so that two runs with other tails, other steps or another
+rate are never taken for two seeds of one setting.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +55,9 @@ _OBJECTIVES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMetrics:
-    """What one run gave. None: not known, or without meaning."""
+    """The metrics of one run. None: not known, or without meaning."""
 
     label: str
-    """What the run is called."""
     drafter: str | None = None
     """Kind and options of a network over the target's states; None: a draft model."""
     objective: str | None = None
@@ -71,33 +67,34 @@ class RunMetrics:
     beams: int | None = None
     teacher_temperature: float | None = None
     truncation: str | None = None
-    """Of the teacher's laws: `full`, or `top-50`."""
+    """How much of the teacher's logprobs was kept: `full`, or `top-50`."""
     options: Options = ()
-    """Whatever else it was told that changes its result, the seed aside."""
+    """All other options that change the result, the seed aside."""
     decoding_temperature: float | None = None
     target: str | None = None
     seed: int | None = None
     alpha: float | None = None
-    """Expected acceptance at `decoding_temperature`, token-weighted (`distill.measure`)."""
+    """Expected acceptance at `decoding_temperature`, token-weighted (`distill.acceptance`)."""
     alpha_decoded: float | None = None
     """Accepted / offered, counted while decoding."""
     tau: float | None = None
     """Tokens per step, counted while decoding."""
     tau_predicted: float | None = None
-    """From `alpha`, by the closed formula; or from chains on held-out texts (`distill.chains`)."""
+    """From `alpha`, by the closed formula; or from chains on held-out texts
+    (`distill.evaluation`)."""
     speedup: float | None = None
     """Over plain decoding, by the clock."""
     speedup_predicted: float | None = None
     quality: float | None = None
-    """Of the draft model's own texts: decoding with it changes nothing in the target's."""
+    """How good the draft model's own texts are; the target's do not change."""
     quality_metric: str | None = None
     storage_tokens: int | None = None
-    """Of the trajectories that it learned from."""
+    """Tokens in the trajectories of its training."""
     storage_bytes: int | None = None
     language: str | None = None
-    """The figures are of prompts in this language only."""
+    """The metrics cover prompts in this language only."""
     tag: str | None = None
-    """The figures are of prompts of this kind only."""
+    """The metrics cover prompts of this kind only."""
 
     def __post_init__(self) -> None:
         for name in ("alpha", "alpha_decoded"):
@@ -149,33 +146,27 @@ class Pooled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedSetting:
-    """A setting with its pooled figures."""
+    """A setting with its pooled metrics."""
 
     setting: RunSetting
     name: str
-    """Short, and its own within the scope."""
+    """Short, and unique within the scope."""
     rank: int | None
-    """1 is best; None without the figure that ranks."""
+    """1 is best; None without the metric that ranks."""
     seeds: int
-    tau: Pooled | None
-    tau_predicted: Pooled | None
-    alpha: Pooled | None
-    alpha_decoded: Pooled | None
-    speedup: Pooled | None
-    speedup_predicted: Pooled | None
-    quality: Pooled | None
+    metrics: Mapping[str, Pooled]
+    """Those of `MEASURES` that are known."""
     quality_metric: str | None
     storage_tokens: int | None
     """Largest of its runs, as the next."""
     storage_bytes: int | None
     by_language: Mapping[str, Pooled]
-    """The figure that ranks, per language."""
+    """The metric that ranks, per language."""
     by_tag: Mapping[str, Pooled]
 
     def value(self, measure: str) -> float | None:
-        """The mean of one of `MEASURES`."""
-        pooled: Pooled | None = getattr(self, measure)
-        return None if pooled is None else pooled.mean
+        """Return the mean of one of `MEASURES`."""
+        return self.metrics[measure].mean if measure in self.metrics else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,31 +220,30 @@ class Scope:
         return ", ".join(parts)
 
     def language_gains(self) -> tuple[Gain, ...]:
-        """Per language, the largest best gain first."""
-        return self._gains([entry.by_language for entry in self.entries])
+        """Return a gain per language, the largest best gain first."""
+        return self._gains(lambda entry: entry.by_language)
 
     def tag_gains(self) -> tuple[Gain, ...]:
-        """Per tag."""
-        return self._gains([entry.by_tag for entry in self.entries])
+        """Return a gain per tag."""
+        return self._gains(lambda entry: entry.by_tag)
 
-    def _gains(self, values: Sequence[Mapping[str, Pooled]]) -> tuple[Gain, ...]:
+    def _gains(self, part: Callable[[RankedSetting], Mapping[str, Pooled]]) -> tuple[Gain, ...]:
         base, top = self.base, self.top
         if base is None or top is None:
             return ()
-        own = dict(zip(map(id, self.entries), values, strict=True))
         out = []
-        for name, before in own[id(base)].items():
-            rivals = [e for e in self.entries if e is not base and name in own[id(e)]]
+        for name, before in part(base).items():
+            rivals = [e for e in self.entries if e is not base and name in part(e)]
             if not rivals:
                 continue
-            best = max(rivals, key=lambda entry: own[id(entry)][name].mean)
-            first = own[id(top)].get(name)
+            best = max(rivals, key=lambda entry: part(entry)[name].mean)
+            first = part(top).get(name)
             out.append(
                 Gain(
                     name=name,
                     base=before.mean,
                     best=best,
-                    best_value=own[id(best)][name].mean,
+                    best_value=part(best)[name].mean,
                     top_value=None if first is None else first.mean,
                 )
             )
@@ -262,12 +252,12 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Runs, and what they say together."""
+    """Runs with their rankings."""
 
     runs: tuple[RunMetrics, ...]
     scopes: tuple[Scope, ...]
     notes: tuple[str, ...]
-    """What a reader must know about how runs were put together."""
+    """How runs were put together, where it is not obvious."""
 
     @property
     def main(self) -> Scope:
@@ -279,34 +269,36 @@ class Comparison:
 
 
 def objective_name(objective: str | None) -> str:
-    """How an objective is called in tables and figures."""
+    """Return the name of an objective in tables and plots."""
     return "" if objective is None else _OBJECTIVES.get(objective, objective)
 
 
 def describe(settings: Sequence[RunSetting], factors: Sequence[str] = FACTORS) -> list[str]:
-    """A short name per setting: its objective, and of `factors` those that differ among them.
+    """Give each setting a short name: its objective, and those of `factors` that differ.
 
-    Of temperatures and truncations the usual one is not said. Settings that would share a name are
-    told apart by their options.
+    The usual temperature and truncation are not named. Options tell settings apart that would
+    share a name.
     """
     usual = {name: _usual(settings, name) for name in ("teacher_temperature", "truncation")}
     varying = [name for name in factors if len({getattr(s, name) for s in settings}) > 1]
     parts = []
     for setting in settings:
-        said = [n for n in varying if n not in usual or getattr(setting, n) != usual[n]]
-        parts.append(_parts(setting, said))
+        named = [n for n in varying if n not in usual or getattr(setting, n) != usual[n]]
+        parts.append(_parts(setting, named))
     rivals: dict[tuple[str, ...], list[Options]] = {}
     for setting, own in zip(settings, parts, strict=True):
         rivals.setdefault(own, []).append(setting.options)
     telling = {own: _telling(some) for own, some in rivals.items()}
-    return [
-        _name((*own, *(say_option(n, setting.options) for n in telling[own])), setting.label)
-        for setting, own in zip(settings, parts, strict=True)
-    ]
+    names = []
+    for setting, own in zip(settings, parts, strict=True):
+        name = ", ".join((*own, *(say_option(n, setting.options) for n in telling[own])))
+        label = setting.label
+        names.append(name or label or "all" if not (name and label) else f"{name} ({label})")
+    return names
 
 
 def say_option(name: str, options: Options) -> str:
-    """An option and its value in words: `tail floor`."""
+    """Put an option and its value in words: `tail floor`."""
     value = dict(options).get(name, "unknown")
     short = name.rpartition(".")[2].replace("_", " ")
     if isinstance(value, bool):
@@ -332,41 +324,31 @@ def _telling(some: Sequence[Options]) -> list[str]:
 
 
 def _usual(settings: Sequence[RunSetting], factor: str) -> object:
-    """The most frequent value; None when it is unknown for some, which silence would say too."""
+    """Return the most frequent value; None when it is unknown for some, which needs a name."""
     known = [getattr(s, factor) for s in settings if s.objective not in (None, UNDISTILLED)]
     if not known or None in known:
         return None
     return max(dict.fromkeys(known), key=known.count)
 
 
-def _parts(setting: RunSetting, said: Sequence[str]) -> tuple[str, ...]:
+def _parts(setting: RunSetting, named: Sequence[str]) -> tuple[str, ...]:
     parts = [] if setting.objective is None else [objective_name(setting.objective)]
-    if "drafter" in said and setting.drafter is not None:
+    if "drafter" in named and setting.drafter is not None:
         parts.insert(0, setting.drafter)
     forcing, beams, temperature = setting.forcing, setting.beams, setting.teacher_temperature
-    counted = "beams" in said and beams is not None and _by_beams(setting)
+    # without a beam search the width is 1 and means nothing
+    by_beams = forcing in (None, "beam") or (beams or 1) > 1
+    counted = "beams" in named and beams is not None and by_beams
     noun = {"beam": "beam", "sample": "draw"}.get(forcing or "beam")
-    if "forcing" in said and forcing is not None and not (counted and noun):
+    if "forcing" in named and forcing is not None and not (counted and noun):
         parts.append(forcing)
     if counted:
         parts.append(f"{beams} {noun or 'beam'}{'s' if beams != 1 else ''}")
-    if "teacher_temperature" in said and temperature is not None:
+    if "teacher_temperature" in named and temperature is not None:
         parts.append(f"T={temperature:g}")
-    if "truncation" in said and setting.truncation is not None:
+    if "truncation" in named and setting.truncation is not None:
         parts.append(setting.truncation)
     return tuple(parts)
-
-
-def _name(parts: Sequence[str], label: str | None) -> str:
-    name = ", ".join(parts)
-    if label is not None:
-        return f"{name} ({label})" if name else label
-    return name or "all"
-
-
-def _by_beams(setting: RunSetting) -> bool:
-    """Whether a beam search made the trajectories: elsewhere its width is one and means nothing."""
-    return setting.forcing in (None, "beam") or (setting.beams or 1) > 1
 
 
 _ELSEWHERE = frozenset(
@@ -400,7 +382,7 @@ _FALLBACK = {"tail": "objective.tail", "steps": "steps"}
 
 
 def options_of(given: object, results: Mapping[str, Any], where: str) -> Options:
-    """Of a distil run's `options` and `results`; `where` names their file.
+    """Flatten a distil run's `options`, completed from its `results`; `where` names their file.
 
     Raises:
         InputError: the options are no object.
@@ -419,11 +401,11 @@ def options_of(given: object, results: Mapping[str, Any], where: str) -> Options
 
 
 def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
-    """Runs with those options alone in which distilled ones differ, all in one order.
+    """Keep those options alone in which distilled runs differ, all in one order.
 
     An option that some runs do not record differs from any value: nobody knows what it was.
     """
-    known = {id(run): dict(run.options) for run in runs if _is_distilled(run)}
+    known = {id(run): dict(run.options) for run in runs if run.objective not in (None, UNDISTILLED)}
     names = dict.fromkeys(name for own in known.values() for name in own)
     varying = [
         name
@@ -431,9 +413,12 @@ def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
         if any(name not in own for own in known.values())
         or len({own[name] for own in known.values()}) > 1
     ]
-    return [
-        dataclasses.replace(run, options=_chosen(known.get(id(run), {}), varying)) for run in runs
-    ]
+    out = []
+    for run in runs:
+        own = known.get(id(run), {})
+        kept = tuple((name, own[name]) for name in varying if name in own)
+        out.append(dataclasses.replace(run, options=kept))
+    return out
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
@@ -448,14 +433,3 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
         else:
             out[name] = value
     return out
-
-
-# --------------------------------------------------------------------------- inside
-
-
-def _is_distilled(run: RunMetrics) -> bool:
-    return run.objective not in (None, UNDISTILLED)
-
-
-def _chosen(own: Mapping[str, Option], names: Iterable[str]) -> Options:
-    return tuple((name, own[name]) for name in names if name in own)

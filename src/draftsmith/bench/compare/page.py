@@ -1,4 +1,4 @@
-"""The comparison of many runs, written out: a page, figures, a table as CSV and JSON.
+"""The comparison of many runs, written out: a page, plots, a table as CSV and JSON.
 
 runs = read_runs([Path("runs/a"), Path("runs/b")])
 comparison = write_comparison(runs, Path("comparison"))
@@ -7,13 +7,11 @@ print(terminal_table(comparison))
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.table import Table
 
@@ -29,8 +27,9 @@ from draftsmith.bench.compare.model import (
     Scope,
     say_option,
 )
-from draftsmith.bench.compare.plots import LABELS, Missing, pictures
+from draftsmith.bench.compare.plots import LABELS, Missing, draw_plots
 from draftsmith.bench.compare.pool import compare
+from draftsmith.bench.html import render_page
 from draftsmith.config import as_dict
 from draftsmith.plots import PlotImage
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
@@ -83,27 +82,8 @@ DEFINITIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankingRow:
-    """A line of a ranking, as text."""
-
-    rank: str
-    name: str
-    cells: tuple[str, ...]
-    base: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankingTable:
-    """The ranking of one scope, as text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[RankingRow, ...]
-
-
 def compare_folders(paths: Sequence[Path], out: Path, *, base: str | None = None) -> Comparison:
-    """Read finished runs and write their comparison: all of `draftsmith report`.
+    """Read finished runs and write their comparison, as `draftsmith report` does.
 
     Args:
         base: label of the undistilled draft; None: the runs whose objective is `none`.
@@ -117,13 +97,13 @@ def compare_folders(paths: Sequence[Path], out: Path, *, base: str | None = None
 def write_comparison(
     runs: Sequence[RunMetrics], out: Path, *, base: str | None = None
 ) -> Comparison:
-    """Write comparison.html, .csv, .json and figures/, each file whole or not at all."""
+    """Write comparison.html, .csv, .json and figures/, each file atomically."""
     comparison = compare(runs, base=base)
-    drawn, missing = pictures(comparison.main)
+    drawn, missing = draw_plots(comparison.main)
     write_json_atomic(out / "comparison.json", summary(comparison, missing))
     write_text_atomic(out / "comparison.csv", csv_table(comparison))
-    for picture in drawn:
-        picture.save(out / "figures")
+    for image in drawn:
+        image.save(out / "figures")
     write_text_atomic(out / "comparison.html", render(comparison, drawn, missing))
     return comparison
 
@@ -132,14 +112,14 @@ def write_comparison(
 
 
 def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any]:
-    """The content of comparison.json: plain JSON, figures without meaning are null."""
+    """Return the content of comparison.json: plain JSON, metrics without meaning are null."""
     content = {
         "scopes": [
             {
                 "target": scope.target,
                 "decoding_temperature": scope.decoding_temperature,
                 "ranked_by": scope.ranked_by,
-                "settings": [as_dict(entry) for entry in scope.entries],
+                "settings": [_setting(entry) for entry in scope.entries],
                 "languages": [_gain(gain) for gain in scope.language_gains()],
                 "tags": [_gain(gain) for gain in scope.tag_gains()],
             }
@@ -153,48 +133,46 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
     return out
 
 
+def _setting(entry: RankedSetting) -> dict[str, Any]:
+    content = as_dict(entry)
+    metrics = content.pop("metrics")
+    return {**content, **{measure: metrics.get(measure) for measure in MEASURES}}
+
+
 def _gain(gain: Gain) -> dict[str, Any]:
-    return {
-        "name": gain.name,
-        "base": gain.base,
-        "best": gain.best.name,
-        "best_value": gain.best_value,
-        "best_gain": gain.best_gain,
-        "top_value": gain.top_value,
-        "top_gain": gain.top_gain,
-    }
+    gains = {"best_gain": gain.best_gain, "top_gain": gain.top_gain}
+    return {**as_dict(gain), **gains, "best": gain.best.name}
 
 
 def csv_table(comparison: Comparison) -> str:
-    """A line per setting; empty cells where nothing is known."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    stores = ("storage_tokens", "storage_bytes")
-    measures = [name for m in MEASURES for name in (m, f"{m}_ci95_half")]
-    scope_columns = ("target", "decoding_temperature", "rank", "name")
-    writer.writerow(
-        [*scope_columns, *FACTORS, "options", "seeds", *measures, "quality_metric", *stores]
-    )
+    """Write a line per setting; empty cells where nothing is known."""
+    rows = []
     for scope in comparison.scopes:
         for entry in scope.entries:
-            cells: list[object] = [scope.target, scope.decoding_temperature, entry.rank, entry.name]
-            cells += [getattr(entry.setting, factor) for factor in FACTORS]
             options = entry.setting.options
-            cells.append(", ".join(say_option(name, options) for name, _ in options))
-            cells.append(entry.seeds)
+            row = {
+                "target": scope.target,
+                "decoding_temperature": scope.decoding_temperature,
+                "rank": entry.rank,
+                "name": entry.name,
+                **{factor: getattr(entry.setting, factor) for factor in FACTORS},
+                "options": ", ".join(say_option(name, options) for name, _ in options),
+                "seeds": entry.seeds,
+            }
             for measure in MEASURES:
-                pooled: Pooled | None = getattr(entry, measure)
-                cells += (None, None) if pooled is None else (pooled.mean, pooled.half)
-            cells += [entry.quality_metric, *(getattr(entry, name) for name in stores)]
-            writer.writerow(["" if cell is None else cell for cell in cells])
-    return text.getvalue()
+                pooled = entry.metrics.get(measure)
+                row[measure] = None if pooled is None else pooled.mean
+                row[f"{measure}_ci95_half"] = None if pooled is None else pooled.half
+            stored = ("quality_metric", "storage_tokens", "storage_bytes")
+            rows.append({**row, **{name: getattr(entry, name) for name in stored}})
+    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 # --------------------------------------------------------------------------- terminal
 
 
 def terminal_table(comparison: Comparison) -> Table:
-    """The rankings, a section per scope."""
+    """Lay out the rankings for a terminal, a section per scope."""
     shown = _shown([entry for scope in comparison.scopes for entry in scope.entries])
     table = Table(box=box.SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
@@ -206,77 +184,63 @@ def terminal_table(comparison: Comparison) -> Table:
     for scope in comparison.scopes:
         if scope.title:
             table.add_row("", scope.title, style="italic")
-        for row in _rows(scope, shown):
-            table.add_row(row.rank, row.name, *row.cells, style="" if row.base else "bold")
+        for entry in scope.entries:
+            style = "" if entry is scope.base else "bold"
+            table.add_row(*_cells(entry, shown), style=style)
         table.add_section()
     return table
 
 
-def tables(comparison: Comparison) -> tuple[RankingTable, ...]:
-    """The rankings, as text."""
-    out = []
-    for scope in comparison.scopes:
-        shown = _shown(scope.entries)
-        columns = (*(_heading(measure, scope) for measure in shown), "seeds")
-        out.append(
-            RankingTable(title=scope.title, columns=columns, rows=tuple(_rows(scope, shown)))
-        )
-    return tuple(out)
-
-
-def _heading(measure: str, scope: Scope) -> str:
-    metrics = {entry.quality_metric for entry in scope.entries if entry.quality is not None}
-    if measure == "quality" and len(metrics) == 1:
-        return metrics.pop() or _HEADINGS[measure]
-    return _HEADINGS[measure]
+def _ranking(scope: Scope) -> dict[str, Any]:
+    """Return the ranking of a scope as text, for the page."""
+    shown = _shown(scope.entries)
+    metrics = {entry.quality_metric for entry in scope.entries if "quality" in entry.metrics}
+    own = {"quality": metrics.pop() or _HEADINGS["quality"]} if len(metrics) == 1 else {}
+    return {
+        "title": scope.title,
+        "columns": [*({**_HEADINGS, **own}[measure] for measure in shown), "seeds"],
+        "rows": [(entry is scope.base, *_cells(entry, shown)) for entry in scope.entries],
+    }
 
 
 def _shown(entries: Sequence[RankedSetting]) -> list[str]:
-    """The measures that any of them has."""
-    return [m for m in MEASURES if any(entry.value(m) is not None for entry in entries)]
+    """Return the measures that any of them has."""
+    return [measure for measure in MEASURES if any(measure in e.metrics for e in entries)]
 
 
-def _rows(scope: Scope, shown: Sequence[str]) -> list[RankingRow]:
-    return [
-        RankingRow(
-            rank="" if entry.rank is None else str(entry.rank),
-            name=entry.name,
-            cells=(*(_cell(entry, measure) for measure in shown), str(entry.seeds)),
-            base=entry is scope.base,
-        )
-        for entry in scope.entries
-    ]
-
-
-def _cell(entry: RankedSetting, measure: str) -> str:
-    pooled: Pooled | None = getattr(entry, measure)
-    if pooled is None:
-        return ""
-    digits = _DIGITS.get(measure, 2)
-    spread = "" if pooled.half is None else f" \N{PLUS-MINUS SIGN}{pooled.half:.{digits}f}"
-    return f"{pooled.mean:.{digits}f}{spread}"
+def _cells(entry: RankedSetting, shown: Sequence[str]) -> list[str]:
+    """Return the rank, the name, the measures and the number of seeds as text."""
+    cells = ["" if entry.rank is None else str(entry.rank), entry.name]
+    for measure in shown:
+        pooled, digits = entry.metrics.get(measure), _DIGITS.get(measure, 2)
+        cell = "" if pooled is None else f"{pooled.mean:.{digits}f}"
+        if pooled is not None and pooled.half is not None:
+            cell += f" \N{PLUS-MINUS SIGN}{pooled.half:.{digits}f}"
+        cells.append(cell)
+    return [*cells, str(entry.seeds)]
 
 
 # --------------------------------------------------------------------------- page
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What comes out of it, one sentence per scope, then what to know about the pooling."""
+    """Sum up the ranking of each scope, then what to know about the pooling."""
     out = []
     for scope in comparison.scopes:
-        top, base = scope.top, scope.base
+        top, base, measure = scope.top, scope.base, scope.ranked_by
         if top is None:
             continue
-        value = top.value(scope.ranked_by) or 0.0
+        best = top.metrics[measure]
         where = f" ({scope.title})" if scope.title else ""
-        said = f"{top.name} ranks first of {len(scope.entries)}{where}: {_figure(scope, value)}"
-        before = None if base is None else base.value(scope.ranked_by)
+        value = f"{best.mean:.{_DIGITS.get(measure, 2)}f} {LABELS[measure]}"
+        sentence = f"{top.name} ranks first of {len(scope.entries)}{where}: {value}"
+        before = None if base is None else base.value(measure)
         if before is not None:
-            gain = 100 * (value / before - 1)
-            said += f", {gain:+.1f} % against the undistilled draft's {before:.2f}"
-        out.append(f"{said}.")
+            gain = 100 * (best.mean / before - 1)
+            sentence += f", {gain:+.1f} % against the undistilled draft's {before:.2f}"
+        out.append(f"{sentence}.")
         rivals = [e for e in scope.entries if e.rank is not None and e not in (top, base)]
-        if rivals and _close(scope, top, rivals[0]):
+        if rivals and _overlap(best, rivals[0].metrics[measure]):
             out.append(
                 f"Its lead over {rivals[0].name} lies within the intervals over seeds: "
                 "do not read much into it."
@@ -284,39 +248,25 @@ def sentences(comparison: Comparison) -> list[str]:
     return [*out, *comparison.notes]
 
 
-def _figure(scope: Scope, value: float) -> str:
-    return f"{value:.{_DIGITS.get(scope.ranked_by, 2)}f} {LABELS[scope.ranked_by]}"
-
-
-def _close(scope: Scope, top: RankedSetting, second: RankedSetting) -> bool:
-    """Whether the intervals of both overlap."""
-    first, other = getattr(top, scope.ranked_by), getattr(second, scope.ranked_by)
-    if first.half is None or other.half is None:
+def _overlap(first: Pooled, second: Pooled) -> bool:
+    """Check whether the intervals of both overlap."""
+    if first.half is None or second.half is None:
         return False
-    return bool(first.mean - first.half < other.mean + other.half)
+    return first.mean - first.half < second.mean + second.half
 
 
 def render(comparison: Comparison, drawn: Sequence[PlotImage], missing: Sequence[Missing]) -> str:
-    """The page: one file that asks for nothing else."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("draftsmith.bench", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """Render the page: one file that needs no other."""
     main = comparison.main
-    page: str = environment.get_template("compare.html.j2").render(
+    return render_page(
+        "compare.html.j2",
         num_runs=len({(run.label, run.seed) for run in comparison.runs}),
         num_settings=sum(len(scope.entries) for scope in comparison.scopes),
         sentences=sentences(comparison),
-        tables=tables(comparison),
+        tables=[_ranking(scope) for scope in comparison.scopes],
         drawn_of=main.title if len(comparison.scopes) > 1 else "",
-        pictures=drawn,
+        plots=drawn,
         missing=missing,
         gains=[("language", main.language_gains()), ("kind of prompt", main.tag_gains())],
         definitions=DEFINITIONS,
     )
-    return page

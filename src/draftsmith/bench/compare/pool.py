@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from math import isnan
+
+import pandas as pd
 
 from draftsmith.bench.compare.model import (
+    FACTORS,
+    MEASURES,
     RANKING,
     UNDISTILLED,
     Comparison,
@@ -23,8 +26,8 @@ from draftsmith.bench.compare.model import (
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError, nearest
 
-X = TypeVar("X")
-K = TypeVar("K", bound=Hashable)
+_SCOPE = ["target", "decoding_temperature"]
+_PART = ["language", "tag"]
 
 
 def compare(runs: Sequence[RunMetrics], *, base: str | None = None) -> Comparison:
@@ -38,216 +41,119 @@ def compare(runs: Sequence[RunMetrics], *, base: str | None = None) -> Compariso
     """
     if not runs:
         raise InputError("There are no runs to compare: give folders of bench or distill.")
-    runs = [_named(run) for run in runs]
-    if base is not None:
-        labels = {run.label for run in runs}
-        if base not in labels:
-            raise InputError(f"No run is called {base!r}{nearest(base, labels)}.")
-        runs = [
-            dataclasses.replace(r, objective=UNDISTILLED) if r.label == base else r for r in runs
-        ]
-    _refuse_doubles(runs)
+    labels = {run.label for run in runs}
+    if base is not None and base not in labels:
+        raise InputError(f"No run is called {base!r}{nearest(base, labels)}.")
+    runs = [_named(replace(r, objective=UNDISTILLED) if r.label == base else r) for r in runs]
+    table = _table(runs)
+    double = table[table.duplicated(["label", "seed", *_SCOPE, *_PART])]
+    if len(double):
+        raise InputError(
+            f"The run {double.iloc[0].label!r} is there twice with the same seed, target and "
+            "temperature: give every run once."
+        )
     runs = only_varying(runs)
-    scopes, notes = [], []
-    for (target, temperature), own in _grouped(
-        runs, lambda run: (run.target, run.decoding_temperature)
-    ).items():
-        groups, said = _by_setting(own)
-        notes += said
-        scopes.append(_scope(target, temperature, groups))
+    notes: list[str] = []
+    scopes = [_scope(own, notes) for own in _groups(_table(runs), _SCOPE)]
     return Comparison(runs=tuple(runs), scopes=tuple(scopes), notes=tuple(dict.fromkeys(notes)))
 
 
-def pool(values: Sequence[float]) -> Pooled:
-    """Mean and half of its 95 % interval, by Student's t: there are few seeds."""
+def pool(values: Sequence[float] | pd.Series) -> Pooled:
+    """Return the mean and half of its 95 % interval, by Student's t: there are few seeds."""
     from scipy.stats import t
 
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Pooled(mean=mean, half=None, count=len(values))
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    half = float(t.ppf(0.975, len(values) - 1)) * error
-    return Pooled(mean=mean, half=half, count=len(values))
+    known = pd.Series(values, dtype=float)
+    count = len(known)
+    half = float(t.ppf(0.975, count - 1) * known.sem()) if count > 1 else None
+    return Pooled(mean=float(known.mean()), half=half, count=count)
 
 
-# --------------------------------------------------------------------------- inside
+def _table(runs: Sequence[RunMetrics]) -> pd.DataFrame:
+    """Make a row per run. Columns hold objects, so that None stays None."""
+    columns = [field.name for field in fields(RunMetrics)]
+    return pd.DataFrame([[getattr(run, c) for c in columns] for run in runs], None, columns, object)
+
+
+def _groups(table: pd.DataFrame, columns: list[str]) -> Iterator[pd.DataFrame]:
+    """Yield groups in order of first appearance; None is a value like any other."""
+    return (own for _, own in table.groupby(columns, sort=False, dropna=False))
 
 
 def _named(run: RunMetrics) -> RunMetrics:
-    """Languages by their English names, so that codes and names meet."""
+    """Call languages by their English names, so that codes and names meet."""
     known = None if run.language is None else find(run.language)
-    return run if known is None else dataclasses.replace(run, language=known.name)
+    return run if known is None else replace(run, language=known.name)
 
 
-def _refuse_doubles(runs: Sequence[RunMetrics]) -> None:
-    seen = set()
-    for run in runs:
-        key = (
-            run.label,
-            run.seed,
-            run.target,
-            run.decoding_temperature,
-            run.language,
-            run.tag,
-        )
-        if key in seen:
-            raise InputError(
-                f"The run {run.label!r} is there twice with the same seed, target and temperature: "
-                "give every run once."
-            )
-        seen.add(key)
-
-
-def _setting(run: RunMetrics, *, label: bool) -> RunSetting:
-    return RunSetting(
-        drafter=run.drafter,
-        objective=run.objective,
-        forcing=run.forcing,
-        beams=run.beams,
-        teacher_temperature=run.teacher_temperature,
-        truncation=run.truncation,
-        options=run.options,
-        label=run.label if label else None,
-    )
-
-
-def _by_setting(
-    runs: Sequence[RunMetrics],
-) -> tuple[dict[RunSetting, list[RunMetrics]], list[str]]:
-    """Runs of each setting. Two runs of one seed are no two samples of one setting: something that
-    is not recorded here differs, so each stands for itself, by its label."""
-    out: dict[RunSetting, list[RunMetrics]] = {}
-    notes = []
-    for setting, own in _grouped(runs, lambda run: _setting(run, label=False)).items():
-        identities = {(run.label, run.seed) for run in own}
-        clash = len({seed for _, seed in identities}) < len(identities)
-        if clash and setting.objective is not None:
-            labels = ", ".join(sorted({label for label, _ in identities}))
-            notes.append(
-                f"{labels}: same setting and seed, so they are not pooled, and figures that show "
-                "one factor leave them out."
-            )
-        for run in own:
-            key = _setting(run, label=clash or setting.objective is None)
-            out.setdefault(key, []).append(run)
-    return out, notes
-
-
-def _scope(
-    target: str | None, temperature: float | None, groups: Mapping[RunSetting, Sequence[RunMetrics]]
-) -> Scope:
-    wholes = {setting: _wholes(runs) for setting, runs in groups.items()}
-    present = {m for own in wholes.values() for m in RANKING if any(_values(own, m))}
-    ranked_by = next((measure for measure in RANKING if measure in present), RANKING[0])
+def _scope(table: pd.DataFrame, notes: list[str]) -> Scope:
+    groups = list(_by_setting(table, notes))
+    wholes = [_wholes(runs) for _, runs in groups]
+    known = [m for m in RANKING if any(own[m].notna().any() for own in wholes)]
+    ranked_by = known[0] if known else RANKING[0]
+    means = [own[ranked_by].astype(float).mean() for own in wholes]
     order = sorted(
-        groups,
-        key=lambda setting: -statistics.fmean(_values(wholes[setting], ranked_by) or [-math.inf]),
+        range(len(groups)), key=lambda i: math.inf if means[i] != means[i] else -means[i]
     )
-    names = describe(order)
-    entries = []
-    for place, (setting, name) in enumerate(zip(order, names, strict=True), start=1):
-        ranked = bool(_values(wholes[setting], ranked_by))
-        entries.append(
-            _entry(
-                setting,
-                name,
-                place if ranked else None,
-                wholes[setting],
-                [run for run in groups[setting] if run.is_part],
-                ranked_by,
-            )
+    names = describe([groups[i][0] for i in order])
+    entries = [
+        RankedSetting(
+            setting=groups[i][0],
+            name=name,
+            rank=None if isnan(means[i]) else place,
+            seeds=len(wholes[i]),
+            metrics={m: pool(own) for m in MEASURES if len(own := wholes[i][m].dropna())},
+            quality_metric=next(iter(wholes[i].quality_metric.dropna()), None),
+            storage_tokens=max(wholes[i].storage_tokens.dropna(), default=None),
+            storage_bytes=max(wholes[i].storage_bytes.dropna(), default=None),
+            by_language=_by_part(groups[i][1], "language", ranked_by),
+            by_tag=_by_part(groups[i][1], "tag", ranked_by),
         )
+        for place, (i, name) in enumerate(zip(order, names, strict=True), start=1)
+    ]
+    first = table.iloc[0]
     return Scope(
-        target=target,
-        decoding_temperature=temperature,
+        target=first.target,
+        decoding_temperature=first.decoding_temperature,
         ranked_by=ranked_by,
         entries=tuple(entries),
     )
 
 
-def _wholes(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
-    """One per seed: the run over all prompts, or the plain mean over its languages (tags)."""
-    out = []
-    for own in _grouped(runs, lambda run: (run.label, run.seed)).values():
-        whole = [run for run in own if not run.is_part]
-        parts = [run for run in own if run.language is not None] or own
-        out.append(whole[0] if whole else _mean_of_parts(parts))
-    return out
+def _by_setting(table: pd.DataFrame, notes: list[str]) -> Iterator[tuple[RunSetting, pd.DataFrame]]:
+    """Yield the runs of each setting. Two runs of one seed are no two samples of one setting:
+    something that is not recorded here differs, so each stands for itself, by its label."""
+    for runs in _groups(table, [*FACTORS, "options"]):
+        first = runs.iloc[0]
+        setting = RunSetting(**{name: first[name] for name in (*FACTORS, "options")})
+        seeds = runs.drop_duplicates(["label", "seed"])
+        clash = seeds.seed.duplicated().any()
+        if clash and setting.objective is not None:
+            notes.append(
+                f"{', '.join(sorted(set(seeds.label)))}: same setting and seed, so they are not "
+                "pooled, and figures that show one factor leave them out."
+            )
+        if clash or setting.objective is None:
+            for own in _groups(runs, ["label"]):
+                yield replace(setting, label=own.iloc[0].label), own
+        else:
+            yield setting, runs
 
 
-def _mean_of_parts(parts: Sequence[RunMetrics]) -> RunMetrics:
-    def mean(measure: str) -> float | None:
-        values = _values(parts, measure)
-        # a mean over some of the languages would be compared with one over all
-        return statistics.fmean(values) if len(values) == len(parts) else None
-
-    return dataclasses.replace(
-        parts[0],
-        language=None,
-        tag=None,
-        tau=mean("tau"),
-        tau_predicted=mean("tau_predicted"),
-        alpha=mean("alpha"),
-        alpha_decoded=mean("alpha_decoded"),
-        speedup=mean("speedup"),
-        speedup_predicted=mean("speedup_predicted"),
-        quality=mean("quality"),
-    )
+def _wholes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per seed: the run over all prompts, or the mean over its languages (tags)."""
+    rows = []
+    for own in _groups(runs, ["label", "seed"]):
+        whole = own[own[_PART].isna().all(axis=1)]
+        parts = own[own.language.notna()] if own.language.notna().any() else own
+        row = (whole if len(whole) else parts).iloc[0].copy()
+        if not len(whole):
+            # a mean over some of the languages would be compared with one over all
+            row[list(MEASURES)] = parts[list(MEASURES)].astype(float).mean(skipna=False)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def _entry(
-    setting: RunSetting,
-    name: str,
-    rank: int | None,
-    wholes: Sequence[RunMetrics],
-    parts: Sequence[RunMetrics],
-    ranked_by: str,
-) -> RankedSetting:
-    def pooled(measure: str) -> Pooled | None:
-        values = _values(wholes, measure)
-        return pool(values) if values else None
-
-    return RankedSetting(
-        setting=setting,
-        name=name,
-        rank=rank,
-        seeds=len(wholes),
-        tau=pooled("tau"),
-        tau_predicted=pooled("tau_predicted"),
-        alpha=pooled("alpha"),
-        alpha_decoded=pooled("alpha_decoded"),
-        speedup=pooled("speedup"),
-        speedup_predicted=pooled("speedup_predicted"),
-        quality=pooled("quality"),
-        quality_metric=next((r.quality_metric for r in wholes if r.quality_metric), None),
-        storage_tokens=_largest(r.storage_tokens for r in wholes),
-        storage_bytes=_largest(r.storage_bytes for r in wholes),
-        by_language=_pooled_parts(_grouped(parts, lambda run: run.language), ranked_by),
-        by_tag=_pooled_parts(_grouped(parts, lambda run: run.tag), ranked_by),
-    )
-
-
-def _pooled_parts(
-    groups: Mapping[str | None, Sequence[RunMetrics]], measure: str
-) -> dict[str, Pooled]:
-    return {
-        name: pool(values)
-        for name, own in groups.items()
-        if name is not None and (values := _values(own, measure))
-    }
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _values(runs: Sequence[RunMetrics], measure: str) -> list[float]:
-    return [value for run in runs if (value := getattr(run, measure)) is not None]
-
-
-def _grouped(items: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
-    """In order of first appearance."""
-    out: dict[K, list[X]] = {}
-    for item in items:
-        out.setdefault(key(item), []).append(item)
-    return out
+def _by_part(runs: pd.DataFrame, part: str, measure: str) -> dict[str, Pooled]:
+    """Pool the metric that ranks per language or tag."""
+    known = runs[runs[measure].notna()]
+    return {str(name): pool(own[measure]) for name, own in known.groupby(part, sort=False)}

@@ -35,7 +35,7 @@ def run(options: PlanAlphaOptions) -> dict[str, Any]:
     if options.out is not None:
         from draftsmith.plan import plots
 
-        plots.save([plots.acceptance_drawing(found)], options.out)
+        plots.save([plots.acceptance.draw(found)], options.out)
         record.write(options.out, results=payload)
     say_written(options.out)
     return payload

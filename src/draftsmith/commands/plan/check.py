@@ -38,7 +38,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
     if options.out is not None:
         from draftsmith.plan.plots import predicted_measured, save
 
-        save([predicted_measured(predictions, rows)], options.out)
+        save([predicted_measured.draw(predictions, rows)], options.out)
         write_json_atomic(options.out / "check.json", payload)
         record.write(options.out)
     show(

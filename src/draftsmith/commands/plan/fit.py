@@ -46,7 +46,7 @@ def run(options: PlanFitOptions) -> dict[str, Any]:
     if options.out is not None:
         from draftsmith.plan import plots
 
-        plots.save([plots.losses_drawing(models, fit.law)], options.out)
+        plots.save([plots.losses.draw(models, fit.law)], options.out)
         record.write(options.out, results=payload)
     say_written(options.out)
     return payload

@@ -37,8 +37,8 @@ def run(options: PlanLawOptions) -> dict[str, Any]:
     if options.out is not None:
         from draftsmith.plan import plots
 
-        drawings = [] if fit is None else [plots.plane_drawing(observations, fit)]
-        plots.save([*drawings, plots.curves(observations, curves)], options.out)
+        plane = None if fit is None else plots.plane.draw(observations, fit)
+        plots.save([plane, plots.acceptance_curves.draw(observations, curves)], options.out)
         write_json_atomic(options.out / "law.json", payload)
         record.write(options.out)
     if fit is not None:

@@ -45,7 +45,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
 
         # at a measured cost a draft is not on the curve
         available = (draft.params,) if draft and options.cost_ratio is None else ()
-        plots.save([plots.optimum(setting, sizing, available)], options.out)
+        plots.save([plots.optimum.draw(setting, sizing, available)], options.out)
         record.write(options.out, results=payload)
     _show(sizing, draft)
     say(said)
