@@ -51,10 +51,6 @@ OWED = {
 }
 # modules outside of `commands` and `cli` that still print
 PRINTING = {
-    "bench.machine_load",
-    "bench.observations",
-    "bench.step_costs",
-    "bench.tuner",
     "distill.callbacks",
     "distill.training",
     "distill.trajectories.features",

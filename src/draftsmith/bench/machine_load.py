@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
-from rich.console import Console
+_log = logging.getLogger(__name__)
 
 BUSY = 0.75
 """Share of the CPUs that may be busy before a measurement begins."""
 
 
 def load_of_others() -> str | None:
-    """What is going on, in words; None: nothing, or the system does not tell.
+    """Describe the load in a phrase; None: there is little, or the system does not report it.
 
-    To be asked before the work begins: a moment later the load is our own.
+    Ask before the work begins: a moment later the load is our own.
     """
     if not hasattr(os, "getloadavg"):
         return None
@@ -24,10 +25,7 @@ def load_of_others() -> str | None:
 
 
 def warn_if_busy() -> None:
-    """Say on stderr that speed-ups will be off."""
+    """Log that speed-ups will be off, where other programs are at work."""
     others = load_of_others()
     if others is not None:
-        Console(stderr=True, highlight=False, markup=False).print(
-            f"{others}: speed-ups measured now will be off; close them and run again",
-            soft_wrap=True,
-        )
+        _log.info("%s: speed-ups measured now will be off; close them and run again", others)

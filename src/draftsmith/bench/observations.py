@@ -10,12 +10,11 @@ A draft model with another tokenizer has two lines: `decoded`, the rate of our o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
-
-from rich.console import Console
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.metrics import Ratio
@@ -43,6 +42,8 @@ from draftsmith.errors import InputError
 from draftsmith.plan.acceptance import AcceptanceEstimate, estimate
 from draftsmith.provenance import Run, jsonable, portable_text
 from draftsmith.targets.base import Target
+
+_log = logging.getLogger(__name__)
 
 LENGTHS = tuple(range(1, 10))
 """Of the paper."""
@@ -80,7 +81,6 @@ class Pair:
 
 def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     """Measure every pair, and write both files to `options.out`."""
-    notes = Console(stderr=True, highlight=False, markup=False)
     refuse_used_folder(options.out)
     refuse_others(options.drafters())
     files = text_files(options.perplexity)
@@ -99,11 +99,11 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
         seed=options.sampling.seed,
     )
     items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
-    notes.print(f"perplexity of {target.name}: {len(files)} files")
+    _log.info("perplexity of %s: %d files", target.name, len(files))
     own = perplexity(target, text.documents(files))
     pairs = []
     for arm, draft in zip(arms, drafts, strict=True):
-        notes.print(f"perplexity of {arm.name}")
+        _log.info("perplexity of %s", arm.name)
         theirs = perplexity(draft, text.documents(files))
         trials, made = count_accepted(
             target,
@@ -112,7 +112,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
             decoding,
             lengths,
             batch_size=options.batch_size,
-            on_length=partial(notes.print, f"{arm.name}: drafts of"),
+            on_length=partial(_log.info, "%s: drafts of %d", arm.name),
         )
         pairs.append(
             Pair(

@@ -1,23 +1,20 @@
-"""What a step costs by how many tokens it drafts: what a controller of the draft's length reads.
+"""Costs of a step by the number of drafted tokens: what a controller of the draft length reads.
 
-Drafts of 0, 1, 2, 4, 8, ... tokens are timed, interleaved, by the meter of `costs`; lengths between
-them are interpolated. Seconds depend on shapes, not on what weights say, so that any text will do:
+The meter of `costs` times drafts of 0, 1, 2, 4, 8, ... tokens, interleaved; lengths between them
+are interpolated. Seconds depend on shapes, not on the values of weights, so any text will do:
 
     text    p0 p1 ... pn p0 p1 ... pn p0 ...      a prompt, repeated up to three quarters of the
             `---- three quarters of 256 ---'      `bucket` that the usual context falls into
 
-Behind it drafters that look things up find something, and tables of one bucket are alike.
+Behind it lookup drafters find something, and tables of one bucket are alike.
 
-Measured step costs, kept from run to run: a JSON file per machine, software, models and way to
-draw.
+Costs are kept from run to run: a JSON file per machine, software, models and way to draw.
 
     ~/.cache/draftsmith/costs/5c0a...json        (below XDG_CACHE_HOME where that is set)
 
-A file says what its seconds belong to and counts only for just that. One that cannot be read, or is
-of something else, is as if it were not there; a folder that cannot be written keeps nothing. Both
-are said, neither stops a run.
-
-`--draft-length auto`: the controller's costs, measured or from an earlier run, and said.
+A file names what its seconds belong to and counts for just that. A file that cannot be read, or
+belongs to something else, is ignored; a folder that cannot be written keeps nothing. Both are
+logged, neither stops a run.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -34,7 +32,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch import nn
 
 from draftsmith.bench.arms import Arm
@@ -58,6 +55,8 @@ from draftsmith.provenance import (
 )
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
+
+_log = logging.getLogger(__name__)
 
 LONGEST = 16
 """The deepest drafts that a controller may choose."""
@@ -313,37 +312,32 @@ def costs_of(
     arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
 ) -> StepCosts:
     """What steps with this drafter cost, up to the arm's depth; `others`: who disturbs."""
-    notes = Console(stderr=True, highlight=False, markup=False, style="dim")
     file = cost_file(target, arm, sampler, workload)
     place = portable_text(str(file.path))
     kept = file.load()
     if isinstance(kept, Kept):
-        notes.print(
-            f"{arm.name}: {_said(kept.costs)}; measured on {kept.measured}, from {place} "
-            f"({REFRESH}=1 measures again)",
-            soft_wrap=True,
-        )
+        summary, day = _summary(kept.costs), kept.measured
+        again = f"({REFRESH}=1 measures again)"
+        _log.info("%s: %s; measured on %s, from %s %s", arm.name, summary, day, place, again)
         return kept.costs
     if kept is not None:
-        notes.print(f"{kept}: measuring again", soft_wrap=True)
+        _log.info("%s: measuring again", kept)
     if others is not None:
-        notes.print(
-            f"{others}: costs measured now will be off, and they are kept; close them and measure "
-            f"again with {REFRESH}=1",
-            soft_wrap=True,
+        _log.info(
+            "%s: costs measured now will be off, and they are kept; close them and measure again "
+            "with %s=1",
+            others,
+            REFRESH,
         )
     began = time.monotonic()
     costs = measure(target, arm, sampler, workload)
     spent = time.monotonic() - began
-    trouble = file.store(costs)
-    notes.print(
-        f"{arm.name}: {_said(costs)}; measured in {spent:.1f} s, {trouble or f'kept in {place}'}",
-        soft_wrap=True,
-    )
+    kept_where = file.store(costs) or f"kept in {place}"
+    _log.info("%s: %s; measured in %.1f s, %s", arm.name, _summary(costs), spent, kept_where)
     return costs
 
 
-def _said(costs: StepCosts) -> str:
+def _summary(costs: StepCosts) -> str:
     few = sorted({1, min(4, costs.longest), costs.longest})
     ratios = ", ".join(f"{costs.seconds(n) / costs.seconds(0):.2f}" for n in few)
     return f"with {', '.join(map(str, few))} drafted tokens a step lasts {ratios} times a plain one"

@@ -6,12 +6,12 @@ What `draftsmith tune` tries: drafters with drafts of many shapes, decoded and p
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.console import Console
 
 from draftsmith.bench.arms import Arm, time_decode
 from draftsmith.bench.costs import CostMeter, CostTable
@@ -53,6 +53,8 @@ from draftsmith.plan.tune import (
 )
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
+
+_log = logging.getLogger(__name__)
 
 TREES = ("2,1", "2,1,1,1", "3,2,1", "4,2,1,1", "4,2,2,1")
 """4, 8, 15, 28 and 44 nodes."""
@@ -258,7 +260,6 @@ class Tuner:
 
     def __init__(self, options: TuneOptions) -> None:
         self._options = options
-        self._notes = Console(stderr=True, highlight=False, markup=False, style="dim")
         prompts = load_suite(options.suite, limit=options.limit)
         self.target: HFTarget = open_target(options.model)
         self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
@@ -307,13 +308,10 @@ class Tuner:
     def _price(self, table: CostTable, measurement: Measurement) -> BatchStepCosts:
         return batch_step_costs(table, measurement, self._sampler.temperature)
 
-    def _say(self, text: str) -> None:
-        self._notes.print(text, soft_wrap=True)
-
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
         """Costs with so many rows, and those of chains by length, which --draft-length auto will
         find in the cache."""
-        self._say(f"measuring what steps cost with {rows} row{'s' if rows > 1 else ''}")
+        _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
         workload = Workload(
             prompts=self._prompts,
             max_new_tokens=self._options.max_new_tokens,
@@ -333,7 +331,7 @@ class Tuner:
             file = cost_file(self.target, candidate.chain, self._sampler, workload)
             trouble = file.store(costs[candidate.name])
             if trouble is not None:
-                self._say(trouble)
+                _log.info(trouble)
         return meter, costs
 
     def _try_all(
@@ -364,7 +362,7 @@ class Tuner:
         return [measurement for entry in entries if (measurement := self._try(entry)).prompts]
 
     def _try(self, entry: CandidateShape) -> Measurement:
-        self._say(f"decoding with {entry.drafter}, {entry.shape}")
+        _log.info("decoding with %s, %s", entry.drafter, entry.shape)
         return decode_entry(self.target, entry, self._prompts, self._predictions, self._decoding)
 
     def _batches(
