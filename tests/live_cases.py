@@ -9,8 +9,9 @@ import torch
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.live.config import LiveConfig
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.live.translator import LiveTranslator
 from draftsmith.targets.hf import HFTarget
 from tests.tiny_models import tiny_model, tiny_tokenizer
 

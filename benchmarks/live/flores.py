@@ -19,9 +19,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
+from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands.live import replay
 from draftsmith.live import plots
+from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
@@ -31,10 +32,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "parallel" / "flores200"
 MODELS = ROOT / "models" / "mini-ende"
 BEHIND = {
-    "decode on": RedraftOptions(),
-    "old tail": RedraftOptions(resync=8),
-    "prompt lookup": RedraftOptions(then="prompt_lookup"),
-    "draft model": RedraftOptions(then=str(MODELS / "draft")),
+    "decode on": RedraftConfig(),
+    "old tail": RedraftConfig(resync=8),
+    "prompt lookup": RedraftConfig(then="prompt_lookup"),
+    "draft model": RedraftConfig(then=str(MODELS / "draft")),
 }
 
 
@@ -57,19 +58,19 @@ def main() -> None:
     write_lines(stream, make_stream(sides[0], sides[1], lag=3))
     model = ModelOptions(target=str(given.target), dtype=given.dtype)
 
-    def replayed(name: str, bias: str, masks: str, redraft: RedraftOptions) -> list[Any]:
+    def replayed(name: str, bias: str, masks: str, redraft: RedraftConfig) -> list[Any]:
         options = LiveReplayOptions(
             stream=stream,
             model=model,
             bias=bias,
             mask_k=masks,
-            prompt=PromptOptions(language="German"),
+            prompt=PromptConfig(language="German"),
             redraft=redraft,
             out=work / name,
         )
         return list(replay.run(options).rows)
 
-    rows = replayed("paper", "0,0.1,0.2,0.3,0.4,0.5", "0,3,5", RedraftOptions())
+    rows = replayed("paper", "0,0.1,0.2,0.3,0.4,0.5", "0,3,5", RedraftConfig())
     behind = {
         name: next(row for row in replayed(name.replace(" ", "-"), "0.2", "0", way) if row.bias)
         for name, way in BEHIND.items()

@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import numpy as np
 
-from draftsmith.commands._live_verbs import LiveReplayOptions, PromptOptions, RedraftOptions
+from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.live import replay
 from draftsmith.data.config import TextOptions
 from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream, prefix_pairs
 from draftsmith.provenance import (
@@ -129,8 +130,8 @@ def main() -> None:
                 model=ModelOptions(target=str(model), dtype="float32"),
                 bias="0,0.2",
                 mask_k="0,5",
-                prompt=PromptOptions(language="German"),
-                redraft=RedraftOptions(),
+                prompt=PromptConfig(language="German"),
+                redraft=RedraftConfig(),
                 out=given.work / f"replay-{text}-{name}",
             )
             found = replay.run(options).rows

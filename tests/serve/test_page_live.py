@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.live.config import LiveConfig
+from draftsmith.live.translator import LiveTranslator
 from tests.serve.driving import Page, until
 from tests.serve.serving import Served, name_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from draftsmith.live.display import DisplayOptions
-from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.live.config import DisplayConfig, LiveConfig
+from draftsmith.live.translator import LiveTranslator
 from tests.live_cases import a_stream
 from tests.serve.serving import SETTINGS, Client, Served, held, name_of, until
 
@@ -169,7 +169,7 @@ def test_a_bias_that_only_appends_comes_with_a_warning(served: Served) -> None:
 def test_outputs_that_agree_are_shown() -> None:
     """Nothing at first, then what the last two have in common; a mask has no place beside it."""
     with (
-        Served(live=LiveConfig(display=DisplayOptions(policy="agreement"))) as other,
+        Served(live=LiveConfig(display=DisplayConfig(agree=2))) as other,
         Client(other) as talk,
     ):
         assert talk.start()["type"] == "ready"

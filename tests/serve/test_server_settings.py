@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from draftsmith.live.display import DisplayOptions
+from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.engine import InFlightUpdate, LiveEngine
-from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.live.translator import LiveTranslator
 from tests.live_cases import a_stream
 from tests.serve.serving import SETTINGS, Client, Served
 
@@ -19,7 +19,7 @@ STREAM = [
     for seg in range(4)
     for rev, (source, final) in enumerate(a_stream(seed=seg + 20))
 ]
-PLAIN = LiveConfig(bias=0.0, display=DisplayOptions(no_shrink=True))
+PLAIN = LiveConfig(bias=0.0, display=DisplayConfig(no_shrink=True))
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def served_alike(talk: Client) -> list[Any]:
 @pytest.mark.parametrize(
     ("chosen", "config"),
     [
-        ({"mask_k": 2}, replace(PLAIN, display=DisplayOptions(hide=2, no_shrink=True))),
+        ({"mask_k": 2}, replace(PLAIN, display=DisplayConfig(mask_k=2, no_shrink=True))),
         (
             {"mask_k": 2, "mask": "draft"},
-            replace(PLAIN, trim_draft=2, display=DisplayOptions(hide=2, no_shrink=True)),
+            replace(PLAIN, trim_draft=2, display=DisplayConfig(mask_k=2, no_shrink=True)),
         ),
         ({"context": 1}, replace(PLAIN, context=1)),
         ({"bias": 0.5}, replace(PLAIN, bias=0.5)),
@@ -69,7 +69,7 @@ def served_alike(talk: Client) -> list[Any]:
         ({"revision_bias": 0.5}, replace(PLAIN, revision_bias=0.5)),
         (
             {"mask_k": 2, "no_shrink": False},
-            replace(PLAIN, display=DisplayOptions(hide=2)),
+            replace(PLAIN, display=DisplayConfig(mask_k=2)),
         ),
     ],
 )

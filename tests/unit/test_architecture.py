@@ -69,6 +69,7 @@ LIGHT = [
     "drafters.config",
     "serve.config",
     "drafters.names",
+    "live.config",
     "targets.config",
     "commands._options",
     "commands._verbs",

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftsmith.errors import InputError
 from draftsmith.live.display import (
-    DisplayOptions,
+    DisplayConfig,
     Shown,
     borders,
     make_display,
@@ -74,7 +74,7 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def screens(options: DisplayOptions, *outputs: str) -> list[Shown]:
+def screens(options: DisplayConfig, *outputs: str) -> list[Shown]:
     """What is shown of outputs written as `I| see`; the last one is final."""
     tokenizer = Pieces()
     display = make_display(options, tokenizer)
@@ -82,11 +82,11 @@ def screens(options: DisplayOptions, *outputs: str) -> list[Shown]:
     return [display.show(tokenizer.encode(o), final=i == last) for i, o in enumerate(outputs)]
 
 
-def texts(options: DisplayOptions, *outputs: str) -> list[str]:
+def texts(options: DisplayConfig, *outputs: str) -> list[str]:
     return [shown.text for shown in screens(options, *outputs)]
 
 
-def show_bytes(options: DisplayOptions, text: str) -> str:
+def show_bytes(options: DisplayConfig, text: str) -> str:
     """The first screen of a segment whose output is `text`, a token per byte."""
     return make_display(options, Bytes()).show(list(text.encode()), final=False).text
 
@@ -95,7 +95,7 @@ MAN = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| man|.")
 
 
 def test_the_drawing_of_the_module() -> None:
-    plain, masked = screens(DisplayOptions(), *MAN), screens(DisplayOptions(hide=1), *MAN)
+    plain, masked = screens(DisplayConfig(), *MAN), screens(DisplayConfig(mask_k=1), *MAN)
     assert [shown.text for shown in plain] == [text.replace("|", "") for text in MAN]
     assert [shown.erased for shown in plain] == [0, 4, 0]
     assert [shown.text for shown in masked] == ["I see a", "I see an old", "I see an old man."]
@@ -108,7 +108,7 @@ def test_the_drawing_of_the_module() -> None:
 def test_a_mask_longer_than_the_output_shows_nothing_until_it_is_final(
     unit: str, hide: int
 ) -> None:
-    options = DisplayOptions(hide=hide, unit=unit)
+    options = DisplayConfig(mask_k=hide, unit=unit)
     first, empty, last = screens(options, "a| b|c|d" if unit == "token" else "a| b", "", "a| b")
     assert (first.text, first.stable, first.erased) == ("", 0, 0)
     assert (empty.text, empty.full) == ("", "")
@@ -119,20 +119,22 @@ def test_units_of_the_mask() -> None:
     output = "The| old| man|,| who| slept|."
 
     def shown(unit: str, hide: int) -> str:
-        return screens(DisplayOptions(unit=unit, hide=hide), output, output)[0].text
+        return screens(DisplayConfig(unit=unit, mask_k=hide), output, output)[0].text
 
     assert shown("token", 2) == "The old man, who"
     assert shown("word", 2) == "The old man,"
     assert shown("char", 2) == "The old man, who slep"
-    assert show_bytes(DisplayOptions(unit="char", hide=1), f"x{FAMILY}") == "x"
-    assert show_bytes(DisplayOptions(unit="word", hide=1), "我用Python写代码。") == "我用Python写代"
-    assert show_bytes(DisplayOptions(unit="word", hide=3), "我用Python写代码。") == "我用Python"
+    assert show_bytes(DisplayConfig(unit="char", mask_k=1), f"x{FAMILY}") == "x"
+    assert (
+        show_bytes(DisplayConfig(unit="word", mask_k=1), "我用Python写代码。") == "我用Python写代"
+    )
+    assert show_bytes(DisplayConfig(unit="word", mask_k=3), "我用Python写代码。") == "我用Python"
 
 
 def test_what_is_hidden_by_a_moved_mask_alone_comes_off_the_screen_unless_told_to_stay() -> None:
     outputs = ("a| b| c| d", "a| b| c", "a| b| c")
-    naive = screens(DisplayOptions(hide=1), *outputs)
-    kept = screens(DisplayOptions(hide=1, no_shrink=True), *outputs)
+    naive = screens(DisplayConfig(mask_k=1), *outputs)
+    kept = screens(DisplayConfig(mask_k=1, no_shrink=True), *outputs)
     assert [shown.text for shown in naive] == ["a b c", "a b", "a b c"]
     assert [shown.text for shown in kept] == ["a b c", "a b c", "a b c"]
     assert [shown.erased for shown in naive] == [0, 2, 0]
@@ -140,7 +142,7 @@ def test_what_is_hidden_by_a_moved_mask_alone_comes_off_the_screen_unless_told_t
 
 
 def test_what_changed_does_not_stay() -> None:
-    kept = DisplayOptions(hide=2, no_shrink=True)
+    kept = DisplayConfig(mask_k=2, no_shrink=True)
     assert texts(kept, "a| b| c| d| e", "a| b| x", "") == ["a b c", "a b ", ""]
     # The letter on the screen is no letter of the new output: that one bears an accent.
     accented = screens(kept, "e| n| m", "e|\N{COMBINING ACUTE ACCENT}| n", "")
@@ -150,18 +152,18 @@ def test_what_changed_does_not_stay() -> None:
 
 def test_a_word_that_grew_stays_although_only_whole_words_are_shown() -> None:
     outputs = ("the| cat", "the| cat|amaran", "the| cat|amaran")
-    moved = texts(DisplayOptions(hide=1, whole_words=True), *outputs)
-    kept = texts(DisplayOptions(whole_words=True, policy="agreement", no_shrink=True), *outputs)
+    moved = texts(DisplayConfig(mask_k=1, whole_words=True), *outputs)
+    kept = texts(DisplayConfig(whole_words=True, agree=2, no_shrink=True), *outputs)
     assert moved == ["the", "the", "the catamaran"]
     assert kept == ["", "the", "the catamaran"]
-    options = DisplayOptions(hide=1, whole_words=True, no_shrink=True)
+    options = DisplayConfig(mask_k=1, whole_words=True, no_shrink=True)
     shown = screens(options, "a| b| c", "a| bc", "")
     assert shown[0].text == shown[1].text == "a b" and shown[1].erased == 0
 
 
 def test_whole_words_of_scripts_with_blanks_only() -> None:
     def shown(text: str, hide: int) -> str:
-        return show_bytes(DisplayOptions(unit="char", hide=hide, whole_words=True), text)
+        return show_bytes(DisplayConfig(unit="char", mask_k=hide, whole_words=True), text)
 
     assert shown("Guten Morgen, Welt", 2) == "Guten Morgen,"
     assert shown("Guten Morgen, Welt", 5) == "Guten Morgen,"
@@ -181,17 +183,17 @@ def test_whole_words_of_scripts_with_blanks_only() -> None:
 
 def test_agreement_by_hand() -> None:
     outputs = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| house", "I| saw")
-    two = screens(DisplayOptions(policy="agreement"), *outputs, outputs[-1])
+    two = screens(DisplayConfig(agree=2), *outputs, outputs[-1])
     assert [shown.text for shown in two] == ["", "I see", "I see an old", "I", "I saw"]
     assert [shown.erased for shown in two] == [0, 0, 0, 11, 0]
-    three = texts(DisplayOptions(policy="agreement", agree=3), *outputs, outputs[-1])
+    three = texts(DisplayConfig(agree=3), *outputs, outputs[-1])
     assert three == ["", "", "I see", "I", "I saw"]
     # In whole tokens, though the texts agree in letters.
-    assert texts(DisplayOptions(policy="agreement"), "a| house", "a| horse", "") == ["", "a", ""]
+    assert texts(DisplayConfig(agree=2), "a| house", "a| horse", "") == ["", "a", ""]
 
 
 def test_agreement_holds_its_own_copy_of_what_it_saw() -> None:
-    display = make_display(DisplayOptions(policy="agreement"), Bytes())
+    display = make_display(DisplayConfig(agree=2), Bytes())
     output = list(b"abc")
     display.show(output, final=False)
     output[1:] = b"xy"
@@ -199,7 +201,7 @@ def test_agreement_holds_its_own_copy_of_what_it_saw() -> None:
 
 
 def test_special_tokens_and_blanks_at_the_edges() -> None:
-    shown = make_display(DisplayOptions(), Bytes()).show([*b" a ", 256], final=True)
+    shown = make_display(DisplayConfig(), Bytes()).show([*b" a ", 256], final=True)
     assert shown.text == shown.full == " a "
 
 
@@ -217,13 +219,13 @@ def test_a_split_character_is_not_shown(text: str, make: Callable[[], Any]) -> N
         assert len(tokens) > len(text), "characters must be split for this test"
     else:
         tokens = list(text.encode())
-    grown, full = make_display(DisplayOptions(), tokenizer), ""
+    grown, full = make_display(DisplayConfig(), tokenizer), ""
     for n in range(len(tokens) + 1):
         for final in (False, True):
-            cut = make_display(DisplayOptions(), tokenizer).show(tokens[:n], final=final)
+            cut = make_display(DisplayConfig(), tokenizer).show(tokens[:n], final=final)
             assert CUT_SHORT not in cut.full and text.startswith(cut.full)
             assert cut.text == cut.full
-        masked = make_display(DisplayOptions(hide=len(tokens) - n), tokenizer)
+        masked = make_display(DisplayConfig(mask_k=len(tokens) - n), tokenizer)
         assert CUT_SHORT not in masked.show(tokens, final=False).text
         assert len(cut.full) >= len(full), "a whole character went away again"
         full = grown.show(tokens[:n], final=False).full
@@ -234,7 +236,7 @@ def test_the_whole_character_before_a_split_one_is_shown() -> None:
     for tokenizer in (Bytes(), byte_fallback_tokenizer()):
         tokens = list("你好".encode())
         shown = [
-            make_display(DisplayOptions(), tokenizer).show(tokens[:n], final=False).text
+            make_display(DisplayConfig(), tokenizer).show(tokens[:n], final=False).text
             for n in range(7)
         ]
         assert shown == ["", "", "", "你", "你", "你", "你好"]
@@ -242,20 +244,20 @@ def test_the_whole_character_before_a_split_one_is_shown() -> None:
 
 def test_a_token_may_hold_a_whole_character_and_begin_another() -> None:
     runs = Bytes("你好".encode()[:4])
-    shown = make_display(DisplayOptions(), runs).show([*b"a", 257], final=False)
+    shown = make_display(DisplayConfig(), runs).show([*b"a", 257], final=False)
     assert shown.text == shown.full == "a你"
 
 
 def test_the_hidden_token_is_not_shown_where_it_changes_the_text_before_it() -> None:
     tokenizer = Tidy()
     tokens = tokenizer.encode("The end |.")
-    shown = make_display(DisplayOptions(hide=1), tokenizer).show(tokens, final=False)
+    shown = make_display(DisplayConfig(mask_k=1), tokenizer).show(tokens, final=False)
     assert (shown.text, shown.full) == ("The end", "The end.")
 
 
 def test_a_replacement_character_inside_the_text_is_the_outputs_own() -> None:
-    assert show_bytes(DisplayOptions(), f"a{CUT_SHORT}b") == f"a{CUT_SHORT}b"
-    garbage = make_display(DisplayOptions(), Bytes()).show([97, *[0x80] * 6], final=True)
+    assert show_bytes(DisplayConfig(), f"a{CUT_SHORT}b") == f"a{CUT_SHORT}b"
+    garbage = make_display(DisplayConfig(), Bytes()).show([97, *[0x80] * 6], final=True)
     assert garbage.text == garbage.full == "a"
 
 
@@ -266,21 +268,21 @@ def test_a_cluster_is_shown_whole_or_not_at_all(cluster: str) -> None:
     text = f"{cluster}x{cluster}{cluster}"
     n, size = len(text.encode()), len(cluster)
     whole = {text[:end] for end in (0, size, size + 1, 2 * size + 1)} | {text}
-    seen = {show_bytes(DisplayOptions(hide=hide), text) for hide in range(n + 1)}
+    seen = {show_bytes(DisplayConfig(mask_k=hide), text) for hide in range(n + 1)}
     assert seen == whole
 
 
 def test_right_to_left_text_goes_through_as_it_is() -> None:
     for hide in range(5):
-        shown = show_bytes(DisplayOptions(unit="word", hide=hide), HELLO)
+        shown = show_bytes(DisplayConfig(unit="word", mask_k=hide), HELLO)
         assert HELLO.startswith(shown)
-    assert show_bytes(DisplayOptions(), HELLO) == HELLO
-    assert show_bytes(DisplayOptions(unit="word", hide=2), HELLO) == "مرحبًا بالعالم"
+    assert show_bytes(DisplayConfig(), HELLO) == HELLO
+    assert show_bytes(DisplayConfig(unit="word", mask_k=2), HELLO) == "مرحبًا بالعالم"
 
 
 def test_two_spellings_of_one_letter_are_not_one() -> None:
     composed, apart = "\u00e9", "e\u0301"
-    shown = screens(DisplayOptions(), composed, apart, apart)
+    shown = screens(DisplayConfig(), composed, apart, apart)
     assert [one.text for one in shown] == [composed, apart, apart]
     assert [one.erased for one in shown] == [0, 1, 0]
 
@@ -294,21 +296,19 @@ def test_the_drawing_of_the_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "flag"),
     [
-        ({"hide": -1}, "hide must be a whole number of 0 or more"),
-        ({"hide": 1.5}, "hide must be a whole number of 0 or more"),
-        ({"hide": "3"}, "hide must be a whole number of 0 or more"),
-        ({"policy": "agreement", "agree": 1}, "agree must be a whole number of 2 or more"),
-        ({"policy": "none"}, "policy must be one of mask, agreement"),
-        ({"unit": "words"}, "unit must be one of token, word, char"),
-        ({"policy": "agreement", "hide": 1}, "hide does nothing with policy agreement"),
-        ({"agree": 3}, "agree does nothing with policy mask"),
+        ({"mask_k": -1}, "--mask-k"),
+        ({"mask_k": 1.5}, "--mask-k"),
+        ({"mask_k": "3"}, "--mask-k"),
+        ({"agree": 1}, "--agree"),
+        ({"unit": "words"}, "--unit"),
+        ({"agree": 2, "mask_k": 1}, "--agree"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(values: dict[str, object], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        DisplayOptions(**values)
+def test_options_that_mean_nothing_are_refused(values: dict[str, object], flag: str) -> None:
+    with pytest.raises(InputError, match=flag):
+        DisplayConfig(**values)
 
 
 # Properties of any stream of outputs, under any options.
@@ -317,8 +317,8 @@ EMOJI, REGIONS = "👩👧👍❤", "🇩🇪🇫"
 ALPHABET = "abcé .," + "我们あーไน้کم" + "\u0301\u200d\ufe0f🏽\u200f" + EMOJI + REGIONS
 UNITS = st.sampled_from(["token", "word", "char"])
 KEEPS = {"no_shrink": st.booleans(), "whole_words": st.booleans()}
-OPTIONS = st.builds(DisplayOptions, hide=st.integers(0, 12), unit=UNITS, **KEEPS) | st.builds(
-    DisplayOptions, policy=st.just("agreement"), agree=st.integers(2, 4), **KEEPS
+OPTIONS = st.builds(DisplayConfig, mask_k=st.integers(0, 12), unit=UNITS, **KEEPS) | st.builds(
+    DisplayConfig, agree=st.integers(2, 4), **KEEPS
 )
 
 
@@ -351,7 +351,7 @@ def falls_apart(text: str, at: int) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(options=OPTIONS, outputs=streams())
-def test_every_screen_of_a_stream(options: DisplayOptions, outputs: list[list[int]]) -> None:
+def test_every_screen_of_a_stream(options: DisplayConfig, outputs: list[list[int]]) -> None:
     display, before = make_display(options, Bytes()), ""
     for i, tokens in enumerate([*outputs, outputs[-1]]):
         final = i == len(outputs)
@@ -377,7 +377,7 @@ def test_hiding_more_shows_less_and_hiding_everything_nothing(
     text: str, unit: str, words: bool
 ) -> None:
     shown = [
-        show_bytes(DisplayOptions(hide=hide, unit=unit, whole_words=words), text)
+        show_bytes(DisplayConfig(mask_k=hide, unit=unit, whole_words=words), text)
         for hide in range(len(text.encode()) + 1)
     ]
     assert shown[0] == text
@@ -385,21 +385,21 @@ def test_hiding_more_shows_less_and_hiding_everything_nothing(
     assert shown[-1] == ""
 
 
-@given(text=st.text(ALPHABET, max_size=20), hide=st.integers(0, 60))
+@given(text=st.text(ALPHABET, max_size=20), mask_k=st.integers(0, 60))
 def test_a_token_mask_shows_what_the_other_tokens_say_and_no_less(text: str, hide: int) -> None:
     data = text.encode()
     said = data[: max(0, len(data) - hide)].decode(errors="ignore")
     end = len(said)
     while falls_apart(text, end):
         end -= 1
-    assert show_bytes(DisplayOptions(hide=hide), text) == text[:end]
+    assert show_bytes(DisplayConfig(mask_k=hide), text) == text[:end]
 
 
 @given(outputs=st.lists(st.text("abc ", max_size=10), min_size=2, max_size=6))
 def test_agreement_of_two_never_takes_back_what_the_new_output_says_too(
     outputs: list[str],
 ) -> None:
-    display, before = make_display(DisplayOptions(policy="agreement"), Bytes()), ""
+    display, before = make_display(DisplayConfig(agree=2), Bytes()), ""
     for output in outputs:
         text = display.show(list(output.encode()), final=False).text
         assert len(text) >= shared(before, output)

@@ -134,7 +134,7 @@ def test_an_interrupt_in_mid_update_does_so_too(
     translate: Any, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     calls = 0
-    inner = LiveTranslator.job
+    inner = LiveTranslator.begin
 
     def interrupted(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -143,7 +143,7 @@ def test_an_interrupt_in_mid_update_does_so_too(
             raise KeyboardInterrupt
         return inner(*given, **named)
 
-    monkeypatch.setattr(LiveTranslator, "job", interrupted)
+    monkeypatch.setattr(LiveTranslator, "begin", interrupted)
     made = translate(Typed("the cat\nthe cat sat\n\nthe dog\n", ends=False))
     heard = [(0, "the cat"), (0, "the cat sat"), (0, "the cat sat"), (1, "the dog")]
     assert made.code == 130 and finals(made)[-1] == heard[at]

@@ -11,9 +11,9 @@ from tests.live_cases import a_stream, a_target, a_translator, from_scratch, upd
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
-from draftsmith.live.display import DisplayOptions
+from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
+from draftsmith.live.translator import LiveTranslator, Update
 from draftsmith.targets.hf import HFTarget
 
 STREAMS = 200
@@ -227,7 +227,7 @@ def test_a_trimmed_draft_is_shorter_by_so_many_tokens(target: HFTarget, trim: in
 def test_what_is_hidden_is_drafted_all_the_same(target: HFTarget) -> None:
     for seed in range(10):
         whole, hidden = (
-            records(a_translator(target, display=DisplayOptions(hide=hide)), seed)
+            records(a_translator(target, display=DisplayConfig(mask_k=hide)), seed)
             for hide in (0, 3)
         )
         for one, other in zip(whole, hidden, strict=True):

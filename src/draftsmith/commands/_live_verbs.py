@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, Many, OptionGroup, at_least, parse_list, require, unused
+from draftsmith.config import Leading, Many, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import MINI, check_prompt
+from draftsmith.live.config import MaskConfig, PromptConfig, RedraftConfig
 from draftsmith.serve.config import SessionLimits
 from draftsmith.targets.config import ModelOptions
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions(OptionGroup):
-    """How a source becomes a prompt."""
-
-    language: str = "German"
-    """The language to translate into, as the prompt names it."""
-    template: str = "auto"
-    """mini (what the shipped model was trained with), instruction, chat, or a text with {source}
-    and {language}; auto: chat where the model has a chat template, else mini."""
-    context: int = 0
-    """Earlier segments, with their translations, in the prompt."""
-
-    def validate(self) -> None:
-        require(bool(self.language.strip()), "--language must not be empty")
-        if self.template not in ("auto", "mini", "instruction", "chat"):
-            check_prompt(self.template, "--template must be auto, mini, instruction, chat, or")
-        at_least(0, "--context", self.context)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RedraftOptions(OptionGroup):
-    """How the last output is drafted from."""
-
-    final_bias: float | None = None
-    """Of final updates: 0 gives the text of offline greedy translation. Left out: the bias."""
-    revision_bias: float | None = None
-    """Of updates in which earlier words of the source changed. Left out: the bias."""
-    resync: int = 0
-    """Behind a divergence, draft so many tokens from the old tail where it is found again."""
-    then: str | None = None
-    """A drafter for what lies behind the divergence (see `draftsmith generate --help`)."""
-    trim_full_stop: bool = False
-    """Do not draft a closing full stop: the sentence may go on."""
-    min_common: float = 0.0
-    """Do not draft where less than this share of the last source's words is left."""
-    max_ratio: float = 2.0
-    """Longest output, in tokens of the source; 32 more are allowed."""
-
-    def validate(self) -> None:
-        for name in ("final_bias", "revision_bias"):
-            value = getattr(self, name)
-            if value is not None:
-                check_bias(value, f"--{name.replace('_', '-')}")
-        at_least(0, "--resync", self.resync)
-        share = 0 <= self.min_common <= 1
-        require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
-        good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
-        require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScreenOptions(OptionGroup):
-    """What is on the screen before a segment is final."""
-
-    mask_k: int = 0
-    """Hide so many units at the end."""
-    unit: Literal["token", "word", "char"] = "token"
-    """What --mask-k counts; a char is what a reader takes for one."""
-    agree: int | None = None
-    """Show what so many outputs in a row have in common, instead of hiding the end."""
-    whole_words: bool = False
-    """Show no parts of words."""
-
-    def validate(self) -> None:
-        at_least(0, "--mask-k", self.mask_k)
-        at_least(2, "--agree", self.agree)
-        hides = self.mask_k == 0 or self.agree is None
-        require(hides, "--mask-k and --agree are two ways to hide: choose one")
-        if not self.mask_k:
-            unused("--unit", self.unit, "token", "--mask-k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +27,19 @@ class LiveTranslateOptions(VerbOptions):
     recogniser sends."""
     bias: float = 0.2
     """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
-    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    screen: MaskConfig = field(default_factory=MaskConfig)
     no_shrink: bool = False
     """Text that is on the screen and in the new output stays, whatever is hidden."""
-    prompt: PromptOptions = field(default_factory=PromptOptions)
-    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
     out: Path | None = None
     """Write what happened to this file (JSONL, for `live score`)."""
 
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
+        if not self.screen.mask_k:
+            unused("--unit", self.screen.unit, "token", "--mask-k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +121,8 @@ class LiveReplayOptions(VerbOptions):
     """display: only hide them. draft: leave them out of the draft, too."""
     limit: int | None = None
     """Use only the first segments."""
-    prompt: PromptOptions = field(default_factory=PromptOptions)
-    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
     out: Path = Path("runs/replay")
     """Folder for tables, records, plots, subtitles and logs."""
 
@@ -217,7 +147,7 @@ class LiveReplayOptions(VerbOptions):
         if "ssbd" not in self.methods():
             unused("--bias", self.bias, "0.2", "ssbd in --compare")
             unused("--mask", self.mask, "display", "ssbd in --compare")
-            for name, value in vars(RedraftOptions()).items():
+            for name, value in vars(RedraftConfig()).items():
                 if name != "max_ratio":
                     flag = f"--{name.replace('_', '-')}"
                     unused(flag, getattr(self.redraft, name), value, "ssbd in --compare")
@@ -255,18 +185,20 @@ class LiveServeOptions(VerbOptions):
     """0 takes a free one."""
     bias: float = 0.2
     """How far verification leans towards the last output, unless a session says otherwise."""
-    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    screen: MaskConfig = field(default_factory=MaskConfig)
     limits: SessionLimits = field(default_factory=SessionLimits)
     token: str | None = None
     """Clients have to give it as ?token=..."""
     allow_origin: Many = ()
     """A web site whose pages may connect, beside the server's own."""
-    prompt: PromptOptions = field(default_factory=PromptOptions)
-    redraft: RedraftOptions = field(default_factory=RedraftOptions)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
 
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
+        if not self.screen.mask_k:
+            unused("--unit", self.screen.unit, "token", "--mask-k")
         require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
         sentence = "--then cannot be served: what a drafter remembers is one translation's"
         require(self.redraft.then is None, sentence)

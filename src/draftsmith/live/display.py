@@ -28,12 +28,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any
 
 import regex
 
 from draftsmith.core.rows import common_prefix
-from draftsmith.errors import InputError
+from draftsmith.live.config import DisplayConfig, Unit
 
 # Line breaking class SA is Thai, Lao, Khmer, Burmese and their neighbours. The extensions (scx)
 # take in marks that scripts share, such as the long vowel of kana.
@@ -79,41 +79,8 @@ def _kind(character: str) -> str:
     return "w" if regex.match(r"\w", character) else "p"
 
 
-Policy = Literal["mask", "agreement"]
-Unit = Literal["token", "word", "char"]
 _THINKS, _THOUGHT = "<think>", "</think>"
 _CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DisplayOptions:
-    """What is shown of an output before it is final."""
-
-    policy: Policy = "mask"
-    """mask: all but the end. agreement: what the last outputs have in common."""
-    hide: int = 0
-    """mask: how many units at the end are hidden."""
-    unit: Unit = "token"
-    """mask: what is counted. A char is a grapheme cluster; in scripts without blanks it counts as
-    a word, too."""
-    no_shrink: bool = False
-    """Text that is on the screen and in the new output stays, whatever the policy hides."""
-    whole_words: bool = False
-    """Show no parts of words; scripts without blanks are left alone."""
-    agree: int = 2
-    """agreement: how many outputs."""
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("policy", self.policy, Policy), ("unit", self.unit, Unit)):
-            if value not in get_args(known):
-                raise InputError(f"{name} must be one of {', '.join(get_args(known))}: {value!r}")
-        for name, count, least in (("hide", self.hide, 0), ("agree", self.agree, 2)):
-            if not isinstance(count, int) or count < least:
-                raise InputError(f"{name} must be a whole number of {least} or more, got {count!r}")
-        if self.policy == "agreement" and self.hide:
-            raise InputError("hide does nothing with policy agreement: leave it at 0")
-        if self.policy == "mask" and self.agree != 2:
-            raise InputError("agree does nothing with policy mask: leave it at 2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,8 +116,8 @@ def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 class Display(abc.ABC):
     """Chooses what is shown of one segment's outputs. One object per segment."""
 
-    def __init__(self, options: DisplayOptions, tokenizer: Any) -> None:
-        self._options = options
+    def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
+        self._config = config
         self._tokenizer = tokenizer
         self._text = ""
 
@@ -170,8 +137,8 @@ class Display(abc.ABC):
 
     def _cut(self, full: str, end: int) -> int:
         """`end`, moved back to where a text may be cut, but not before what is to stay."""
-        end = _floor(word_borders(full) if self._options.whole_words else borders(full), end)
-        if not self._options.no_shrink:
+        end = _floor(word_borders(full) if self._config.whole_words else borders(full), end)
+        if not self._config.no_shrink:
             return end
         # Not moved back to a whole word: a word that grew stays on the screen as it was.
         return max(end, _floor(borders(full), common_prefix(self._text, full)))
@@ -202,33 +169,33 @@ class TokenMask(Display):
     """Hides the last tokens."""
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
-        return self._covered(tokens[: max(0, len(tokens) - self._options.hide)], full)
+        return self._covered(tokens[: max(0, len(tokens) - self._config.mask_k)], full)
 
 
 class WordMask(Display):
     """Hides the last words."""
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
-        return _end_before(word_ends(full), self._options.hide, full)
+        return _end_before(word_ends(full), self._config.mask_k, full)
 
 
 class CharMask(Display):
     """Hides the last characters, as readers count them."""
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
-        return _end_before(borders(full), self._options.hide, full)
+        return _end_before(borders(full), self._config.mask_k, full)
 
 
 class Agreement(Display):
     """Shows the tokens that the last outputs have in common; nothing while there are too few."""
 
-    def __init__(self, options: DisplayOptions, tokenizer: Any) -> None:
-        super().__init__(options, tokenizer)
-        self._outputs: deque[tuple[int, ...]] = deque(maxlen=options.agree)
+    def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
+        super().__init__(config, tokenizer)
+        self._outputs: deque[tuple[int, ...]] = deque(maxlen=config.agree)
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
         self._outputs.append(tuple(tokens))
-        if len(self._outputs) < self._options.agree:
+        if len(self._outputs) < (self._outputs.maxlen or 0):
             return 0
         agreed = min(common_prefix(tokens, other) for other in self._outputs)
         return self._covered(tokens[:agreed], full)
@@ -237,10 +204,10 @@ class Agreement(Display):
 _MASKS: dict[Unit, type[Display]] = {"token": TokenMask, "word": WordMask, "char": CharMask}
 
 
-def make_display(options: DisplayOptions, tokenizer: Any) -> Display:
+def make_display(config: DisplayConfig, tokenizer: Any) -> Display:
     """A display for a new segment."""
-    kind = Agreement if options.policy == "agreement" else _MASKS[options.unit]
-    return kind(options, tokenizer)
+    kind = _MASKS[config.unit] if config.agree is None else Agreement
+    return kind(config, tokenizer)
 
 
 def _floor(places: Sequence[int], at: int) -> int:

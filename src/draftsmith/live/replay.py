@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from draftsmith.live.display import DisplayOptions, make_display, without_thoughts
+from draftsmith.live.config import DisplayConfig
+from draftsmith.live.display import make_display, without_thoughts
 from draftsmith.live.metrics import Pieces, quality, report, speedup, translations
 from draftsmith.live.records import Hypothesis, UpdateRecord
 from draftsmith.live.translator import LiveTranslator
@@ -130,10 +131,10 @@ def _segment(
 
 def hidden(shown: ReplayRun, setting: ReplaySetting, tokenizer: Any) -> ReplayRun:
     """The same outputs behind a display that hides the end of each."""
-    options = DisplayOptions(hide=setting.mask_k)
+    config = DisplayConfig(mask_k=setting.mask_k)
     records = []
     for _, part in groupby(zip(shown.records, shown.outputs, strict=True), lambda one: one[0].seg):
-        display = make_display(options, tokenizer)
+        display = make_display(config, tokenizer)
         before = ""
         for record, tokens in part:
             if record.final:  # nothing is hidden any more

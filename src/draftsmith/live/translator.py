@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from draftsmith.core.config import check_bias
 from draftsmith.core.decode import Session
 from draftsmith.drafters.base import BindableTarget, Drafter
+from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions, Shown, make_display, without_thoughts, word_ends
+from draftsmith.live.config import LiveConfig
+from draftsmith.live.display import Shown, make_display, without_thoughts, word_ends
 from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
@@ -30,61 +31,6 @@ from draftsmith.live.templates import Template, check_text
 KEPT_SEGMENTS = 200
 """Finished ones that are remembered."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveConfig:
-    """How a live translation decodes. The paper's: bias 0.2, the same in the final update."""
-
-    redraft: bool = True
-    """Draft with the last output; without, this is autoregressive re-translation."""
-    bias: float = 0.2
-    """How far a draft may be from the best: 0 changes nothing, 0.5 keeps every token."""
-    final_bias: float | None = None
-    """Of the final update; 0 makes its text what offline greedy translation gives. None: `bias`."""
-    revision_bias: float | None = None
-    """Where words that were there before have changed. None: `bias`."""
-    resync: int = 0
-    """Behind the divergence, look for the old tail again and draft so many tokens from there; 0:
-    decode on."""
-    trim_draft: int = 0
-    """Tokens that are left out at the end of the draft (the paper's mask-k; a display that hides
-    them costs no draft)."""
-    trim_full_stop: bool = False
-    """Do not draft a closing full stop: the sentence may go on."""
-    min_common: float = 0.0
-    """Drop the draft where less than this share of the last source's words is still there: it is
-    about something else, or in another script."""
-    max_ratio: float = 2.0
-    """Longest output, in tokens of the source ..."""
-    max_extra: int = 32
-    """... and so many more. What gets there is not drafted from."""
-    context: int = 0
-    """Earlier segments, with their translations, in the prompt."""
-    display: DisplayOptions = field(default_factory=DisplayOptions)
-
-    def __post_init__(self) -> None:
-        check_bias(self.bias)
-        for name in ("final_bias", "revision_bias"):
-            if getattr(self, name) is not None:
-                check_bias(getattr(self, name), name)
-        for name, least in (("trim_draft", 0), ("max_extra", 1), ("context", 0), ("resync", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be {least} or more, got {getattr(self, name)}")
-        if not 0 <= self.min_common <= 1:
-            raise InputError(f"min_common must lie between 0 and 1, got {self.min_common}")
-        if not 0 <= self.max_ratio < math.inf:
-            raise InputError(f"max_ratio must be 0 or more, got {self.max_ratio}")
-        if self.resync and not self.redraft:
-            raise InputError("resync drafts from the old tail, which needs redraft")
-
-    def bias_of(self, *, final: bool, revised: bool) -> float:
-        """Of one update; in a final one its own comes first."""
-        if final and self.final_bias is not None:
-            return self.final_bias
-        if revised and self.revision_bias is not None:
-            return self.revision_bias
-        return self.bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,14 +78,19 @@ class LiveTranslator:
     ) -> None:
         """
         Args:
-            then: drafts behind the divergence, where the old tail has nothing to say.
-            engine: of other translations on this target, made for the same options; None: an own.
+            then: drafter for what lies behind the divergence, where the old tail gives no draft;
+                None: the one that the configuration names.
+            engine: shared with other translations on this target and made for the same options;
+                None: a new one.
         """
         self.target, self.template = target, template
         self.config = config or LiveConfig()
-        self.engine = engine or LiveEngine(
-            target, redraft=self.config.redraft, resync=self.config.resync, then=then
-        )
+        if engine is None:
+            if then is None and self.config.then is not None:
+                then = load_drafter(self.config.then)
+            redraft, resync = self.config.redraft, self.config.resync
+            engine = LiveEngine(target, redraft=redraft, resync=resync, then=then)
+        self.engine = engine
         self.session = Session()
         self.seg = self.rev = 0
         self._said: list[tuple[str, str]] = []

@@ -15,20 +15,17 @@ from typing import Any
 
 from rich.text import Text
 
-from draftsmith.commands._live_verbs import PromptOptions, RedraftOptions, ScreenOptions
 from draftsmith.config import from_dict
 from draftsmith.core.config import bias_warning
 from draftsmith.data.languages import find
 from draftsmith.data.prompts import MINI
-from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.live.display import DisplayOptions
+from draftsmith.live.config import DisplayConfig, LiveConfig, PromptConfig, RedraftConfig
 from draftsmith.live.metrics import CHARACTERS, WORDS, Pieces
 from draftsmith.live.plots import named, pair_of, table
 from draftsmith.live.replay import ReplayRow, ReplaySetting
 from draftsmith.live.templates import INSTRUCTION, Template
-from draftsmith.live.translator import LiveConfig, LiveTranslator, Update
+from draftsmith.live.translator import LiveTranslator, Update
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import HFTarget
 
@@ -38,7 +35,7 @@ _UNSPACED = frozenset(
 _UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
 
 
-def make_template(options: PromptOptions, target: HFTarget) -> Template:
+def make_template(options: PromptConfig, target: HFTarget) -> Template:
     """The prompts that these options ask for.
 
     Raises:
@@ -57,58 +54,31 @@ def make_template(options: PromptOptions, target: HFTarget) -> Template:
     return Template(tokenizer=target.tokenizer, language=language, text=text, chat=chat)
 
 
-def make_display_options(screen: ScreenOptions, *, no_shrink: bool) -> DisplayOptions:
-    """What these options show of a segment before it is final."""
-    return DisplayOptions(
-        policy="mask" if screen.agree is None else "agreement",
-        hide=screen.mask_k,
-        unit=screen.unit,
-        no_shrink=no_shrink,
-        whole_words=screen.whole_words,
-        agree=screen.agree or 2,
-    )
-
-
-def live_config(redraft: RedraftOptions, display: DisplayOptions) -> LiveConfig:
-    """What these options fix for every setting."""
-    return LiveConfig(
-        final_bias=redraft.final_bias,
-        revision_bias=redraft.revision_bias,
-        resync=redraft.resync,
-        trim_full_stop=redraft.trim_full_stop,
-        min_common=redraft.min_common,
-        max_ratio=redraft.max_ratio,
-        display=display,
-    )
-
-
 def maker(
     target: HFTarget,
-    prompt: PromptOptions,
-    redraft: RedraftOptions,
-    display: DisplayOptions | None = None,
+    prompt: PromptConfig,
+    redraft: RedraftConfig,
+    display: DisplayConfig | None = None,
 ) -> Callable[[ReplaySetting], LiveTranslator]:
-    """Makes a translator per setting; all share the target. `display`: what more than the setting's
-    mask hides."""
+    """Return a function that makes a translator per setting; all share the target.
+
+    `display`: what is hidden beside the setting's mask.
+    """
     template = make_template(prompt, target)
-    display = display or DisplayOptions()
-    fixed = live_config(redraft, display)
+    display = display or DisplayConfig()
 
     def make(setting: ReplaySetting) -> LiveTranslator:
         drafts = setting.method == "ssbd"
-        config = replace(
-            fixed,
+        values = vars(redraft) | ({} if drafts else {"resync": 0, "then": None})
+        config = LiveConfig(
+            **values,
             redraft=drafts,
             bias=setting.bias or 0.0,
-            resync=fixed.resync if drafts else 0,
             trim_draft=setting.mask_k if setting.mask == "draft" else 0,
             context=prompt.context,
-            display=replace(display, hide=setting.mask_k),
+            display=replace(display, mask_k=setting.mask_k),
         )
-        then: Drafter | None = None
-        if redraft.then is not None and drafts:
-            then = load_drafter(redraft.then)
-        return LiveTranslator(target, template, config, then=then)
+        return LiveTranslator(target, template, config)
 
     return make
 

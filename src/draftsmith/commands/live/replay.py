@@ -25,7 +25,7 @@ from draftsmith.live.metrics import check_installed, flores_pieces
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
 from draftsmith.live.replay import Method, ReplayRow, ReplayRun, replay, settings, table
 from draftsmith.live.translator import LiveTranslator
-from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
+from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
 
 SECONDS = 1.0
 """Between updates of a stream that has no times."""
@@ -48,6 +48,7 @@ class ReplayResult:
 
 def run(options: LiveReplayOptions) -> ReplayResult:
     """Replay, and write everything to `options.out`."""
+    refuse_file(options.out)
     stream = read_stream(options.stream, options.limit)
     has_references = any(one.reference for one in stream)
     if has_references:

@@ -13,12 +13,11 @@ from urllib.parse import quote
 from draftsmith.commands._live_verbs import LiveServeOptions
 from draftsmith.commands._loading import open_target
 from draftsmith.commands.live._shared import (
-    live_config,
-    make_display_options,
     make_template,
     warn,
 )
 from draftsmith.errors import BackendError, InputError
+from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.templates import Template
 
 
@@ -47,13 +46,13 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             return make_template(dataclasses.replace(options.prompt, language=language), target)
 
         metrics = ServerMetrics()
-        display = make_display_options(options.screen, no_shrink=True)
+        display = DisplayConfig(**vars(options.screen), no_shrink=True)
         settings = Settings(
             target=options.prompt.language,
             bias=options.bias,
             final_bias=options.redraft.final_bias,
             revision_bias=options.redraft.revision_bias,
-            mask_k=display.hide,
+            mask_k=display.mask_k,
             mask="display",
             no_shrink=display.no_shrink,
             whole_words=display.whole_words,
@@ -63,7 +62,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             target,
             template,
             settings=settings,
-            live=live_config(options.redraft, display),
+            live=LiveConfig(**vars(options.redraft), display=display),
             limits=options.limits,
             on_batch=metrics.count,
         )

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from draftsmith.commands._live_verbs import Feed, LiveTranslateOptions
 from draftsmith.commands._loading import open_target
-from draftsmith.commands.live._shared import coloured, make_display_options, maker, warn
+from draftsmith.commands.live._shared import coloured, maker, warn
 from draftsmith.errors import InputError
+from draftsmith.live.config import DisplayConfig
 from draftsmith.live.feeds import open_feed
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
@@ -54,8 +55,8 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
     """
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_target(options.model)
-    display = make_display_options(options.screen, no_shrink=options.no_shrink)
-    setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.hide)
+    display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)
+    setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.mask_k)
     follower = _Follower(maker(target, options.prompt, options.redraft, display)(setting))
     try:
         follower.follow(options.format)

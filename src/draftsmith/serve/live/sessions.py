@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
+from draftsmith.live.config import LiveConfig
 from draftsmith.live.engine import LiveEngine
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import LiveConfig, LiveTranslator
+from draftsmith.live.translator import LiveTranslator
 from draftsmith.serve.config import SessionLimits
 from draftsmith.serve.live.protocol import Outbox, Refused, Settings
 from draftsmith.serve.live.session import Event, LiveSession
@@ -170,7 +172,9 @@ class SessionManager:
             self._config(new)
             self.template(str(new.target))
         except InputError as error:
-            raise Refused("bad_settings", str(error)) from None
+            # clients know fields of the protocol, not flags
+            sentence = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))
+            raise Refused("bad_settings", sentence) from None
         return new
 
     def _config(self, settings: Settings) -> LiveConfig:
@@ -184,7 +188,7 @@ class SessionManager:
             context=settings.context or 0,
             display=replace(
                 self._live.display,
-                hide=mask_k,
+                mask_k=mask_k,
                 no_shrink=bool(settings.no_shrink),
                 whole_words=bool(settings.whole_words),
             ),

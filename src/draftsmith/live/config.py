@@ -1,0 +1,144 @@
+"""The configuration of a live translation: prompt, drafting, display.
+
+The command line nests `PromptConfig`, `RedraftConfig` and `MaskConfig`; `DisplayConfig` and
+`LiveConfig` add what a program sets, and are checked when they are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from draftsmith.config import OptionGroup, at_least, require
+from draftsmith.core.config import check_bias
+from draftsmith.data.prompts import check_prompt
+from draftsmith.errors import InputError
+
+Unit = Literal["token", "word", "char"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig(OptionGroup):
+    """How a source becomes a prompt."""
+
+    language: str = "German"
+    """The language to translate into, as the prompt names it."""
+    template: str = "auto"
+    """mini (what the shipped model was trained with), instruction, chat, or a text with {source}
+    and {language}; auto: chat where the model has a chat template, else mini."""
+    context: int = 0
+    """Earlier segments, with their translations, in the prompt."""
+
+    def validate(self) -> None:
+        require(bool(self.language.strip()), "--language must not be empty")
+        if self.template not in ("auto", "mini", "instruction", "chat"):
+            check_prompt(self.template, "--template must be auto, mini, instruction, chat, or")
+        at_least(0, "--context", self.context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedraftConfig(OptionGroup):
+    """How the last output is drafted from."""
+
+    final_bias: float | None = None
+    """Bias of final updates: 0 gives the text of offline greedy translation. Left out: --bias."""
+    revision_bias: float | None = None
+    """Bias of updates in which earlier words of the source changed. Left out: --bias."""
+    resync: int = 0
+    """Behind a divergence, draft so many tokens from the old tail where it is found again."""
+    then: str | None = None
+    """A drafter for what lies behind the divergence (see `draftsmith generate --help`)."""
+    trim_full_stop: bool = False
+    """Do not draft a closing full stop: the sentence may go on."""
+    min_common: float = 0.0
+    """Do not draft where less than this share of the last source's words is left."""
+    max_ratio: float = 2.0
+    """Longest output, in tokens of the source; 32 more are allowed."""
+
+    def validate(self) -> None:
+        for name, bias in (("final", self.final_bias), ("revision", self.revision_bias)):
+            if bias is not None:
+                check_bias(bias, f"--{name}-bias")
+        at_least(0, "--resync", self.resync)
+        share = 0 <= self.min_common <= 1
+        require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
+        good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
+        require(good, f"--max-ratio must be 0 or more, got {self.max_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskConfig(OptionGroup):
+    """What is on the screen before a segment is final."""
+
+    mask_k: int = 0
+    """Hide so many units at the end."""
+    unit: Unit = "token"
+    """What --mask-k counts; a char is a grapheme cluster."""
+    agree: int | None = None
+    """Show what so many outputs in a row have in common, instead of hiding the end."""
+    whole_words: bool = False
+    """Show no parts of words; scripts without blanks are not affected."""
+
+    def validate(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise InputError(f"--unit must be one of {', '.join(get_args(Unit))}: {self.unit!r}")
+        for flag, least, count in (("--mask-k", 0, self.mask_k), ("--agree", 2, self.agree)):
+            good = count is None or (isinstance(count, int) and count >= least)
+            require(good, f"{flag} must be a whole number of {least} or more, got {count!r}")
+        hides = self.mask_k == 0 or self.agree is None
+        require(hides, "--mask-k and --agree are two ways to hide: choose one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisplayConfig(MaskConfig):
+    """How a display hides the end of an output."""
+
+    no_shrink: bool = False
+    """Text that is on the screen and in the new output stays, whatever is hidden."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveConfig(RedraftConfig):
+    """How a live translation decodes and displays. SSBD's values: bias 0.2, also in final updates.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    redraft: bool = True
+    """Draft with the last output; without, this is autoregressive re-translation."""
+    bias: float = 0.2
+    """How far verification leans towards the draft: 0 changes nothing, 0.5 keeps every token."""
+    trim_draft: int = 0
+    """Tokens left out at the end of the draft (the paper's mask-k; a display that hides them costs
+    no draft)."""
+    max_extra: int = 32
+    """Output tokens allowed beyond `max_ratio`. An output that reaches the limit is not drafted
+    from."""
+    context: int = 0
+    """Earlier segments, with their translations, in the prompt."""
+    display: DisplayConfig = field(default_factory=DisplayConfig)
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        at_least(0, "--context", self.context)
+        at_least(0, "trim_draft", self.trim_draft)
+        at_least(1, "max_extra", self.max_extra)
+        if self.resync and not self.redraft:
+            raise InputError("--resync drafts from the old tail, which needs redraft")
+
+    def bias_of(self, *, final: bool, revised: bool) -> float:
+        """The bias of one update; a final one uses `final_bias` first."""
+        if final and self.final_bias is not None:
+            return self.final_bias
+        if revised and self.revision_bias is not None:
+            return self.revision_bias
+        return self.bias
