@@ -41,9 +41,6 @@ T = TypeVar("T")
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NULLS = ("none", "null")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)
-}
 
 
 def field_types(cls: type) -> dict[str, Any]:
@@ -125,22 +122,6 @@ def parse_list(text: str, kind: Callable[[str], T], *, name: str) -> tuple[T, ..
             raise
         what = getattr(kind, "__name__", "value")
         raise InputError(f"{name}: expected {what}s separated by commas, got {text!r}") from None
-
-
-def parse_size(text: str, *, name: str = "size") -> int:
-    """A whole number with an optional unit: 4096, 64k (thousand), 2Mi or 2MiB (1024 squared)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([kmgt]?i?)b?", text.strip().lower())
-    unit = _UNITS.get(match[2]) if match else None
-    if match is None or unit is None:
-        raise InputError(f"{name}: expected a size like 4096, 64k or 2MiB, got {text!r}")
-    value = float(match[1]) * unit
-    exact: int = int(match[1]) * unit if match[1].isdigit() else round(value)
-    if not math.isfinite(value) or abs(value - exact) > 1e-6 * max(value, 1.0):
-        raise InputError(f"{name}: {text!r} is not a whole number")
-    return exact
-
-
-# --------------------------------------------------------------------------- inside
 
 
 def _split(assignment: str) -> tuple[str, str]:

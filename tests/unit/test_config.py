@@ -19,7 +19,6 @@ from draftsmith.config import (
     from_dict,
     override,
     parse_list,
-    parse_size,
 )
 from draftsmith.errors import InputError
 
@@ -161,18 +160,11 @@ def test_assignments_build_options_that_have_no_default() -> None:
         from_assignments(Outer, ["on=true"])
 
 
-def test_comma_lists_and_sizes() -> None:
+def test_comma_lists() -> None:
     assert parse_list("0, 0.8", float, name="--temperature") == (0.0, 0.8)
-    assert parse_size("64k") == 64_000
-    assert parse_size("2MiB") == 2 * 1024**2
-    assert parse_size("1.5e6") == 1_500_000
-    assert parse_size(str(2**60 + 1)) == 2**60 + 1
     for text in ("", ",", "1,,2", "a"):
         with pytest.raises(InputError, match="--temperature"):
             parse_list(text, float, name="--temperature")
-    for text in ("", "k", "-1", "1.5", "1e999", "nan", "3 apples"):
-        with pytest.raises(InputError, match="size"):
-            parse_size(text)
 
 
 JSON = st.recursive(
@@ -214,9 +206,7 @@ def test_any_override_works_or_is_our_error(name: str, tail: str, text: str) -> 
 
 @FUZZ
 @given(st.text(max_size=10))
-def test_any_size_or_list_works_or_is_our_error(text: str) -> None:
-    with contextlib.suppress(InputError):
-        assert parse_size(text) >= 0
+def test_any_list_works_or_is_our_error(text: str) -> None:
     with contextlib.suppress(InputError):
         assert all(isinstance(x, float) for x in parse_list(text, float, name="x"))
 

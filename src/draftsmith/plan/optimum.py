@@ -55,17 +55,6 @@ def speedup(
     return predicted_speedup(tokens_per_step(alpha, gamma), gamma, draft / target)
 
 
-def throughput(
-    alpha: ArrayLike, gamma: ArrayLike, draft_params: ArrayLike, target_params: ArrayLike
-) -> Floats:
-    """(1 - alpha^(gamma+1)) / (2 (M + gamma N) (1 - alpha)), eq. 3; plain decoding has 1 / (2 M).
-
-    The paper says "tokens per FLOP"; it is tokens per unit of memory-bound time.
-    """
-    params = positive(target_params, "target_params")
-    return np.asarray(speedup(alpha, gamma, draft_params, params) / (2.0 * params))
-
-
 def stationary_length(
     alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
 ) -> Floats:
@@ -76,21 +65,6 @@ def stationary_length(
     """
     missed = -np.log(_rate(alpha))
     return np.asarray(np.log1p(_root(missed, draft_cost, target_cost)) / missed - 1.0)
-
-
-def stationary_speedup(
-    alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
-) -> Floats:
-    """Eq. 4 times 2 M. Where `stationary_length` is negative this speed-up does not exist.
-
-    Raises:
-        InputError: the draft costs more than the target.
-    """
-    alpha = _rate(alpha)
-    missed = -np.log(alpha)
-    ratio = positive(draft_cost, "draft_cost") / positive(target_cost, "target_cost")
-    u = 1.0 + _root(missed, draft_cost, target_cost)
-    return np.asarray(missed / (ratio * (1.0 - alpha) * u))
 
 
 def optimal_length(
