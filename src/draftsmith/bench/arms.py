@@ -40,13 +40,13 @@ class Arm:
         return self.drafter.default_shape if self.shape is None else self.shape
 
     def adapt(self, options: DecodeOptions) -> DecodeOptions:
-        """The options with this arm's draft."""
+        """Return the options with this arm's draft."""
         return replace(options, shape=self.shape, policy=self.policy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedRun:
-    """One group of prompts decoded once. Lists hold one entry per row of the group."""
+    """The result of decoding one group of prompts once; one entry per row of the group."""
 
     tokens: tuple[tuple[int, ...], ...]
     drafted: tuple[tuple[bool, ...], ...]
@@ -67,7 +67,7 @@ class TimedRun:
 
 
 class WidthMeter:
-    """The target, noting how many tokens per row each forward is fed."""
+    """A target that records how many tokens per row each forward is fed."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -86,7 +86,7 @@ class WidthMeter:
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a steady clock, after the device has done what it was given."""
+    """Wait for the device, then return the seconds of a steady clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -107,13 +107,13 @@ class _DeviceRecorder(Recorder):
 
 
 def make_recorder(device: torch.device) -> Recorder:
-    """On a CPU nothing is asynchronous, and the plain recorder is the cheaper one."""
+    """Choose a recorder: on a CPU nothing is asynchronous, and the plain one is cheaper."""
     return _DeviceRecorder(device) if device.type == "cuda" else Recorder()
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection inside, whose pauses would fall on whoever runs just then."""
+    """Switch garbage collection off, whose pauses would fall on whichever arm runs just then."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

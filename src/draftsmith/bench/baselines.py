@@ -1,4 +1,4 @@
-"""Transformers' own `generate` on the target's weights: the second column of every measurement."""
+"""Transformers' own `generate` on the target's weights, a baseline of every measurement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from draftsmith.targets.hf import HFTarget
 
 
 def supports(sampler: Sampler) -> bool:
-    """Whether transformers can draw from this law: it has no presence or frequency penalty."""
+    """Check whether transformers can draw from this law: it has no presence or frequency
+    penalty."""
     return not (sampler.presence_penalty or sampler.frequency_penalty or sampler.logit_bias)
 
 
 class _Clock:
-    """A streamer that notes when the first new tokens came (`put` also gets the prompt, first)."""
+    """A streamer that records when the first new tokens came (`put` gets the prompt first)."""
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self._device, self._rows, self._calls = device, rows, 0
@@ -92,7 +93,7 @@ def _config(
     prompt_lookup: int,
     ignore_end: bool,
 ) -> Any:
-    """Everything is said: what is left open is filled from the model's own defaults."""
+    """Set every option, since transformers fills gaps from the model's own defaults."""
     from transformers import GenerationConfig
 
     room = max_new_tokens

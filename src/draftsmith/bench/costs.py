@@ -46,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftCost:
-    """What a drafter costs per step, by the width of the step that it leads to."""
+    """The cost of a drafter per step, by the width of the step that verifies the draft."""
 
     drafter: str
     temperature: float
@@ -75,7 +75,7 @@ class CostTable:
     def predict(
         self, drafter: str, temperature: float, tokens: int, widths: Sequence[int]
     ) -> CostSeconds:
-        """What steps of these widths, which gave this many tokens, should have cost."""
+        """Predict the cost of steps of these widths, which gave this many tokens."""
         counts = [(width, widths.count(width)) for width in sorted(set(widths))]
         draft = sum(n * self.draft_seconds(drafter, temperature, w) for w, n in counts)
         return CostSeconds(
@@ -86,7 +86,7 @@ class CostTable:
 
 
 def interpolate(costs: Sequence[Cost], width: int) -> float:
-    """Seconds at this width: linear between measured points, the nearest one outside.
+    """Return the seconds at this width: linear between measured points, the nearest one outside.
 
     Raises:
         ValueError: no point at all.
@@ -105,7 +105,7 @@ def interpolate(costs: Sequence[Cost], width: int) -> float:
 
 
 def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
-    """At most `most` of the widths, sorted, both ends kept, spread evenly over the ranks."""
+    """Keep at most `most` of the widths, sorted, with both ends, spread evenly over the ranks."""
     ordered = sorted(set(widths))
     if len(ordered) <= most:
         return tuple(ordered)
@@ -130,7 +130,7 @@ class ForwardProbe:
             self._cache.commit(np.array([len(row) for row in left]))
 
     def seconds(self, width: int) -> float:
-        """Of one forward of `width` tokens per row, its mask and cache writes included."""
+        """Time one forward of `width` tokens per row, its mask and cache writes included."""
         start = now(self._target.device)
         self._feed(self._roots, width - 1, keep=width)
         end = now(self._target.device)
@@ -144,7 +144,7 @@ class ForwardProbe:
 
 
 class StepProbe:
-    """Decodes on and on with one drafter, a step at a time, and tells what drafting cost."""
+    """Decodes without end with one drafter, a step at a time, and measures what drafting cost."""
 
     def __init__(
         self,
@@ -175,7 +175,8 @@ class StepProbe:
         predictions: Sequence[Sequence[int]],
         options: DecodeOptions,
     ) -> Iterator[bool]:
-        """Steps behind prompts, for ever; true: a draft that nothing cut short."""
+        """Yield for each step behind the prompts, without end, whether nothing cut its draft
+        short."""
         cases, depth = list(zip(prompts, predictions, strict=True)), arm.used_shape.depth
         limit = self._meter.max_length or 1 << 40
         for number, (prompt, prediction) in enumerate(itertools.cycle(cases)):
@@ -198,7 +199,7 @@ class StepProbe:
                     break  # drafts would be cut to the room that is left, or rows be done
 
     def step(self) -> Cost:
-        """One whole step behind a prompt: its width, and the drafter's seconds.
+        """Take one whole step behind a prompt; return its width and the drafter's seconds.
 
         It follows a step of its own kind, as in a run: what others left in the processor's caches
         is gone by then. Where texts are so short that no step is whole, any step has to do.
@@ -235,7 +236,7 @@ class CostMeter:
     ) -> None:
         """
         Args:
-            widths: that were seen in trials; the widths of the arms' full drafts are added.
+            widths: that occurred in earlier runs; the widths of the arms' full drafts are added.
             options: of the run; the sampler is replaced by each of `samplers`.
             predictions: one per prompt, for drafters that read them.
             rows: decoded side by side; seconds are then of the whole batch.
@@ -282,7 +283,7 @@ class CostMeter:
             self._rounds.extend(self._round() for _ in range(rounds))
 
     def table(self, latest: int | None = None) -> CostTable:
-        """Medians over the latest rounds; None: over all.
+        """Return medians over the latest rounds; None: over all.
 
         Raises:
             ValueError: nothing was measured yet.
@@ -290,7 +291,8 @@ class CostMeter:
         return self._table(self._rounds if latest is None else self._rounds[-latest:])
 
     def redrawn(self, rng: np.random.Generator) -> CostTable:
-        """From as many rounds drawn anew, some of them twice: how uncertain the table is."""
+        """Return a table of resampled rounds (with replacement), which shows how uncertain it
+        is."""
         count = len(self._rounds)
         return self._table([self._rounds[i] for i in rng.integers(count, size=count)])
 
@@ -320,8 +322,8 @@ class CostMeter:
         )
 
     def steps(self) -> tuple[tuple[Cost, ...], ...]:
-        """What each arm's steps cost the drafter, round by round, arms in their order (and for each
-        the samplers in theirs); empty for arms that never draft."""
+        """Return the drafter's cost of each arm's steps, by round, arms in their order (and for
+        each the samplers in theirs); empty for arms that never draft."""
         columns = zip(*(taken.draft for taken in self._rounds), strict=True)
         return tuple(tuple(cost for cost in column if cost is not None) for column in columns)
 
@@ -332,7 +334,7 @@ class CostMeter:
         )
 
     def _forward_cost(self, width: int) -> Cost:
-        """Behind a forward of its own width, as in a run: see `StepProbe.step`."""
+        """Time a forward behind one of its own width, as in a run: see `StepProbe.step`."""
         self._forward.seconds(width)
         return Cost(width=width, seconds=self._forward.seconds(width))
 

@@ -45,7 +45,7 @@ class Choice:
 
 
 def near_tie_bound(dtype: torch.dtype, top_logit: float) -> float:
-    """Largest gap that rounding may flip: 1e-3 in float32, 8 units in the last place in half."""
+    """Return the largest gap that rounding may flip: 1e-3 in float32, 8 ulps in half precision."""
     least = _BOUND.get(dtype)
     if least is not None:
         return least
@@ -54,7 +54,7 @@ def near_tie_bound(dtype: torch.dtype, top_logit: float) -> float:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Index of the first place where two texts differ, one of them ending included."""
+    """Return the index where two texts first differ, one of them ending included."""
     for place, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return place
@@ -68,7 +68,8 @@ def divergence(
     text: Sequence[int],
     sampler: Sampler,
 ) -> FirstDivergence | None:
-    """Where `text` leaves the `plain` continuation, and the target's gap there; None if nowhere."""
+    """Find where `text` leaves the `plain` continuation, and the target's gap there; None:
+    nowhere."""
     at = first_difference(plain, text)
     if at is None:
         return None
@@ -79,7 +80,7 @@ def divergence(
 def choice_after(
     target: Target, prompt: Sequence[int], generated: Sequence[int], sampler: Sampler
 ) -> Choice:
-    """The target's choice behind `prompt + generated`, fed as plain decoding feeds it.
+    """Return the target's choice behind `prompt + generated`, fed as plain decoding feeds it.
 
     prompt in one forward, then each generated token in a forward of its own
     """
@@ -125,7 +126,7 @@ def floor(
 
 
 class _Scorer:
-    """Feeds known tokens to the target in chunks and tells its greedy choices."""
+    """Feeds known tokens to the target in chunks and returns its greedy choices."""
 
     def __init__(self, target: Target, prompt: Sequence[int], more: int, sampler: Sampler) -> None:
         self._target = target
@@ -136,7 +137,7 @@ class _Scorer:
         self._sampler = replace(sampler, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def feed(self, tokens: Sequence[int], *, only_last: bool = False) -> list[Choice]:
-        """Choices behind each token; `only_last`: a prompt, fed as decoding does."""
+        """Return the choices behind each token; `only_last`: a prompt, fed as in decoding."""
         left = feed_beginning(self._target, self._cache, [tokens]) if only_last else [tokens]
         fed, block = lay_out(self._cache, left)
         keep = 1 if only_last else len(tokens)

@@ -1,7 +1,7 @@
-"""Expected acceptance of a measurement's draft models, beside what was counted: no draw is in it.
+"""Expected acceptance of a measurement's draft models, computed without any draw.
 
-What plain decoding said is the target's own, at that temperature and in that many draws, so that
-both models' laws along it give the acceptance of decoding (`distill.measure`), DistillBeam's
+The output of plain decoding is the target's own at that temperature, so that
+both models' laws along it give the acceptance of decoding (`distill.acceptance`), DistillBeam's
 sequence-level one (eq. 10), and what the closed formulas make of it (eq. 11 and 12).
 """
 
@@ -31,7 +31,7 @@ from draftsmith.targets.base import Target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """Of one draft model at one temperature."""
+    """The expected acceptance of one draft model at one temperature."""
 
     drafter: str
     """As in the records."""
@@ -40,16 +40,16 @@ class Expectation:
     gamma: int | None
     """Length of its chains; None for trees and lengths that vary, which no closed formula knows."""
     parameters: tuple[int, int] | None
-    """Of the draft model and of the target; None: one of them is no network."""
+    """Weights of the draft model and of the target; None: one of them is no network."""
 
     def metrics(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the metrics as JSON values."""
         found = self.acceptance.results(self.gamma)
         return {**found, "memory_bound_speedup": self.memory_bound_speedup}
 
     @property
     def memory_bound_speedup(self) -> float | None:
-        """Of the predicted tokens per step (Direct Alignment's MBSU)."""
+        """The speed-up of the predicted tokens per step (Direct Alignment's MBSU)."""
         tau = self.acceptance.results(self.gamma)["tau_predicted"]
         if tau is None or self.gamma is None or self.parameters is None:
             return None
@@ -57,7 +57,7 @@ class Expectation:
 
 
 def expectations(bench: Bench) -> tuple[Expectation, ...]:
-    """Of all arms that draw from a language model of the target's tokens and accept by rejection:
+    """Compute the expectations of arms that draw from a language model and accept by rejection:
     of others the overlap of the laws is not what is accepted."""
     return tuple(
         found
@@ -98,7 +98,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
 
 
 def _texts(said: list[BaselineOutput], target: Target, draft: Target) -> Iterator[Trajectory]:
-    """Those that both models can read to their last token but one."""
+    """Yield the texts that both models can read to their last token but one."""
     contexts = [model.max_length for model in (target, draft) if model.max_length is not None]
     for one in said:
         if len(one.item.tokens) + len(one.tokens) - 1 <= min(contexts, default=math.inf):
@@ -114,7 +114,7 @@ def _texts(said: list[BaselineOutput], target: Target, draft: Target) -> Iterato
 
 
 def _cost_ratio(bench: Bench, name: str, sampler: Sampler, gamma: int) -> float | None:
-    """Of a draft forward / a target forward, by the cost table; None without one."""
+    """Return the cost of a draft forward / a target forward by the cost table; None without one."""
     if bench.costs is None:
         return None
     drafting = bench.costs.draft_seconds(name, sampler.temperature, 1 + gamma)
@@ -128,7 +128,7 @@ COLUMNS = (
 
 
 def as_section(found: tuple[Expectation, ...]) -> Section:
-    """For the page, by language and tag where prompts have any."""
+    """Lay the expectations out for the page, by language and tag where prompts have any."""
     return Section(
         title="Expected acceptance of draft models",
         sentences=(

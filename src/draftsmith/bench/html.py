@@ -88,7 +88,7 @@ class SampleText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One prompt and what every drafter made of it."""
+    """One prompt with the text of every drafter."""
 
     prompt: str
     tail: str
@@ -148,7 +148,7 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
 
 
 def rows(report: BenchReport) -> tuple[ResultRow, ...]:
-    """The table of results, by temperature."""
+    """Build the table of results, by temperature."""
     labels = report.labels()
     out = []
     for temperature in report.temperatures:
@@ -178,7 +178,7 @@ def rows(report: BenchReport) -> tuple[ResultRow, ...]:
 
 
 def samples(report: BenchReport) -> tuple[Sample, ...]:
-    """The first prompts with their texts at the lowest temperature."""
+    """Select the first prompts with their texts at the lowest temperature."""
     if not report.temperatures:
         return ()
     temperature = min(report.temperatures)
@@ -213,7 +213,7 @@ def _sample_note(record: RunRecord) -> str:
 
 
 def tag_table(report: BenchReport) -> TagTable | None:
-    """Speed-ups by tag, or by language where prompts have no tags; None with fewer than two."""
+    """Tabulate speed-ups by tag, or by language without tags; None with fewer than two."""
     for field in ("tag", "language"):
         tags = tuple(
             dict.fromkeys(v for r in report.records if (v := getattr(r, field)) is not None)

@@ -1,4 +1,4 @@
-"""Whether other programs use this machine: times taken beside them are not to be trusted."""
+"""Detects other programs on this machine, beside which timings are unreliable."""
 
 from __future__ import annotations
 

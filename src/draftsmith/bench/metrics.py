@@ -1,4 +1,4 @@
-"""From records to figures: the definitions, once.
+"""From records to metrics: the definitions, once.
 
 tokens per step (tau)     generated tokens / target forwards, the prompt's forward included
 acceptance rate           accepted tokens / depth offered on the best path
@@ -10,12 +10,12 @@ its interval              95 % bootstrap over prompts, both sides of a prompt dr
 predicted speed-up        see `costs`: from a cost table that is measured apart from the run
 engine efficiency         (draft + target forward seconds) / all seconds of the decoding phase
 
-A figure that has no meaning for a drafter is None.
+A metric that has no meaning for a drafter is None.
 
 Sums over documents or prompts, divided: a mean per token, and its 95 % margin.
 
 What a document adds to both sums belongs together, and tokens of one document are not independent:
-documents are what is drawn (`plan.clusters`). First order, for the ratio of two sums:
+documents are what is drawn (`plan.acceptance`). First order, for the ratio of two sums:
 
     R = sum s / sum m        what a document adds to its error: (s - R m) / sum m
 """
@@ -57,7 +57,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterMetrics:
-    """All figures of one drafter at one temperature."""
+    """All metrics of one drafter at one temperature."""
 
     name: str
     temperature: float
@@ -93,7 +93,7 @@ class DrafterMetrics:
 
 
 def drafter_metrics(records: Sequence[RunRecord]) -> tuple[DrafterMetrics, ...]:
-    """Figures of every drafter and temperature, in the order of first appearance."""
+    """Compute the metrics of every drafter and temperature, in order of first appearance."""
     temperatures = _ordered(record.temperature for record in records)
     names = sorted(
         _ordered(record.drafter for record in records),
@@ -163,7 +163,7 @@ def _figures(
 
 
 def paired_paces(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[Pace, ...]:
-    """Per group of prompts, both seconds per token; groups that one side lacks are left out."""
+    """Return both seconds per token of each group of prompts that both sides have."""
     left, right = group_paces(baseline), group_paces(candidate)
     weights = group_tokens(baseline)
     return tuple(
@@ -174,7 +174,7 @@ def paired_paces(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) 
 
 
 def group_paces(records: Sequence[RunRecord]) -> dict[int, float]:
-    """Per group, the median over repeats of decoding seconds per generated token.
+    """Return by group the median over repeats of decoding seconds per generated token.
 
     Every line of a group carries the group's seconds, so they count once, its tokens all together.
     """
@@ -187,7 +187,7 @@ def group_paces(records: Sequence[RunRecord]) -> dict[int, float]:
 
 
 def group_tokens(records: Sequence[RunRecord]) -> dict[int, float]:
-    """Per group, the mean over repeats of tokens generated in the decoding phase."""
+    """Return by group the mean over repeats of tokens generated in the decoding phase."""
     out: dict[int, list[int]] = {}
     for (group, _), lines in _by_group_and_repeat(records).items():
         out.setdefault(group, []).append(sum(line.decode_tokens for line in lines))
@@ -195,7 +195,7 @@ def group_tokens(records: Sequence[RunRecord]) -> dict[int, float]:
 
 
 def weighted_speedup(paces: Sequence[Pace]) -> float | None:
-    """Time for the baseline's tokens at its own pace, over the time at the candidate's."""
+    """Divide the time for the baseline's tokens at its own pace by that at the candidate's."""
     slow = sum(pace.weight * pace.baseline for pace in paces)
     fast = sum(pace.weight * pace.candidate for pace in paces)
     return slow / fast if fast > 0 else None
@@ -204,7 +204,8 @@ def weighted_speedup(paces: Sequence[Pace]) -> float | None:
 def bootstrap_interval(
     paces: Sequence[Pace], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> Interval | None:
-    """95 % percentile interval of `weighted_speedup` over resampled groups; None below two."""
+    """Return the 95 % percentile interval of `weighted_speedup` over resampled groups (2 or
+    more)."""
     if len(paces) < 2:
         return None
     rng = np.random.default_rng(seed)
@@ -216,14 +217,14 @@ def bootstrap_interval(
 
 
 def predicted_speedup(records: Sequence[RunRecord]) -> float | None:
-    """Seconds that the cost table gives plain decoding, over those it gives these steps."""
+    """Divide the cost table's seconds for plain decoding by those for these steps."""
     known = [record.costs for record in records if record.costs is not None]
     spent = sum(costs.draft + costs.target for costs in known)
     return sum(costs.baseline for costs in known) / spent if spent > 0 else None
 
 
 def engine_efficiency(records: Sequence[RunRecord]) -> float | None:
-    """(draft + target seconds) / all seconds of the decoding phase."""
+    """Return (draft + target seconds) / all seconds of the decoding phase."""
     phases = _phases(records)
     if phases is None or phases.total <= 0:
         return None
@@ -231,14 +232,14 @@ def engine_efficiency(records: Sequence[RunRecord]) -> float | None:
 
 
 def seconds_per_token(records: Sequence[RunRecord]) -> float | None:
-    """Decoding seconds per token, groups weighted by tokens, median over repeats."""
+    """Return decoding seconds per token, groups weighted by tokens, median over repeats."""
     paces, weights = group_paces(records), group_tokens(records)
     total = sum(weights[group] for group in paces)
     return sum(weights[g] * pace for g, pace in paces.items()) / total if total else None
 
 
 def phases_per_token(records: Sequence[RunRecord]) -> PhaseSeconds | None:
-    """Where a token's seconds went in the decoding phase, on average."""
+    """Return the mean seconds per token of each part of the decoding phase."""
     phases = _phases(records)
     tokens = sum(record.decode_tokens for record in records)
     if phases is None or not tokens:
@@ -252,7 +253,7 @@ def phases_per_token(records: Sequence[RunRecord]) -> PhaseSeconds | None:
 
 
 def _phases(records: Sequence[RunRecord]) -> PhaseSeconds | None:
-    """Seconds of all groups and repeats; None when an engine does not tell."""
+    """Sum the seconds of all groups and repeats; None when an engine does not report them."""
     parts = [lines[0].phases for lines in _by_group_and_repeat(records).values()]
     known = [part for part in parts if part is not None]
     if not known:
@@ -269,7 +270,7 @@ def _phases(records: Sequence[RunRecord]) -> PhaseSeconds | None:
 
 
 def acceptance_by_position(records: Iterable[RunRecord]) -> tuple[float, ...]:
-    """Conditional acceptance rate per depth, over all records."""
+    """Return the conditional acceptance rate per depth, over all records."""
     tried: list[int] = []
     took: list[int] = []
     for record in records:
@@ -283,7 +284,7 @@ def acceptance_by_position(records: Iterable[RunRecord]) -> tuple[float, ...]:
 
 
 def per_prompt_rates(records: Sequence[RunRecord]) -> tuple[float, ...]:
-    """Acceptance rate of each prompt for which something was offered."""
+    """Return the acceptance rate of each prompt for which something was offered."""
     sums: dict[tuple[str, int], tuple[int, int]] = {}
     for record in records:
         key = (record.prompt, record.turn)
@@ -296,14 +297,14 @@ def per_prompt_rates(records: Sequence[RunRecord]) -> tuple[float, ...]:
 
 
 def divergence_rate(records: Sequence[RunRecord]) -> float | None:
-    """Divergences per token that could diverge: those up to the first difference of each text."""
+    """Return divergences per token that could diverge: those up to each text's first difference."""
     first = [record for record in records if record.repeat == 0 and record.identical is not None]
     compared = sum(r.divergence.at + 1 if r.divergence else r.tokens for r in first)
     return sum(r.divergence is not None for r in first) / compared if compared else None
 
 
 def total_floor(records: Sequence[RunRecord]) -> Floor | None:
-    """The target against itself, over all prompts; None when it was not measured."""
+    """Sum up the target against itself, over all prompts; None when it was not measured."""
     floors = [record.floor for record in records if record.floor is not None]
     if not floors:
         return None
@@ -315,7 +316,7 @@ def total_floor(records: Sequence[RunRecord]) -> Floor | None:
 
 
 def exceeds_floor(records: Sequence[RunRecord], floor: Floor) -> bool:
-    """Whether these records diverge more often than the target does from itself (p < 0.01).
+    """Check whether these records diverge more often than the target from itself (p < 0.01).
 
     One-sided exact test that both rates are equal: counts are small, so a plain comparison of
     rates would accuse at random.
@@ -369,7 +370,8 @@ class Ratio:
 
 
 def ratio(parts: Sequence[tuple[float, float]]) -> Ratio:
-    """Of (amount, number of tokens) of each document; the numbers must not all be 0."""
+    """Divide the sums of (amount, number of tokens) over documents; the numbers must not all be
+    0."""
     total = math.fsum(number for _, number in parts)
     value = math.fsum(amount for amount, _ in parts) / total
     known = [part for part in parts if part[1]]

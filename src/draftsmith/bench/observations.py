@@ -46,7 +46,7 @@ from draftsmith.targets.base import Target
 _log = logging.getLogger(__name__)
 
 LENGTHS = tuple(range(1, 10))
-"""Of the paper."""
+"""The paper's draft lengths."""
 DECODED = "decoded"
 RETOKENISED = "retokenised"
 
@@ -56,7 +56,7 @@ class Pair:
     """A target with a draft model, measured."""
 
     name: str
-    """Of the draft."""
+    """The draft's name."""
     draft: Target
     perplexity: Perplexity
     trials: tuple[LengthTrial, ...]
@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def steps(self) -> int:
-        """Whole drafts, of all lengths."""
+        """The number of whole drafts, of all lengths."""
         return sum(sum(trial.steps) for trial in self.trials)
 
     @property
@@ -75,7 +75,7 @@ class Pair:
         return sum(trial.left_out for trial in self.trials)
 
     def estimate(self) -> AcceptanceEstimate:
-        """By the counts; there must be some."""
+        """Estimate the acceptance rate from the counts, of which there must be some."""
         return estimate([count for trial in self.trials for count in trial.counts])
 
 
@@ -154,7 +154,7 @@ def text_files(patterns: Sequence[str]) -> list[text.TextFile]:
 
 
 def draft_model(arm: Arm) -> Target:
-    """The model behind a drafter.
+    """Return the model behind a drafter.
 
     Raises:
         InputError: it has no finite perplexity.
@@ -186,7 +186,7 @@ def check_room(target: Target, lengths: Sequence[int]) -> None:
 def retokenised(
     arm: Arm, draft: Target, target: Target, made: Sequence[Generation], sampler: Sampler
 ) -> Ratio | None:
-    """Agreement on the target's texts; None where the draft has the target's tokenizer."""
+    """Measure agreement on the target's texts; None where the draft has the target's tokenizer."""
     drafter = arm.drafter
     if not (isinstance(drafter, Independent) and drafter.reads_text):
         return None
@@ -204,7 +204,7 @@ def write(
     pairs: Sequence[Pair],
     temperature: float,
 ) -> dict[str, Any]:
-    """The files, the table and the JSON."""
+    """Write the files and the table; return the JSON."""
     name = portable_text(options.model.target)
     rows = [row for pair in pairs for row in observations(name, target, own, pair, temperature)]
     if not rows:
@@ -245,7 +245,7 @@ def write(
 def observations(
     name: str, target: Target, own: Perplexity, pair: Pair, temperature: float
 ) -> list[dict[str, Any]]:
-    """The lines of a pair: one per protocol."""
+    """Build the lines of a pair: one per protocol."""
     alphas: list[tuple[str, Ratio, AcceptanceEstimate | None]] = []
     if pair.rate is not None:
         alphas.append((DECODED, pair.rate, pair.estimate()))
@@ -278,7 +278,7 @@ def observations(
 
 
 def warnings(target: Target, own: Perplexity, pairs: Sequence[Pair]) -> list[str]:
-    """What to know before the figures are used."""
+    """Return warnings about how far the numbers can be used."""
     said = []
     reads = {target.name: own} | {pair.name: pair.perplexity for pair in pairs}
     for name, read in reads.items():
@@ -316,7 +316,7 @@ def tell(
     rows: Sequence[dict[str, Any]],
     said: Iterable[str],
 ) -> None:
-    """For people."""
+    """Print the results."""
     documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
     show(
         f"{rows[0]['target']}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} "

@@ -13,7 +13,7 @@ decoded again at the next draft length.
 
 Agreement on re-tokenised text is how the scaling-laws paper measured pairs with different
 tokenizers: the target's text, cut by the draft's tokenizer, and at each token the probability that
-the draft would have said it. Nothing is verified: no decoder has this rate.
+the draft gives it. Nothing is verified: no decoder has this rate.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class LengthTrial:
 
     @property
     def steps(self) -> list[int]:
-        """The same of all prompts."""
+        """The counts summed over prompts."""
         return [sum(each[n] for each in self.by_prompt.values()) for n in range(self.gamma + 1)]
 
     def add(self, step: DecodeStep, numbers: range) -> None:
-        """Take in a step; `numbers`: the prompts of its rows."""
+        """Count a step; `numbers`: the prompts of its rows."""
         for row, number in enumerate(numbers):
             if not step.active[row]:
                 continue
@@ -65,7 +65,7 @@ class LengthTrial:
 
     @property
     def counts(self) -> tuple[LengthCount, ...]:
-        """Those above 0."""
+        """The counts above 0."""
         return tuple(
             LengthCount(gamma=self.gamma, accepted=accepted, count=count, prompt=str(number))
             for number, counts in self.by_prompt.items()
@@ -84,7 +84,7 @@ def count_accepted(
     batch_size: int = 1,
     on_length: Callable[[int], None] | None = None,
 ) -> tuple[tuple[LengthTrial, ...], list[Generation]]:
-    """Decode all prompts with chains of every length; and the texts of the last one.
+    """Decode all prompts with chains of every length; return counts and the texts of the last.
 
     Each length has a seed of its own: with one for all, drawn texts would be nearly the same.
     """
@@ -100,7 +100,7 @@ def count_accepted(
 
 
 def acceptance(trials: Sequence[LengthTrial]) -> Ratio | None:
-    """Accepted / tried, all lengths together; None: no draft was whole.
+    """Return accepted / tried, all lengths together; None: no draft was whole.
 
     The margin is the longer half of the interval over prompts, which is not symmetric.
     """
@@ -121,7 +121,7 @@ def agreement(
     texts: Sequence[Generation],
     sampler: Sampler,
 ) -> Ratio | None:
-    """The mean probability, over the draft's tokens in the target's texts, that it would have said
+    """Return the draft's mean probability for its tokens in the target's texts, that is of drafting
     them: at temperature 0 the share of its first choices. None: there are no such tokens."""
     parts = []
     for text in texts:
@@ -148,7 +148,7 @@ def agreement(
 
 
 def parameters_of(model: Target) -> int | None:
-    """How many weights it has, tied ones once; None: it is no network."""
+    """Count the weights of a model, tied ones once; None: it is no network."""
     network = getattr(model, "model", None)
     if not isinstance(network, nn.Module):
         return None
@@ -156,7 +156,7 @@ def parameters_of(model: Target) -> int | None:
 
 
 def _reread(draft: Target, target_tokenizer: Any, text: Generation) -> tuple[list[int], list[int]]:
-    """The whole text as the draft's tokens, and which of them lie in what was generated.
+    """Cut the whole text into the draft's tokens; return them and which lie in the generated part.
 
     text         prompt prompt | generated generated
     draft ids    a   b     c   d   e    f    g            d straddles the edge: e, f, g count

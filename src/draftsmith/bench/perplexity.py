@@ -38,7 +38,7 @@ _LOGITS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Perplexity:
-    """What a model makes of a text."""
+    """The perplexity of a model on documents."""
 
     value: float
     moe: float | None
@@ -101,7 +101,7 @@ def perplexity(
 def read_along(
     model: Target, cache: KVCache, ids: Sequence[int], piece: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """(first, logits_TV), piece by piece: row t holds the logits behind `ids[first + t]`.
+    """Yield (first, logits_TV) by piece: row t holds the logits behind `ids[first + t]`.
 
     The logits of a long text over a large vocabulary would fill gigabytes: each piece is dropped
     before the next. What the cache held before is forgotten.
@@ -118,7 +118,7 @@ def read_along(
 
 @torch.inference_mode()
 def _loss(model: Target, cache: KVCache, ids: Sequence[int], piece: int | None) -> float:
-    """Nats of all tokens but the first."""
+    """Return the nats of all tokens but the first."""
     total = 0.0
     for first, logits_TV in read_along(model, cache, ids[:-1], piece):
         wide_TV = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()

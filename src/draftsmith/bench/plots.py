@@ -33,7 +33,7 @@ FEW = 10
 
 
 def _colours(report: BenchReport) -> dict[str, str]:
-    """A colour per drafter, the same in all figures."""
+    """Choose a colour per drafter, the same in all plots."""
     names = [name for name in report.labels() if name not in (BASELINE, TRANSFORMERS)]
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
@@ -42,7 +42,7 @@ def _colours(report: BenchReport) -> dict[str, str]:
 def _panels(
     report: BenchReport, rows: int, *, height: float | None = None
 ) -> tuple[Figure, list[Any]]:
-    """One panel per temperature, side by side."""
+    """Make one panel per temperature, side by side."""
     count = len(report.temperatures)
     tall = height if height is not None else 0.9 + 0.42 * rows
     figure = blank(7.6, tall)
@@ -61,7 +61,7 @@ def _bars(
     intervals: bool,
     skip: Sequence[str] = (),
 ) -> Figure | None:
-    """Horizontal bars per drafter, a panel per temperature, a line at 1."""
+    """Draw horizontal bars per drafter, a panel per temperature, a line at 1."""
     labels, colours = report.labels(), _colours(report)
     names = [
         name

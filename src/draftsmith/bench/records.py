@@ -77,7 +77,7 @@ class Floor:
     flips: int
     """Scorings (one per chunk size) with a token that plain decoding did not choose."""
     largest_gap: float | None
-    """Of the flips, as in `FirstDivergence`."""
+    """The largest gap among the flips, as in `FirstDivergence`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,14 +115,14 @@ class RunRecord:
     """Accepted tokens per origin of the draft."""
     finish_reason: str
     seconds: float
-    """From the prompt to the last token."""
+    """Wall-clock time from the prompt to the last token."""
     prefill_seconds: float
     """The prompt's step, cache allocation included."""
     decode_seconds: float
     phases: PhaseSeconds | None = None
     costs: CostSeconds | None = None
     digest: str
-    """Of the generated token ids: equal digests, equal texts."""
+    """Digest of the generated token ids: equal digests, equal texts."""
     identical: bool | None = None
     """Same tokens as plain decoding; None above temperature 0 and under a lossy rule."""
     divergence: FirstDivergence | None = None
@@ -137,17 +137,17 @@ class RunRecord:
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """Eight bytes of SHA-256 over the token ids, in hexadecimal."""
+    """Return eight bytes of SHA-256 over the token ids, in hexadecimal."""
     return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:16]
 
 
 def append(path: Path, records: Iterable[RunRecord]) -> None:
-    """Add lines, all or none."""
+    """Append lines, all or none."""
     append_jsonl(path, *records)
 
 
 def read(path: Path) -> tuple[RunRecord, ...]:
-    """The records of a file.
+    """Read the records of a file.
 
     Raises:
         InputError: no such file, or a line that is no record; it is named.

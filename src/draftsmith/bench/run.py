@@ -47,7 +47,7 @@ FLOOR_WIDTHS = 3
 COST_WINDOW = 8
 """A record's predicted costs are medians over so many latest rounds of the cost table."""
 TAIL_TOKENS = 96
-"""Of a prompt, kept to read the text with."""
+"""Tokens at a prompt's end, kept to show with the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineOutput:
-    """What plain decoding said to a prompt."""
+    """The output of plain decoding for a prompt."""
 
     item: Item
     tokens: tuple[int, ...]
@@ -90,7 +90,7 @@ class BenchPlan:
     warmup: int = 1
     """Unmeasured rounds per temperature, on the first group of prompts."""
     cost_rounds: int = 24
-    """Of the cost table, spread over the measurement."""
+    """Rounds of the cost table, spread over the measurement."""
     seed: int = 0
     with_transformers: bool = True
 
@@ -99,7 +99,7 @@ class BenchPlan:
 
     @property
     def groups(self) -> tuple[range, ...]:
-        """Item numbers that are decoded together."""
+        """The item numbers that are decoded together."""
         starts = range(0, len(self.items), self.batch_size)
         return tuple(range(s, min(s + self.batch_size, len(self.items))) for s in starts)
 
@@ -113,11 +113,12 @@ class BenchPlan:
         )
 
     def lossy_rule(self, arm: str) -> str | None:
-        """What the texts of this arm were verified by, if their law is then not the target's."""
+        """Return the rule that verifies this arm's drafts, if the output law is not the
+        target's."""
         return self.rule if self.lossy and arm not in (BASELINE, TRANSFORMERS) else None
 
     def arm_names(self, sampler: Sampler) -> tuple[str, ...]:
-        """Who runs at this law; transformers cannot draw from every one."""
+        """Return the arms that run at this law; transformers cannot draw from every one."""
         rival = self.with_transformers and isinstance(self.target, HFTarget) and supports(sampler)
         return (*(arm.name for arm in self.arms), *((TRANSFORMERS,) if rival else ()))
 
@@ -139,12 +140,12 @@ class Round:
 
 @dataclass(slots=True)
 class _Reference:
-    """What plain decoding said at temperature 0, and what was found out about it."""
+    """The output of plain decoding at temperature 0, and what was measured on it."""
 
     tokens: tuple[int, ...]
     floor: Floor | None
     divergences: dict[str, FirstDivergence | None] = field(default_factory=dict)
-    """By digest of the text compared."""
+    """Divergences by digest of the text compared."""
 
 
 class Bench:
@@ -162,7 +163,7 @@ class Bench:
         self._said: dict[Sampler, list[BaselineOutput]] = {}
 
     def rounds(self) -> Iterator[Round]:
-        """All rounds in their order."""
+        """Yield all rounds in their order."""
         plan = self.plan
         number = 0
         for repeat in range(plan.repeats):
@@ -207,16 +208,16 @@ class Bench:
 
     @property
     def costs(self) -> CostTable | None:
-        """Over the whole measurement so far; None before `prepare` and for batches."""
+        """The cost table of the whole measurement so far; None before `prepare` and for batches."""
         return None if self._meter is None else self._meter.table()
 
     def said(self, sampler: Sampler) -> list[BaselineOutput]:
-        """What plain decoding said so far: one text of each prompt at temperature 0, as many as
-        there were repeats above."""
+        """Return the outputs of plain decoding so far: one of each prompt at temperature 0, as many
+        as there were repeats above."""
         return self._said.get(sampler, [])
 
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
-        """Run all rounds; the records of one round at a time."""
+        """Run all rounds; yield the records of one round at a time."""
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
         try:
@@ -255,7 +256,7 @@ class Bench:
         )
 
     def _run(self, name: str, rows: range, sampler: Sampler, repeat: int | None) -> TimedRun:
-        """`repeat`: None in the warm-up."""
+        """Run an arm on a group once; `repeat`: None in the warm-up."""
         plan = self.plan
         seed = plan.seed + (repeat or 0)
         prompts = [plan.items[row].tokens for row in rows]
@@ -270,7 +271,7 @@ class Bench:
         return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
 
     def _settle(self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler) -> None:
-        """Note plain decoding's text, and score it again in chunks as verification would."""
+        """Keep plain decoding's text, and score it again in chunks as verification would."""
         item = self.plan.items[row]
         chunks = thin_out([w for w in self._widths if w > 1] or [8], FLOOR_WIDTHS)
         with torch.inference_mode():

@@ -62,13 +62,13 @@ LONGEST = 16
 """The deepest drafts that a controller may choose."""
 ROUNDS = 9
 _PROBED = 64
-"""Tokens that each text is continued by while steps are timed."""
+"""Tokens by which each text is continued while steps are timed."""
 _SMALLEST = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is decoded, as far as it decides what a step costs."""
+    """The inputs of decoding that decide the cost of a step."""
 
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int
@@ -79,12 +79,12 @@ class Workload:
 
     @property
     def bucket(self) -> int:
-        """256, 512, 1024, ...: the first that holds a prompt of middle length and half its text."""
+        """The first of 256, 512, 1024, ... that holds a median prompt and half its text."""
         usual = len(self._middle) + self.max_new_tokens // 2
         return int(_SMALLEST * 2 ** max(0, (-(-usual // _SMALLEST) - 1).bit_length()))
 
     def text(self, limit: int) -> tuple[int, ...]:
-        """The context to time steps behind, no longer than `limit`."""
+        """Return the context to time steps behind, no longer than `limit` tokens."""
         wanted = min(3 * self.bucket // 4, limit)
         return tuple(itertools.islice(itertools.cycle(self._middle), wanted))
 
@@ -99,17 +99,17 @@ class Workload:
 
 
 def doubling(longest: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, ... and `longest`."""
+    """Return 1, 2, 4, 8, ... and `longest`."""
     return tuple(sorted({longest, *(1 << n for n in range(longest.bit_length()))}))
 
 
 def chain_arms(arm: Arm, lengths: Sequence[int]) -> tuple[Arm, ...]:
-    """The arm with chains of these lengths, whatever its policy."""
+    """Return the arm with chains of these lengths, whatever its policy."""
     return tuple(replace(arm, shape=TreeShape.chain(n), policy=None) for n in lengths)
 
 
 def probed_arms(arm: Arm) -> tuple[Arm, ...]:
-    """What to time where this arm runs: itself, or some chains where a policy chooses among all."""
+    """Return the arms to time for this arm: itself, or some chains where a policy chooses."""
     depth = arm.used_shape.depth
     few = sorted({1, max(1, depth // 4), depth})
     return (arm,) if arm.policy is None else chain_arms(arm, few)
@@ -118,7 +118,7 @@ def probed_arms(arm: Arm) -> tuple[Arm, ...]:
 def open_meter(
     target: Target, arms: Sequence[Arm], sampler: Sampler, workload: Workload
 ) -> CostMeter:
-    """A meter for these arms, none of which has a policy.
+    """Make a meter for these arms, none of which has a policy.
 
     Raises:
         InputError: the target's context leaves no room to draft in.
@@ -143,7 +143,7 @@ def open_meter(
 
 
 def measure(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> StepCosts:
-    """Costs of chains up to the arm's depth.
+    """Measure the costs of chains up to the arm's depth.
 
     Raises:
         InputError: see `open_meter`.
@@ -157,7 +157,7 @@ def measure(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> S
 def step_costs(
     table: CostTable, drafter: Drafter, lengths: Sequence[int], steps: Sequence[Sequence[Cost]]
 ) -> StepCosts:
-    """From what steps with drafts of these lengths cost (`CostMeter.steps`), by length."""
+    """Interpolate costs by length from `steps` with drafts of these lengths (`CostMeter.steps`)."""
     target, draft = [], []
     for length, found in zip(lengths, steps, strict=True):
         # a drafter may find nothing to draft, or have asked the target more than it drafted
@@ -190,14 +190,14 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostFile:
-    """Where the costs of one combination are kept."""
+    """The file that keeps the costs of one combination."""
 
     path: Path
     key: dict[str, Any]
     """All that they depend on."""
 
     def load(self) -> Kept | str | None:
-        """What is kept; None: nothing; or why what is there cannot be used."""
+        """Read the kept costs; None: there are none; or return why the file cannot be used."""
         if os.environ.get(REFRESH, "") not in ("", "0"):
             return None
         try:
@@ -212,7 +212,7 @@ class CostFile:
             return f"{portable_text(str(self.path))} cannot be read"
 
     def store(self, costs: StepCosts) -> str | None:
-        """Keep them; or why they could not be kept."""
+        """Write the costs; return why that failed, or None."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         content = {"key": self.key, "measured": today, "costs": as_dict(costs)}
         try:
@@ -223,7 +223,7 @@ class CostFile:
 
 
 def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> CostFile:
-    """The file for chains up to the arm's depth."""
+    """Return the file for chains up to the arm's depth."""
     key = jsonable(
         {
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
@@ -258,7 +258,7 @@ def _folder() -> Path:
 
 
 def _model_facts(target: Target) -> dict[str, Any]:
-    """What decides how long its forwards take."""
+    """Return the properties that decide how long the target's forwards take."""
     return {
         "name": target.name,
         "vocab_size": target.vocab_size,
@@ -270,7 +270,7 @@ def _model_facts(target: Target) -> dict[str, Any]:
 
 
 def _structure(model: nn.Module) -> str:
-    """Of its parameters: names, sizes and formats. What they say costs nothing."""
+    """Return a digest of names, shapes and formats of the parameters; values cost nothing."""
     return digest([[n, list(p.shape), str(p.dtype)] for n, p in model.named_parameters()])
 
 
@@ -281,7 +281,7 @@ def with_controllers(
     sampler: Sampler,
     workload: Workload,
 ) -> tuple[Arm, ...]:
-    """The arms; those that --draft-length auto is for choose by what steps cost here.
+    """Give the arms that --draft-length auto applies to a controller with the costs measured here.
 
     Raises:
         InputError: the target's context is too short to measure in.
@@ -300,7 +300,7 @@ def with_controllers(
 
 
 def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
-    """What steps cost, by the arms' controllers."""
+    """Return the step costs that the arms' controllers use."""
     return {
         portable_text(arm.name): arm.policy.policy.costs
         for arm in arms
@@ -311,7 +311,7 @@ def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
 def costs_of(
     arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
 ) -> StepCosts:
-    """What steps with this drafter cost, up to the arm's depth; `others`: who disturbs."""
+    """Return the step costs up to the arm's depth; `others`: a phrase about other programs."""
     file = cost_file(target, arm, sampler, workload)
     place = portable_text(str(file.path))
     kept = file.load()

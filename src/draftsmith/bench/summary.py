@@ -1,4 +1,4 @@
-"""What came out of a measurement: summary.json, a table for the terminal, and plain sentences."""
+"""The results of a measurement: summary.json, a table for the terminal, and plain sentences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BenchReport:
     sections: tuple[Section, ...] = ()
     """What the page tells beside the measurement."""
     expected: Mapping[tuple[str, float], Mapping[str, Any]] = field(default_factory=dict)
-    """By drafter and temperature: what was computed and not counted (`recipes._expected`)."""
+    """By drafter and temperature: expected acceptance, computed and not counted (`expected`)."""
 
     @cached_property
     def metrics(self) -> tuple[DrafterMetrics, ...]:
@@ -86,8 +86,8 @@ class BenchReport:
         return tuple(r for r in self.records if r.drafter == name and r.temperature == temperature)
 
     def labels(self) -> dict[str, str]:
-        """Names short enough for a figure: the kind, and the last part of a source; and with them,
-        wherever they stand, that a rule was lossy."""
+        """Return names short enough for a plot: the kind, and the last part of a source; and with
+        them, wherever they stand, that a rule was lossy."""
         names = list(dict.fromkeys(entry.name for entry in self.metrics))
         short = {name: short_name(name) for name in names}
         if len(set(short.values())) < len(short):
@@ -97,7 +97,7 @@ class BenchReport:
 
 
 def short_name(name: str) -> str:
-    """A drafter's kind, and of its source the last part."""
+    """Return a drafter's kind, and of its source the last part."""
     kind, colon, source = name.partition(":")
     if colon:
         return f"{kind}:{Path(source).name}"
@@ -108,7 +108,7 @@ def short_name(name: str) -> str:
 
 
 def summary(report: BenchReport) -> dict[str, Any]:
-    """The content of summary.json: plain JSON, metrics without meaning are null."""
+    """Return the content of summary.json: plain JSON, metrics without meaning are null."""
     content = {
         "target": report.target,
         "drafters": [_entry(report, entry) for entry in report.drafters],
@@ -169,7 +169,7 @@ def _losslessness(report: BenchReport) -> dict[str, Any]:
 
 
 def terminal_table(report: BenchReport) -> Table:
-    """The metrics that matter, a line per drafter and temperature; 80 columns will do."""
+    """Lay out the main metrics for 80 columns, a line per drafter and temperature."""
     title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
@@ -209,7 +209,7 @@ def terminal_table(report: BenchReport) -> Table:
 
 
 def row_label(name: str, labels: Mapping[str, str]) -> str:
-    """How a drafter is called in tables and metrics."""
+    """Return the name of a drafter in tables and plots."""
     special = {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}
     return special.get(name, labels[name])
 
@@ -231,7 +231,7 @@ def interval_text(interval: Interval | None) -> str:
 
 
 def sameness(entry: DrafterMetrics) -> str:
-    """Whether the tokens were those of plain decoding, in a word or two."""
+    """Describe in a word or two whether the tokens were those of plain decoding."""
     if entry.lossy_rule is not None:
         return "lossy rule: not compared"
     if entry.identical_to_autoregressive is None:
@@ -246,7 +246,7 @@ def sameness(entry: DrafterMetrics) -> str:
 
 
 def speed_sentences(report: BenchReport) -> list[str]:
-    """How much faster each drafter was, one sentence each."""
+    """Write one sentence per drafter about its speed-ups."""
     labels = report.labels()
     out = []
     for name in dict.fromkeys(entry.name for entry in report.drafters):
@@ -265,7 +265,7 @@ def speed_sentences(report: BenchReport) -> list[str]:
 
 
 def losslessness_sentences(report: BenchReport) -> list[str]:
-    """What can honestly be said of equality with plain decoding."""
+    """Write what the measurement shows about equality with plain decoding."""
     lossy = _lossy_rules(report)
     exact = [e for e in report.drafters if e.lossy_rule is None and e.name != BASELINE]
     greedy = [entry for entry in exact if entry.temperature == 0]

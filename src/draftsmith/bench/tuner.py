@@ -1,6 +1,6 @@
-"""`draftsmith tune` at work: costs measured, every shape decoded, estimates computed.
+"""Tuning: measure costs, decode with every draft shape, estimate speed-ups.
 
-What `draftsmith tune` tries: drafters with drafts of many shapes, decoded and priced.
+Candidates are drafters with drafts of many shapes, each decoded and costed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CandidateShape:
     shape: str
     flags: tuple[str, ...]
     length: int | None = None
-    """Of a chain."""
+    """Length of a chain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +91,11 @@ class CandidateDrafter:
 
     @property
     def timed(self) -> tuple[Arm, ...]:
-        """Chains of no token and of these lengths."""
+        """The chains of no token and of these lengths."""
         return chain_arms(self.chain, (0, *self.lengths))
 
     def entries(self, lengths: Iterable[int]) -> tuple[CandidateShape, ...]:
-        """Chains of these lengths."""
+        """Return the candidate shapes for chains of these lengths."""
         return tuple(
             CandidateShape(
                 arm=arm,
@@ -108,7 +108,7 @@ class CandidateDrafter:
         )
 
     def controlled(self, costs: StepCosts) -> CandidateShape:
-        """With the length chosen step by step."""
+        """Return the candidate shape whose length is chosen step by step."""
         return CandidateShape(
             arm=replace(self.chain, policy=Learning(CostAware(costs=costs))),
             drafter=self.name,
@@ -149,7 +149,7 @@ def open_candidates(
 
 
 def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[CandidateShape, ...]:
-    """Drawn in the way that is best verified, unless the user chose one."""
+    """Return trees, drawn in the way that is best verified unless the user chose one."""
     arm, proposal = chain, options.draft_proposal
     if proposal is None and proposal_of(chain.drafter):
         proposal = "without_replacement"
@@ -168,7 +168,7 @@ def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[CandidateSh
 
 
 def _proposing(drafter: Drafter, proposal: str) -> Drafter:
-    """The same drafter, its weights shared, that chooses children in this way."""
+    """Copy the drafter, its weights shared, so that it chooses children in this way."""
     twin = copy.copy(drafter)
     twin.config = replace(drafter.config, proposal=proposal)
     return twin
@@ -191,7 +191,7 @@ def _tokens(count: int) -> str:
 
 
 def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Untried lengths halfway to the tried neighbours."""
+    """Return untried lengths halfway to the tried neighbours."""
     near = [other for other in (_below(length, lengths), _above(length, lengths)) if other]
     middles = {(length + other) // 2 for other in near}
     return tuple(sorted(middles - set(lengths)))
@@ -238,7 +238,7 @@ def decode_entry(
 def batch_step_costs(
     table: CostTable, measurement: Measurement, temperature: float
 ) -> BatchStepCosts:
-    """What this measurement's steps cost by the table."""
+    """Look up the costs of this measurement's steps in the table."""
     return BatchStepCosts(
         plain=table.target_seconds(1),
         by_width={
@@ -250,13 +250,13 @@ def batch_step_costs(
 
 
 def redrawn(meter: CostMeter, seed: int) -> tuple[CostTable, ...]:
-    """Tables from rounds drawn anew."""
+    """Return tables of resampled rounds."""
     rng = np.random.default_rng(seed)
     return tuple(meter.redrawn(rng) for _ in range(DRAWS))
 
 
 class Tuner:
-    """Loads what is to be compared, and compares it."""
+    """Loads the target and the drafters, and compares draft shapes."""
 
     def __init__(self, options: TuneOptions) -> None:
         self._options = options
@@ -309,8 +309,8 @@ class Tuner:
         return batch_step_costs(table, measurement, self._sampler.temperature)
 
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
-        """Costs with so many rows, and those of chains by length, which --draft-length auto will
-        find in the cache."""
+        """Measure costs with so many rows, and those of chains by length, which --draft-length auto
+        will find in the cache."""
         _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
         workload = Workload(
             prompts=self._prompts,
@@ -337,7 +337,7 @@ class Tuner:
     def _try_all(
         self, candidate: CandidateDrafter, costs: StepCosts, table: CostTable
     ) -> list[Measurement]:
-        """Chains, first of doubling lengths and then around the best of them; trees; auto.
+        """Try chains of doubling lengths, then around the best of them; trees; auto.
 
         Raises:
             InputError: no prompt gave a step to judge.
@@ -358,7 +358,7 @@ class Tuner:
         return [*chains, *self._judged(others)]
 
     def _judged(self, entries: Iterable[CandidateShape]) -> list[Measurement]:
-        """Decoded; without those that got through every text in the step of its prompt."""
+        """Decode with all; drop those that finished every text in the step of its prompt."""
         return [measurement for entry in entries if (measurement := self._try(entry)).prompts]
 
     def _try(self, entry: CandidateShape) -> Measurement:
@@ -368,7 +368,7 @@ class Tuner:
     def _batches(
         self, measurements: Sequence[Measurement], table: CostTable
     ) -> tuple[BatchEstimate, ...]:
-        """The best draft of each drafter at each batch size."""
+        """Find the best draft of each drafter at each batch size."""
         found = []
         for rows in self._options.sizes():
             priced, own = table, list(measurements)

@@ -4,21 +4,16 @@ Two estimates from one histogram. The paper's ("Speculative Decoding Scaling Law
 the tokens per step at several draft lengths; the binomial one counts every judged token as one
 trial. A test says whether all places have one rate.
 
-Where the counts say which prompt they are of, intervals and test go by prompts (`clusters`); where
-they do not, every judged token is taken as drawn independently, which tokens of one text at several
-draft lengths are not.
+Where counts name their prompts, prompts are the sampling units of intervals and test; elsewhere
+every judged token counts as an independent draw. Tokens of one text are not independent, least of
+all where the same prompts are decoded at several draft lengths (at temperature 0 that is the very
+same text each time). What a prompt adds to the error of an estimate is one number u, those of
+different prompts are independent, and over n prompts
 
-Shape letters: P prompts (one where they are not said), L accepted lengths, D depths, C cells.
+    variance of the estimate = n / (n - 1) * sum of u^2
 
-Errors of figures whose parts are not independent: documents or prompts are what is drawn.
-
-Tokens of one text belong together, and more so where the same prompts are decoded at several draft
-lengths (at temperature 0 that is the very same text each time). What a prompt adds to the error of
-a figure is one number u, those of different prompts are independent, and over n prompts
-
-    variance of the figure = n / (n - 1) * sum of u^2
-
-Shape letters: P prompts, C cells (places whose counts are compared), F flips.
+Shape letters: P prompts (one where they have no names), L accepted lengths, D depths, C cells
+(places whose counts are compared), F flips.
 """
 
 from __future__ import annotations
@@ -38,25 +33,26 @@ from draftsmith.plan.observations import LengthCount
 from draftsmith.plan.sizing import Z95
 
 _FLIPS = 1999
-"""Of the test: no p-value is below 1 / 2000."""
+"""Sign flips of the test: no p-value is below 1 / 2000."""
 _NUMBERS = 1 << 22
-"""Signs that stand in memory at once."""
+"""Signs in memory at once."""
 _ROUNDING = 1e-9
 
 
 def error(added_P: Floats) -> float:
-    """Standard error, from what each of two prompts or more adds to the error."""
+    """Return the standard error, from what each of two prompts or more adds to the error."""
     count = len(added_P)
     return math.sqrt(count / (count - 1) * float(added_P @ added_P))
 
 
 def quantile(count: int) -> float:
-    """How many standard errors a 95 % interval over so many prompts reaches: Student's t."""
+    """Return the half-width of a 95 % interval over so many prompts in standard errors
+    (Student)."""
     return float(stdtrit(count - 1, 0.975))
 
 
 def flip_p_value(missed_PC: Floats, weight_C: Floats) -> float:
-    """Of the hypothesis that the columns of `missed_PC` have mean 0: how often
+    """Test the hypothesis that the columns of `missed_PC` have mean 0. The p-value is how often
     sum of (column sum)^2 / weight is as large when each prompt's row gets a random sign.
 
     Rows may have any correlation between cells, which signs leave as it is; the p-value is right
@@ -94,15 +90,15 @@ class RateEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptanceEstimate:
-    """What the counts say."""
+    """Both estimates of the acceptance rate, and the test."""
 
     least_squares: RateEstimate
     """The paper's. The printed interval covers 78 to 90 % where it says 95, that by prompts 95."""
     mle: RateEstimate
     """Accepted / tried, with Wilson's interval."""
     iid_p_value: float | None
-    """Of the hypothesis that every judged token is accepted with one probability, whatever its
-    depth and the draft's length. None: too few counts to tell."""
+    """p-value of the hypothesis that every judged token is accepted with one probability, whatever
+    its depth and the draft's length. None: too few counts to tell."""
     tokens_per_step: dict[int, float]
     """Measured, by draft length, the target's own token included."""
     by_depth: tuple[float | None, ...]
@@ -111,7 +107,7 @@ class AcceptanceEstimate:
 
 
 def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
-    """Both estimates and the test. At least one count must be above 0."""
+    """Compute both estimates and the test. At least one count must be above 0."""
     trials = _trials(counts)
     known = any(one.prompt is not None for one in counts)
     prompts = _prompts(trials)
@@ -164,7 +160,7 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
 
 
 def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> RateEstimate:
-    """Accepted / tried with prompts as what is drawn, each with trials of its own.
+    """Return accepted / tried with prompts as sampling units, each with trials of its own.
 
     The interval is Wilson's for as many independent trials as would be as noisy, with Student's t.
     Where all outcomes are equal the prompts themselves are the trials. One prompt has no interval.
@@ -183,7 +179,7 @@ def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> RateEstimate:
 
 
 def least_squares(gamma: Floats, tokens: Floats) -> RateEstimate:
-    """alpha with the least sum of (tau(alpha, gamma) - tokens)^2 over draft lengths (appendix B).
+    """Minimise the sum of (tau(alpha, gamma) - tokens)^2 over draft lengths (appendix B).
 
     `tokens` are measured tokens per step, 1 .. gamma + 1. The interval is the printed one: alpha
     +- 1.96 s / sqrt(J'J) with s^2 = SSR / (lengths - 1), cut off at 0 and 1.
@@ -208,7 +204,7 @@ def least_squares(gamma: Floats, tokens: Floats) -> RateEstimate:
 
 
 def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[Floats, Floats]:
-    """95 % score interval of a share (Wilson 1927): good coverage near 0 and 1 as well. `reach`: of
+    """Return the 95 % score interval of a share (Wilson 1927), good near 0 and 1 too. `reach`: of
     95 %, in standard errors."""
     n, accepted = np.asarray(tried, np.float64), np.asarray(accepted, np.float64)
     share = accepted / n
@@ -269,7 +265,7 @@ class Trials:
 
 
 def _trials(counts: Sequence[LengthCount]) -> dict[int, Trials]:
-    """By draft length, from short to long; lengths and prompts without steps left out."""
+    """Group counts by draft length, from short to long, without empty lengths and prompts."""
     counts = [one for one in counts if one.count]
     prompts = {name: place for place, name in enumerate(dict.fromkeys(c.prompt for c in counts))}
     found = {}
@@ -284,7 +280,7 @@ def _trials(counts: Sequence[LengthCount]) -> dict[int, Trials]:
 
 
 def _by_depth(trials: Mapping[int, Trials], depth: int) -> tuple[Floats, Floats]:
-    """Tried and accepted, all lengths and prompts together."""
+    """Sum tried and accepted by depth, over all lengths and prompts."""
     tried_D, accepted_D = np.zeros(depth), np.zeros(depth)
     for gamma, one in trials.items():
         tried_D[:gamma] += one.tried_PD.sum(0)
@@ -293,7 +289,8 @@ def _by_depth(trials: Mapping[int, Trials], depth: int) -> tuple[Floats, Floats]
 
 
 def _cells(trials: Mapping[int, Trials], least: float) -> list[Floats]:
-    """Tried and accepted by prompt, [2, P] for each cell, with `least` trials in all or more."""
+    """Join places into cells of `least` trials or more: tried and accepted by prompt, [2, P]
+    each."""
     both = [np.stack([one.tried_PD, one.accepted_PD]) for one in trials.values()]
     empty = np.zeros(both[0].shape[:2])
     cells: list[Floats] = []
@@ -312,7 +309,7 @@ def _cells(trials: Mapping[int, Trials], least: float) -> list[Floats]:
 
 
 def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
-    """Every judged token is a trial of its own."""
+    """Return the rate where every judged token is a trial of its own."""
     tried, accepted = tried_D.sum(), accepted_D.sum()
     low, high = wilson(accepted, tried)
     se = float(acceptance_error(tried_D, accepted_D))
@@ -320,7 +317,7 @@ def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
 
 
 def _by_prompts(fitted: RateEstimate, trials: Mapping[int, Trials]) -> RateEstimate:
-    """The rate of least squares with its error by prompts, each of which moves the tokens per step
+    """Give the least-squares rate its error by prompts, each of which moves the tokens per step
     of every length."""
     slope = _slopes(fitted.alpha, np.array(list(trials)))
     added_P = np.zeros(_prompts(trials))
@@ -340,6 +337,6 @@ def _prompts(trials: Mapping[int, Trials]) -> int:
 
 
 def _slopes(alpha: float, gamma: Floats) -> Floats:
-    """d tau / d alpha = sum of j alpha^(j-1) over j = 1 .. gamma."""
+    """Return d tau / d alpha = sum of j alpha^(j-1) over j = 1 .. gamma."""
     j = np.arange(1, int(gamma.max()) + 1)
     return np.asarray(np.cumsum(j * alpha ** (j - 1.0))[gamma.astype(int) - 1])

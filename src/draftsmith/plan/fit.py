@@ -48,7 +48,7 @@ class FixedEffects:
 
     A: float
     errors: Errors
-    """Of A."""
+    """Errors of A."""
     r2: float
     mse: float
 
@@ -61,9 +61,9 @@ class PairPrediction:
     target_ppl: float
     alpha: float
     ci95: tuple[float, float]
-    """Of the law."""
+    """Confidence interval of the law."""
     pi95: tuple[float, float]
-    """Of the rate of a pair that has not been measured."""
+    """Prediction interval of the rate of a pair that has not been measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ _DECIDES = 1 - 1e-9
 
 
 def ols(values: ArrayLike, columns: ArrayLike) -> Any:
-    """The model of statsmodels.
+    """Return the least-squares model of statsmodels.
 
     Raises:
         InputError: statsmodels is not installed.
@@ -192,7 +192,7 @@ def affine_law(
 
 
 def one_target(observations: Sequence[Observation]) -> str | None:
-    """Why these rows, of one target with enough drafts for curves of its own, have no law.
+    """Explain why rows of one target, with enough drafts for curves of its own, have no law.
 
     None: they are not of that kind.
     """
@@ -209,7 +209,7 @@ def one_target(observations: Sequence[Observation]) -> str | None:
 def per_target(
     observations: Sequence[Observation],
 ) -> tuple[dict[str, dict[str, FormFit | None]], tuple[str, ...]]:
-    """The three curves of every target against the draft's perplexity, and what went wrong.
+    """Fit the three curves of every target against the draft's perplexity, with warnings.
 
     As in Table 4: `scipy.optimize.curve_fit` from its default start (1, 1), the power law in alpha
     itself. A target with too few drafts is left out, a curve that cannot be fitted is None.
@@ -234,7 +234,7 @@ def per_target(
 
 
 def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
-    """One of `FORMS` through three points or more; None where the search does not converge."""
+    """Fit one of `FORMS` to three points or more; None where the search does not converge."""
     curve = FORMS[form]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("error", OptimizeWarning)
@@ -281,7 +281,7 @@ def _check_rank(columns: Floats) -> None:
 def _all_errors(
     model: Any, fit: Any, observations: Sequence[Observation]
 ) -> tuple[dict[str, Errors], list[str]]:
-    """Errors of each kind that the rows give, and what is to be said of the others."""
+    """Compute errors of each kind that the rows allow, with warnings about the others."""
     errors, said = {"classic": _errors(fit)}, []
     leverage = np.sum(np.linalg.qr(model.exog)[0] ** 2, axis=1)
     if leverage.max() < _DECIDES:
@@ -311,12 +311,12 @@ def _all_errors(
 
 
 def _explained(fit: Any, values: Floats) -> float:
-    """R2; nan where there is nothing to explain."""
+    """Return R2; nan where there is nothing to explain."""
     return float(fit.rsquared) if np.ptp(values) else float("nan")
 
 
 def _errors(fit: Any, names: Sequence[str] = NAMES) -> Errors:
-    """Of the first coefficients, which have these names."""
+    """Return the errors of the first coefficients, which have these names."""
     intervals = fit.conf_int(0.05)[: len(names)].tolist()
     return Errors(
         se=dict(zip(names, fit.bse.tolist(), strict=False)),
@@ -344,7 +344,7 @@ def _fixed_effects(
 
 
 def _far_off(predictions: Sequence[PairPrediction], columns: Floats) -> Iterator[str]:
-    """What is wrong with predictions, if anything."""
+    """Return warnings about predictions."""
     (low_x, low_y, _), (high_x, high_y, _) = columns.min(axis=0), columns.max(axis=0)
     for one in predictions:
         pair = f"perplexities {one.draft_ppl:g} (draft) and {one.target_ppl:g} (target)"
@@ -382,14 +382,14 @@ _HUBER = 1e-3
 _EXPONENTS = np.linspace(0.1, 1.0, 10)
 _STARTS = 8
 _LEAST_TERM = 1e-9
-"""For starts: the search is over logarithms, where 0 cannot be."""
+"""Least start of a constant: the search is over logarithms, which exclude 0."""
 _BOUNDS = ((-50.0, -50.0, 0.0, -50.0, 0.0), (50.0, 100.0, 3.0, 100.0, 3.0))
-"""Of theta, far from anything that a training shows."""
+"""Bound of theta, far from anything that a training shows."""
 _FEWEST_SIZES = 3
 _GONE = 1e-4
-"""Of the loss: a term below this share in every run is not seen."""
+"""Share of the loss below which a term in every run is invisible."""
 _AT_BOUND = 1e-3
-"""Of an exponent."""
+"""Distance at which an exponent counts as lying on its bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,7 +398,7 @@ class LossFit:
 
     law: LossLaw
     se: Named
-    """By bootstrap over runs, like the intervals."""
+    """Standard errors by bootstrap over runs, like the intervals."""
     ci95: NamedRange
     rmse_log: float
     """Root mean square of ln(predicted / measured loss)."""
@@ -479,7 +479,7 @@ def _starts(data: Floats) -> list[Floats]:
 
 
 def _search(data: Floats, start: Floats) -> tuple[Floats, float]:
-    """The nearest minimum and its height."""
+    """Find the nearest minimum and its height."""
     found = least_squares(
         _residuals,
         start,
@@ -498,7 +498,7 @@ def _search(data: Floats, start: Floats) -> tuple[Floats, float]:
 
 
 def _terms(theta: Floats, data: Floats) -> Floats:
-    """Logarithms of the three terms of the loss, [runs, 3]."""
+    """Return the logarithms of the three terms of the loss, [runs, 3]."""
     E, A, nu, B, delta = theta
     log_N, log_D = data[:, 0], data[:, 1]
     return np.column_stack([np.full(len(data), E), A - nu * log_N, B - delta * log_D])

@@ -28,7 +28,7 @@ from draftsmith.plan.sizing import Z95, best_draft, no_rate
 NEAR = 1.3
 """A size within this factor of a wanted one stands for it."""
 _STEPS = (0.5, 1.0, 2.0)
-"""Of the rungs, in N*."""
+"""Sizes of the rungs, in N*."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,20 +40,20 @@ class Estimate:
     high: float | None = None
 
     def holds(self, measured: float) -> bool | None:
-        """Whether this lies in the interval; None: there is none."""
+        """Check whether a value lies in the interval; None: there is none."""
         if self.low is None or self.high is None:
             return None
         return self.low <= measured <= self.high
 
     @property
     def reach(self) -> tuple[float, float]:
-        """How far the ends are below and above; 0 where they are not known."""
+        """The distances of the ends below and above; 0 where they are not known."""
         if self.low is None or self.high is None:
             return 0.0, 0.0
         return max(self.value - self.low, 0.0), max(self.high - self.value, 0.0)
 
     def text(self) -> str:
-        """For tables."""
+        """Format the value for tables."""
         if self.low is None or self.high is None:
             return f"{self.value:.3f}"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -85,7 +85,7 @@ class Ladder:
     best_params: float | None
     """N*. None: no draft pays."""
     ci95: tuple[float, float] | None
-    """Of N*, from the covariance of A, B, C; symmetric in ln N*. None: not known."""
+    """Interval of N*, from the covariance of A, B, C; symmetric in ln N*. None: not known."""
     rungs: tuple[Rung, ...]
     """From small to large: N* / 2, N* and 2 N*; where no draft pays, all sizes that have names."""
     recommended: int | None
@@ -96,7 +96,7 @@ class Ladder:
 def ladder(
     setting: SizingProblem, named: Mapping[str, float], build: Callable[[float], tuple[str, float]]
 ) -> Ladder:
-    """The rungs around N*.
+    """Choose the rungs around N*.
 
     Args:
         named: sizes that have a name, in parameters.
@@ -135,7 +135,7 @@ def ladder(
 
 
 def rung(setting: SizingProblem, size: str, params: float) -> Rung:
-    """What to expect of a draft of this size, whose rate by the law must lie in (0, 1).
+    """Predict a draft of this size, whose rate by the law must lie in (0, 1).
 
     The interval of alpha is for a pair that has not been measured: the errors of A, B and C, and
     how far pairs lie from the law. Those of tau and speed-up follow from it at the draft length.
@@ -160,7 +160,7 @@ def rung(setting: SizingProblem, size: str, params: float) -> Rung:
 
 
 def spread_of(setting: SizingProblem, params: float) -> float | None:
-    """Standard error of the rate of a new pair; None: the law does not tell its errors."""
+    """Return the standard error of the rate of a new pair; None: the law has no errors."""
     law = setting.law
     if law.cov is None or law.residual is None:
         return None
@@ -172,7 +172,7 @@ def spread_of(setting: SizingProblem, params: float) -> float | None:
 
 
 def _near(named: Mapping[str, float], wanted: float) -> tuple[str, float] | None:
-    """The nearest size with a name, if it is near."""
+    """Return the nearest size with a name, if it is near."""
     near = {name: params for name, params in named.items() if _is_near(params, wanted)}
     if not near:
         return None
@@ -185,7 +185,7 @@ def _is_near(params: float, wanted: float) -> bool:
 
 
 def _rungs(setting: SizingProblem, sizes: Mapping[str, float], said: list[str]) -> tuple[Rung, ...]:
-    """Those that can draft, from small to large; `said` gets a sentence about others."""
+    """Build the rungs that can draft, from small to large; add warnings about others to `said`."""
     M = setting.target_params
     lost = {name: _unfit(setting, params) for name, params in sizes.items()}
     usable = sorted((name for name in sizes if lost[name] is None), key=sizes.__getitem__)
@@ -230,7 +230,7 @@ PREDICTED_KIND = "pretrained"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungPrediction:
-    """Of one draft size."""
+    """The prediction for one draft size."""
 
     size: str
     params: float
@@ -244,7 +244,7 @@ class RungPrediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One figure of one draft."""
+    """One metric of one draft."""
 
     draft: str
     quantity: str
@@ -258,7 +258,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungComparison:
-    """A figure, predicted and measured."""
+    """A metric, predicted and measured."""
 
     size: str
     params: float
@@ -273,7 +273,7 @@ class RungComparison:
 
 
 def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
-    """The rungs of a ladder.json.
+    """Read the rungs of a ladder.json.
 
     Raises:
         InputError: the file, or one of its rungs, cannot be used; the key is named.
@@ -294,7 +294,7 @@ def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
 def compare(
     predictions: Sequence[RungPrediction], found: Iterable[Measured]
 ) -> tuple[tuple[RungComparison, ...], tuple[str, ...]]:
-    """What was measured of predicted drafts, and a sentence for what could not be compared.
+    """Compare what was measured with what was predicted; warn about what has no counterpart.
 
     The first figure of a draft counts, so better sources come first.
 
@@ -347,7 +347,7 @@ def compare(
 
 
 def _folder_of(draft: str, folders: Iterable[str]) -> str | None:
-    """The predicted draft that this measured one is."""
+    """Find the predicted draft that a measured one is."""
     found = [folder for folder in folders if _may_be(draft, folder)]
     if len(found) > 1:
         raise InputError(
@@ -357,14 +357,14 @@ def _folder_of(draft: str, folders: Iterable[str]) -> str | None:
 
 
 def _may_be(one: str, other: str) -> bool:
-    """Two folders are the same as far as both say where they are: records name a folder from where
+    """Check whether two folders may be the same: records name a folder from where
     the bench ran, and may leave out what is above it."""
     pairs = zip(_parts(one), _parts(other), strict=False)
     return all(mine == theirs for mine, theirs in pairs)
 
 
 def _parts(folder: str) -> list[str]:
-    """From the last one up, as far as they are names."""
+    """Return the parts of a path from the last one up, as far as they are names."""
     parts = reversed(Path(folder.removeprefix("independent:")).parts)
     return list(takewhile(lambda part: part not in _NO_NAMES, parts))
 

@@ -1,4 +1,4 @@
-"""The file that `plan law --json` prints and `plan optimum --law` reads."""
+"""The scaling-law file that `plan law --json` prints and `plan optimum --law` reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUNDING = 1e-9
 def law_payload(
     fit: AffineFit | None, curves: dict[str, dict[str, FormFit | None]], warnings: tuple[str, ...]
 ) -> dict[str, Any]:
-    """As plain JSON types; a figure that has no meaning is null, without a law all of its own."""
+    """Return plain JSON types; a number without meaning is null, without a law all of its own."""
     payload: dict[str, Any]
     if fit is None:
         payload = dict.fromkeys(field.name for field in fields(AffineFit))
@@ -42,7 +42,7 @@ def law_payload(
 
 
 def read_law(path: Path) -> AcceptanceLaw:
-    """A, B, C and, where it is there, their covariance.
+    """Read A, B, C and, where it is there, their covariance from a scaling-law file.
 
     Raises:
         InputError: the file or one of these keys cannot be used; both are named.
@@ -69,7 +69,7 @@ def read_law(path: Path) -> AcceptanceLaw:
 
 
 def _residual(mse: Any, n: Any, path: Path) -> float | None:
-    """Of the file's own numbers, where it has them."""
+    """Compute the residual from the file's own numbers, where it has them."""
     if mse is None or n is None:
         return None
     numbers = _is_number(mse) and isinstance(n, int)
@@ -79,7 +79,7 @@ def _residual(mse: Any, n: Any, path: Path) -> float | None:
 
 
 def residual_of(mse: float, n: int) -> float:
-    """Standard deviation around the law, from the mean squared residual of n rows."""
+    """Return the standard deviation around the law, from the mean squared residual of n rows."""
     return math.sqrt(mse * n / (n - len(NAMES)))
 
 
@@ -97,7 +97,7 @@ def _covariance(values: Any, path: Path) -> tuple[tuple[float, ...], ...]:
 
 
 def _is_covariance(cov: Floats) -> bool:
-    """Up to rounding, in units of the errors: those of A and C differ by orders of magnitude."""
+    """Check up to rounding, in units of the errors: those of A and C differ by magnitudes."""
     variance = np.diag(cov)
     if np.any(variance < 0):
         return False
@@ -109,7 +109,7 @@ def _is_covariance(cov: Floats) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Finite as float64, and no boolean."""
+    """Check that a value is finite as float64, and no boolean."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

@@ -15,7 +15,7 @@ from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveLength(LengthPolicy):
-    """Two tokens more after a draft that was accepted whole, one less after any other.
+    """Draft two tokens more after a draft that was accepted whole, one less after any other.
 
     The rule of transformers' `num_assistant_tokens_schedule="heuristic"`.
     """
@@ -90,7 +90,7 @@ _TRIAL, _BEST = 8, 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """What earlier rows met, from first to last step; with every row the older ones fade."""
+    """Acceptance in earlier rows, from first to last step; with every row the older ones fade."""
 
     asked: float = 0.0
     """Steps that were to draft."""
@@ -99,16 +99,16 @@ class Experience:
     kept_D: tuple[float, ...] = ()
     """Those of them whose token there was accepted too."""
     lead: float = 0.0
-    """Of the common forecast over a row's own, in squared errors: log odds that it is the better
-    one."""
+    """Lead of the common forecast over a row's own, in squared errors: log odds that it is the
+    better one."""
 
     @property
     def found(self) -> float:
-        """Steps that had something to draft."""
+        """The number of steps that had something to draft."""
         return sum(self.tried_D[:1])
 
     def times(self, share: float) -> Experience:
-        """Of so much weight."""
+        """Scale the counts by a weight."""
         return Experience(
             asked=share * self.asked,
             tried_D=tuple(share * tried for tried in self.tried_D),
@@ -119,7 +119,7 @@ class Experience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostAware(LengthPolicy):
-    """As deep as promises most tokens per second, by measured costs and what was accepted; not at
+    """Draft as deep as gives most tokens per second by measured costs and past acceptance; not at
     all where that is best.
 
         pace      (1 + h (r_1 + r_1 r_2 + ... + r_1 ... r_n)) / ((1 - h) t(in vain) + h t(n))
@@ -161,11 +161,11 @@ class CostAware(LengthPolicy):
         return min(chosen, _GROWTH * known + _ROOM)
 
     def doubting(self, stats: RowStats) -> CostAware:
-        """With as much of the past as a row in this state still goes by."""
+        """Discount the past by how long the row has been idle."""
         return replace(self, past=self.past.times(_DOUBT**stats.idle)) if stats.idle else self
 
     def best_depth(self, stats: RowStats, rates: Sequence[float]) -> int:
-        """Of most tokens per second at these rates; 0: to draft nothing."""
+        """Return the depth with most tokens per second at these rates; 0: draft nothing."""
         costs, past = self.costs, self.past
         usual = (past.found + _FOUND) / (past.asked + _FOUND)
         found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
@@ -181,14 +181,14 @@ class CostAware(LengthPolicy):
         return chosen
 
     def rates(self, stats: RowStats) -> list[float]:
-        """Acceptance by depth, given that all before it is accepted."""
+        """Forecast acceptance by depth, given that all before it is accepted."""
         own, common = self.forecasts(stats)
         share = 0.5 + 0.5 * math.tanh(self.past.lead / 2.0) if self.past.asked else 0.0
         share *= math.exp(-max(0.0, self.surprise(stats) - _SURPRISE))
         return [mine + share * (all_ - mine) for mine, all_ in zip(own, common, strict=True)]
 
     def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
-        """The rates by the row's own past, and by what is common to rows."""
+        """Forecast rates by the row's own past, and by what is common to rows."""
         past, longest = self.past, self.costs.longest
         usual = self.usual(longest)
         first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
@@ -204,11 +204,12 @@ class CostAware(LengthPolicy):
         return own, common
 
     def usual(self, depth: int) -> list[float]:
-        """Rates to this depth in the rows before, which begin at a guess."""
+        """Return the rates to this depth in the rows before, which begin at a guess."""
         return _chain(self.past.kept_D, self.past.tried_D, _PRIOR, _OTHERS, depth)
 
     def surprise(self, stats: RowStats) -> float:
-        """How little the row's first tokens look as foretold: a log-likelihood ratio."""
+        """Measure how little the row's first tokens agree with the forecast: a log-likelihood
+        ratio."""
         if not stats.tried_D:
             return 0.0
         tried, kept = stats.tried_D[0], stats.kept_D[0]
@@ -220,7 +221,7 @@ class CostAware(LengthPolicy):
         )
 
     def after(self, row: Sequence[StepCount]) -> CostAware:
-        """Grown wiser by a row."""
+        """Return the policy updated with a finished row."""
         past, longest, stats = self.past, self.costs.longest, RowStats()
         tried_D, kept_D = [0.0] * longest, [0.0] * longest
         lead = 0.0
@@ -244,7 +245,7 @@ class CostAware(LengthPolicy):
 
 
 class Learning(LengthPolicy):
-    """A controller that begins every text with what the texts before it met.
+    """A controller that begins every text with the experience of the texts before it.
 
     It goes by what has been emitted, so the law stays, as long as no request id comes again with
     the same seed: then it would know of draws that are to come. A drawn text depends on the texts
@@ -269,7 +270,8 @@ class Learning(LengthPolicy):
 def _chain(
     kept_D: Sequence[float], tried_D: Sequence[float], expected: float, weight: float, longest: int
 ) -> list[float]:
-    """Rates by depth: the first drawn towards `expected`, the others towards the one before."""
+    """Return rates by depth: the first drawn towards `expected`, each other towards its
+    predecessor."""
     out: list[float] = []
     for d, (kept, tried) in enumerate(
         zip(_padded(kept_D, longest), _padded(tried_D, longest), strict=True)
@@ -281,7 +283,7 @@ def _chain(
 
 
 def _padded(values_D: Sequence[float], longest: int) -> list[float]:
-    """As many, with 0 where nothing was seen."""
+    """Pad the values to `longest` with 0 where nothing was seen."""
     return [*values_D[:longest], *[0.0] * (longest - len(values_D))]
 
 

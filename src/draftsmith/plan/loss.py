@@ -21,7 +21,7 @@ class LossLaw:
     """
 
     E: float = 1.8172
-    """What no model gets below."""
+    """The irreducible loss."""
     A: float = 482.01
     nu: float = 0.3478
     B: float = 2085.43
@@ -29,7 +29,7 @@ class LossLaw:
 
     @classmethod
     def of(cls, values: tuple[float, ...]) -> LossLaw:
-        """From E, A, nu, B, delta in this order."""
+        """Build the law from E, A, nu, B, delta in this order."""
         E, A, nu, B, delta = values
         return cls(E=E, A=A, nu=nu, B=B, delta=delta)
 
@@ -40,19 +40,19 @@ class LossLaw:
                 raise InputError(f"{name} of the loss law must be 0 or more, got {value}")
 
     def loss(self, params: ArrayLike, tokens: ArrayLike) -> Floats:
-        """Nats per token of a model with so many parameters, trained on so many tokens."""
+        """Return nats per token of a model with so many parameters, trained on so many tokens."""
         N, D = np.asarray(params, np.float64), np.asarray(tokens, np.float64)
         return np.asarray(self.E + self.A * N**-self.nu + self.B * D**-self.delta)
 
     def perplexity(self, params: ArrayLike, tokens: ArrayLike) -> Floats:
-        """exp of the loss: eq. 7 and 8; inf where that is above all numbers."""
+        """Return exp of the loss (eq. 7 and 8); inf where that overflows."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(self.loss(params, tokens)))
 
     def slope(self, params: ArrayLike) -> Floats:
-        """dL / d ln N at the same data: what a model gains from being larger."""
+        """Return dL / d ln N at the same data: what a model gains from being larger."""
         return np.asarray(-self.nu * self.A * np.asarray(params, np.float64) ** -self.nu)
 
     def data_slope(self, tokens: ArrayLike) -> Floats:
-        """dL / d ln D: what a model gains from more data."""
+        """Return dL / d ln D: what a model gains from more data."""
         return np.asarray(-self.delta * self.B * np.asarray(tokens, np.float64) ** -self.delta)

@@ -1,4 +1,4 @@
-"""Reading what others measured: CSV files with a header. Errors name file, row and column."""
+"""Reading measurements: CSV files with a header. Errors name file, row and column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftsmith.errors import InputError, nearest
 DATA = Path(__file__).parent / "data"
 """The paper's measurements and printed values."""
 _MOST = 2**53
-"""Of a whole number: beyond it float64 has gaps."""
+"""Largest whole number: beyond it float64 has gaps."""
 _MOST_GAMMA = 10_000
 _MOST_PERPLEXITY = 1e9
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
@@ -39,7 +39,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """What one training run came to."""
+    """The size, data and loss of one training run."""
 
     params: float
     tokens: float
@@ -49,7 +49,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthCount:
-    """How many steps with `gamma` drafted tokens had exactly `accepted` of them accepted."""
+    """The number of steps with `gamma` drafted tokens of which exactly `accepted` were accepted."""
 
     gamma: int
     accepted: int
@@ -66,7 +66,7 @@ class CsvRow:
     number: int
     """1 is the first below the header."""
     line: int
-    """Of the file, for editors."""
+    """Line number in the file, for editors."""
     values: dict[str, str]
 
     def text(self, column: str) -> str:
@@ -76,7 +76,7 @@ class CsvRow:
         return value
 
     def number_of(self, column: str) -> float:
-        """A finite number."""
+        """Read a finite number."""
         text = self.text(column)
         try:
             if "_" in text or not text.isascii():  # which float takes
@@ -103,7 +103,7 @@ class CsvRow:
         return int(value)
 
     def count_of(self, column: str) -> float:
-        """Parameters or tokens, with or without a unit."""
+        """Read parameters or tokens, with or without a unit."""
         return parse_count(self.text(column), self.place(column))
 
     def place(self, column: str) -> str:
@@ -114,7 +114,7 @@ class CsvRow:
 
 
 def of_bench(path: Path, name: str) -> Path:
-    """The file, or the one of this name in the folder of a bench.
+    """Return the file, or the one of this name in the folder of a bench.
 
     Raises:
         InputError: a folder without it.
@@ -127,7 +127,7 @@ def of_bench(path: Path, name: str) -> Path:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
-    """The rows of a CSV file that has at least these columns; others are kept, too.
+    """Read the rows of a CSV file that has at least these columns; others are kept, too.
 
     Raises:
         InputError: the file is missing, empty, not text, lacks a column, has one twice, or a row
@@ -171,7 +171,7 @@ def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[CsvRow]:
 
 
 def read_observations(path: Path, protocol: str | None = None) -> tuple[Observation, ...]:
-    """Columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one.
+    """Read columns target, draft, target_ppl, draft_ppl, alpha, and `moe` where there is one.
 
     A pair that was measured in several ways (column `protocol`) has a row for each: `protocol` says
     which one is taken. The folder of a bench stands for its file.
@@ -192,7 +192,8 @@ def read_observations(path: Path, protocol: str | None = None) -> tuple[Observat
 
 
 def read_trained(path: Path) -> tuple[TrainedModel, ...]:
-    """Columns params and tokens (with or without K, M, B, T), and loss (nats) or perplexity."""
+    """Read columns params and tokens (with or without K, M, B, T), and loss (nats) or
+    perplexity."""
     rows = read_rows(path, ("params", "tokens"))
     kinds = [name for name in ("loss", "perplexity") if name in rows[0].values]
     if len(kinds) != 1:
@@ -213,7 +214,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
 
 def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]:
-    """Columns gamma, accepted_length (without the target's own token) and count: a histogram.
+    """Read a histogram: gamma, accepted_length (without the target's own token) and count.
 
     Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which. A
     column `prompt` says which steps belong to one text. The folder of a bench stands for its file.
@@ -244,7 +245,7 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
 
 @contextlib.contextmanager
 def naming(*paths: Path) -> Iterator[None]:
-    """An InputError from inside says which files it is about."""
+    """Name the files in an InputError from inside."""
     try:
         yield
     except InputError as error:
@@ -252,7 +253,7 @@ def naming(*paths: Path) -> Iterator[None]:
 
 
 def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """A sentence for each model that has several perplexities."""
+    """Warn about each model that has several perplexities."""
     found: dict[str, set[float]] = {}
     for one in observations:
         found.setdefault(one.target, set()).add(one.target_ppl)
@@ -266,7 +267,7 @@ def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
 
 
 def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """A sentence if pairs have several rows."""
+    """Warn if pairs have several rows."""
     counts = Counter((one.draft, one.target) for one in observations)
     twice = [pair for pair, count in counts.items() if count > 1]
     if not twice:
@@ -317,7 +318,7 @@ def _of_one_pair(path: Path, rows: Sequence[CsvRow], draft: str | None) -> list[
 
 
 def _said(row: CsvRow, column: str) -> str:
-    """Of a column that need not be there."""
+    """Return the text of an optional column."""
     return row.values.get(column, "").strip()
 
 

@@ -50,7 +50,8 @@ _NEWTON_STEPS = 8
 def speedup(
     alpha: ArrayLike, gamma: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
 ) -> Floats:
-    """Over plain decoding with drafts of this length: eq. 1, or 2 M times eq. 3."""
+    """Return the speed-up over plain decoding with drafts of this length: eq. 1, or 2 M times eq.
+    3."""
     draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
     return predicted_speedup(tokens_per_step(alpha, gamma), gamma, draft / target)
 
@@ -58,7 +59,7 @@ def speedup(
 def stationary_length(
     alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
 ) -> Floats:
-    """gamma at which the derivative of eq. 3 vanishes: eq. 13. It can be negative, down to -1.
+    """Return the gamma (-1 or more) at which the derivative of eq. 3 vanishes: eq. 13.
 
     Raises:
         InputError: the draft costs more than the target: there is no such point.
@@ -74,7 +75,7 @@ def optimal_length(
     *,
     integer: bool = False,
 ) -> Floats:
-    """gamma >= 0 with the largest speed-up, real or whole; 0: do not draft.
+    """Return the gamma >= 0 with the largest speed-up, real or whole; 0: do not draft.
 
     A real length above 0 gains iff draft_cost / target_cost < -alpha ln(alpha) / (1 - alpha), a
     whole one iff it is < alpha.
@@ -98,14 +99,14 @@ def optimal_speedup(
     *,
     integer: bool = False,
 ) -> Floats:
-    """Over plain decoding, with drafts of `optimal_length`: 1 where drafting does not pay."""
+    """Return the speed-up with drafts of `optimal_length`: 1 where drafting does not pay."""
     gamma = optimal_length(alpha, draft_cost, target_cost, integer=integer)
     found = speedup(alpha, gamma, draft_cost, target_cost)
     return np.where(gamma > 0, np.maximum(found, 1.0), 1.0)  # not 1 - 2e-16
 
 
 def branch_root(excess: ArrayLike) -> Floats:
-    """v >= 0 with v - ln(1 + v) = excess, so that W_-1(-exp(-1 - excess)) = -(1 + v)."""
+    """Solve v - ln(1 + v) = excess for v >= 0, so that W_-1(-exp(-1 - excess)) = -(1 + v)."""
     L = np.asarray(excess, np.float64)
     root = np.sqrt(2.0 * np.minimum(L, 1.5))  # the series is used below 1.5 only
     series = root * np.polynomial.polynomial.polyval(root, _SERIES)
@@ -119,7 +120,7 @@ def branch_root(excess: ArrayLike) -> Floats:
 
 
 def positive(value: ArrayLike, name: str) -> Floats:
-    """As an array. Raises InputError unless all of it is above 0 and finite."""
+    """Return an array. Raises InputError unless all of it is above 0 and finite."""
     array = np.asarray(value, np.float64)
     check_domain((array > 0) & np.isfinite(array), array, name, "above 0 and finite")
     return array
@@ -160,12 +161,12 @@ class AcceptanceLaw:
 
     @classmethod
     def of(cls, values: tuple[float, ...]) -> AcceptanceLaw:
-        """From A, B, C in this order."""
+        """Build the law from A, B, C in this order."""
         A, B, C = values
         return cls(A=A, B=B, C=C)
 
     def alpha(self, draft_ppl: ArrayLike, target_ppl: ArrayLike) -> Floats:
-        """The law as it stands: outside of (0, 1) it is no acceptance rate."""
+        """Evaluate the law; outside of (0, 1) the value is no acceptance rate."""
         # a tiny model has an infinite perplexity; with A = 0 that makes nan, which is as unusable
         with np.errstate(invalid="ignore", over="ignore"):
             return np.asarray(
@@ -196,30 +197,31 @@ class SizingProblem:
 
     @property
     def target_ppl(self) -> float:
-        """y, eq. 8."""
+        """The target's perplexity y, eq. 8."""
         return float(self.loss.perplexity(self.target_params, self.target_tokens))
 
     def draft_ppl(self, draft_params: ArrayLike) -> Floats:
-        """x, eq. 7."""
+        """Return the draft's perplexity x, eq. 7."""
         return self.loss.perplexity(draft_params, self.budget.tokens(draft_params))
 
     def alpha(self, draft_params: ArrayLike) -> Floats:
-        """Acceptance rate of a draft of this size, eq. 5 of eq. 7 and 8; not always in (0, 1)."""
+        """Return the acceptance rate at this draft size (eq. 5 of 7 and 8); not always in (0,
+        1)."""
         return self.law.alpha(self.draft_ppl(draft_params), self.target_ppl)
 
     def cost(self, draft_params: ArrayLike) -> Floats:
-        """Of a draft pass, in parameters: that of a target pass is M."""
+        """Return the cost of a draft pass in parameters; that of a target pass is M."""
         params = positive(draft_params, "draft_params")
         return np.maximum(params, self.cost_floor * self.target_params)
 
     def length(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
-        """The best draft length, in tokens; 0 where the law gives no acceptance rate."""
+        """Return the best draft length, in tokens; 0 where the law gives no acceptance rate."""
         alpha, usable = self._usable(draft_params)
         length = optimal_length(alpha, self.cost(draft_params), self.target_params, integer=integer)
         return np.where(usable, length, 0.0)
 
     def speedup(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
-        """2 M times eq. 9, draft lengths below 0 left out: 1 where drafting does not pay (eq. 9 is
+        """Return 2 M times eq. 9 without lengths below 0: 1 where drafting does not pay (eq. 9 is
         then 1 / (2 M), plain decoding)."""
         alpha, usable = self._usable(draft_params)
         cost = self.cost(draft_params)
@@ -227,13 +229,13 @@ class SizingProblem:
         return np.where(usable, found, 1.0)
 
     def speedup_at(self, draft_params: ArrayLike, gamma: ArrayLike) -> Floats:
-        """2 M times eq. 3: with drafts of this very length."""
+        """Return 2 M times eq. 3, for drafts of this length."""
         alpha, usable = self._usable(draft_params)
         found = speedup(alpha, gamma, self.cost(draft_params), self.target_params)
         return np.where(usable, found, 1.0)
 
     def slope(self, draft_params: float, gamma: float) -> float:
-        """d ln(throughput) / d ln N at this draft length; at the best one this is the whole
+        """Return d ln(throughput) / d ln N at this draft length; at the best one this is the whole
         derivative, since the throughput is stationary in gamma. nan where there is no rate."""
         N, M = draft_params, self.target_params
         alpha = float(self.alpha(N))
@@ -254,7 +256,8 @@ class SizingProblem:
 
 
 FLOPS_PER_WEIGHT = 6.0
-"""Of training, per token: two forward, four backward (Kaplan et al. 2020, arXiv 2001.08361)."""
+"""FLOPs of training per token and weight: two forward, four backward (Kaplan et al. 2020, arXiv
+2001.08361)."""
 
 
 class Budget(Protocol):
@@ -267,11 +270,11 @@ class Budget(Protocol):
 
     @property
     def text(self) -> str:
-        """What it amounts to, and what it was given as."""
+        """The amount and the name that it was given as."""
         ...
 
     def tokens(self, params: ArrayLike) -> Floats:
-        """D, for drafts of these sizes."""
+        """Return D for drafts of these sizes."""
         ...
 
 

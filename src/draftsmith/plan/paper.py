@@ -26,7 +26,7 @@ class PrintedOptimum:
 
     target: str
     family: str
-    """Of the drafts."""
+    """Model family of the drafts."""
     setting: SizingProblem
     n_opt: str
     throughput: str
@@ -46,7 +46,7 @@ class LatencyPoint:
 
 
 def pairs(table: int | None = None, *, own_perplexities: bool = False) -> list[Observation]:
-    """The 130 measured pairs (or those of Table 1 or 2).
+    """Return the 130 measured pairs (or those of Table 1 or 2).
 
     The two tables swap the perplexities of Qwen2.5-32B and Qwen2.5-72B. Table 3 was computed with
     those of Table 2 in all rows, which is what this gives; `own_perplexities` keeps each table's.
@@ -63,7 +63,7 @@ def pairs(table: int | None = None, *, own_perplexities: bool = False) -> list[O
 
 
 def optima() -> list[PrintedOptimum]:
-    """The rows of Table 5 that ship."""
+    """Return the rows of Table 5 that ship."""
     return [
         PrintedOptimum(
             target=row.text("target"),
@@ -81,7 +81,7 @@ def optima() -> list[PrintedOptimum]:
 
 
 def latencies() -> list[LatencyPoint]:
-    """Table 6, its distances recomputed."""
+    """Return Table 6, its distances recomputed."""
     settings = {row.family: row.setting for row in optima() if row.target == VALIDATED}
     best = {family: optimal_params(setting) for family, setting in settings.items()}
     found = []
@@ -103,7 +103,7 @@ def latencies() -> list[LatencyPoint]:
 
 
 def printed(table: int) -> list[CsvRow]:
-    """The printed values of a table that ships them: 3, 5, 6, 7 or 9."""
+    """Return the printed values of a table that ships them: 3, 5, 6, 7 or 9."""
     path = DATA / f"table_{table}.csv"
     if not path.exists():
         raise InputError(f"the printed values of Table {table} do not ship with draftsmith")
@@ -111,6 +111,6 @@ def printed(table: int) -> list[CsvRow]:
 
 
 def agrees(text: str, value: float) -> bool:
-    """Whether `value`, rounded to the digits of the printed `text`, is what was printed."""
+    """Check whether `value`, rounded to the digits of the printed `text`, is what was printed."""
     wanted = Decimal(text)
     return Decimal(repr(float(value))).quantize(wanted) == wanted

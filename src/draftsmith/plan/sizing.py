@@ -21,7 +21,7 @@ from draftsmith.plan.optimum import NAMES, SizingProblem, optimal_length, optima
 
 Z95 = 1.96
 _POINTS = 2001
-"""Of the grid that finds the highest peak, in ln N, before it is solved for."""
+"""Points of the grid in ln N that finds the highest peak before it is solved for."""
 _STEP = 1e-4
 """Relative change of a coefficient in a derivative."""
 _MOST_FACTOR = 1e6
@@ -57,14 +57,14 @@ class Sizing:
     se: float | None = None
     """Standard error of N*, first order."""
     ci95: tuple[float, float] | None = None
-    """Of N*, from the covariance of A, B, C alone; symmetric in ln N*. None: not known."""
+    """Interval of N*, from the covariance of A, B, C alone; symmetric in ln N*. None: not known."""
     sensitivity: dict[str, float] | None = None
     """d ln N* / d ln A, B and C."""
     warnings: tuple[str, ...] = ()
 
 
 def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
-    """N* with draft lengths at their best, real or whole, for every size.
+    """Find N* with draft lengths at their best, real or whole, for every size.
 
     The error of N* is that of the coefficients (A, B, C): the loss law is taken as exact.
 
@@ -120,7 +120,7 @@ def draft_of(
     cost_ratio: float | None = None,
     integer: bool = False,
 ) -> Draft:
-    """What a draft of this size gives. `cost_ratio`: measured seconds of one draft pass over those
+    """Evaluate a draft of this size. `cost_ratio`: measured seconds of one draft pass over those
     of one target pass; None takes the setting's.
 
     Raises:
@@ -150,7 +150,7 @@ def draft_of(
 
 
 def optimal_params(setting: SizingProblem) -> float:
-    """N* alone.
+    """Return N* alone.
 
     Raises:
         InputError: as `solve`.
@@ -159,7 +159,7 @@ def optimal_params(setting: SizingProblem) -> float:
 
 
 def solve(setting: SizingProblem) -> tuple[float, bool]:
-    """N* alone, and whether the derivative vanishes there.
+    """Return N* alone, and whether the derivative vanishes there.
 
     Raises:
         InputError: no draft pays, or as `best_draft`.
@@ -173,7 +173,7 @@ def solve(setting: SizingProblem) -> tuple[float, bool]:
 
 
 def best_place(setting: SizingProblem, sizes: Floats, speedups: Floats) -> int | None:
-    """Where the largest speed-up is; None: none is above 1.
+    """Return the index of the largest speed-up; None: none is above 1.
 
     Raises:
         InputError: the size beside it has an acceptance of 1 or more. The speed-up then grows until
@@ -195,7 +195,7 @@ def best_place(setting: SizingProblem, sizes: Floats, speedups: Floats) -> int |
 
 
 def no_rate(setting: SizingProblem, sizes: Floats) -> str:
-    """Why none of these sizes has a rate: the budget, sizes without their unit, or coefficients."""
+    """Explain why none of these sizes has a rate: the budget, missing units, or coefficients."""
     law, M, budget = setting.law, setting.target_params, setting.budget
     least = float(np.min(setting.draft_ppl(sizes)))
     unlimited = law.alpha(setting.loss.perplexity(sizes, np.inf), setting.target_ppl)
@@ -228,7 +228,7 @@ def _grid(setting: SizingProblem) -> Floats:
 
 
 def _solve(setting: SizingProblem, *, integer: bool) -> _Peak | None:
-    """The highest peak; None where every size gives a speed-up of 1."""
+    """Find the highest peak; None where every size gives a speed-up of 1."""
     grid = _grid(setting)
     sizes = np.exp(grid)
     alpha = setting.alpha(sizes)
@@ -247,7 +247,7 @@ def _solve(setting: SizingProblem, *, integer: bool) -> _Peak | None:
 
 
 def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
-    """The highest place of the grid, solved for between its neighbours."""
+    """Solve for the highest peak between the neighbours of the grid's best point."""
     left, right = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     place, interior = float(grid[best]), slope(left) > 0 > slope(right)
     if interior:
@@ -256,19 +256,19 @@ def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
 
 
 def _at_floor(setting: SizingProblem, peak: _Peak) -> bool:
-    """The speed-up has a corner there: below, smaller is no cheaper."""
+    """Check for the corner of the speed-up: below it, smaller is no cheaper."""
     floor = setting.cost_floor * setting.target_params
     return floor > 0 and abs(peak.log_size - math.log(floor)) < _AT_FLOOR
 
 
 def _slope(setting: SizingProblem, gamma: float | None, log_size: float) -> float:
-    """d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
+    """Return d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
     size = float(np.exp(log_size))
     return setting.slope(size, float(setting.length(size)) if gamma is None else gamma)
 
 
 def _gradient(setting: SizingProblem) -> Floats | None:
-    """d ln N* / d (A, B, C), by central differences of the solved optimum (real lengths)."""
+    """Return d ln N* / d (A, B, C), by central differences of the solved optimum (real lengths)."""
     slopes = []
     for name in NAMES:
         value = getattr(setting.law, name)

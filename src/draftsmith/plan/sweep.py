@@ -97,11 +97,11 @@ class PowerFit:
     factor: float
     exponent: float
     moe: float
-    """Of the exponent."""
+    """95 % margin of the exponent."""
     ci95: tuple[float, float]
     r2_log: float
     r2: float
-    """Of N* itself, to compare with the line of Table 9."""
+    """R2 of N* itself, to compare with the line of Table 9."""
     n: int
 
 
@@ -146,7 +146,7 @@ def sweep(
 
 
 def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: LossLaw) -> Optima:
-    """N* for every M, D, D': the best of so many draft sizes, or (None) solved for."""
+    """Find N* for every M, D, D': the best of so many draft sizes, or (None) solved for."""
     targets = np.geomspace(*grid.target_params, grid.targets)
     tokens = np.geomspace(grid.least_tokens, grid.most_tokens, grid.token_counts)
     M, D, Dt = (axis.ravel() for axis in np.meshgrid(targets, tokens, tokens, indexing="ij"))
@@ -187,7 +187,7 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
 
 
 def ratio_rule(optima: Optima) -> PooledFit:
-    """Eq. 10, Table 8, with natural logarithms."""
+    """Fit eq. 10 (Table 8), with natural logarithms."""
     M = optima.target_params
     columns = np.column_stack(
         # 1 / M in plain units beside 1 would cost the regression its digits
@@ -198,14 +198,14 @@ def ratio_rule(optima: Optima) -> PooledFit:
 
 
 def size_rule(optima: Optima) -> PooledFit:
-    """Eq. 11, Table 9."""
+    """Fit eq. 11 (Table 9)."""
     M = optima.target_params
     columns = np.column_stack([M / _BILLION, np.ones(len(M))])
     return _pooled(optima.draft_params, columns, {"mu": 1 / _BILLION, "M0": 1.0})
 
 
 def power_law(optima: Optima) -> PowerFit:
-    """ln N* on ln M."""
+    """Regress ln N* on ln M."""
     size, M = np.log(optima.draft_params), np.log(optima.target_params)
     fit = ols(size, np.column_stack([M, np.ones(len(M))])).fit(cov_type="HC3")
     exponent, level = (float(value) for value in fit.params)
@@ -225,7 +225,7 @@ def power_law(optima: Optima) -> PowerFit:
 
 
 def _pooled(values: Floats, columns: Floats, scales: Named) -> PooledFit:
-    """`scales`: what each coefficient is to be multiplied by, with its name."""
+    """Regress with HC3 errors; `scales`: the factor of each coefficient, by name."""
     fit = ols(values, columns).fit(cov_type="HC3")
     factors = list(scales.values())
     estimates = dict(zip(scales, (fit.params * factors).tolist(), strict=True))

@@ -35,12 +35,12 @@ class PaperTable:
     notes: tuple[str, ...] = ()
 
     def records(self) -> list[dict[str, Cell]]:
-        """A mapping per row."""
+        """Return a mapping per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 def paper_table(number: int) -> PaperTable:
-    """One of the paper's nine tables.
+    """Build one of the paper's nine tables.
 
     Raises:
         InputError: there is no such table, or statsmodels is needed and not installed.
@@ -257,7 +257,7 @@ TABLES: dict[int, Callable[[], PaperTable]] = {
 
 
 def _beside(table: int, found: dict[str, float]) -> tuple[tuple[Cell, ...], ...]:
-    """The printed values of a table with the recomputed ones of the same names."""
+    """Set the printed values of a table beside the recomputed ones of the same names."""
     rows = []
     for row in paper.printed(table):
         name, text = row.text("quantity"), row.text("printed")

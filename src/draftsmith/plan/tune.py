@@ -46,9 +46,9 @@ class Measurement:
     flags: tuple[str, ...]
     """What asks for it on a command line, the drafter apart."""
     length: int | None
-    """Of a chain that is always that long; None: a tree, or a length that changes."""
+    """Length of a chain that is always that long; None: a tree, or a length that changes."""
     depth: int | None
-    """Of the chain or tree; None: it changes."""
+    """Depth of the chain or tree; None: it changes."""
     tokens_P: tuple[int, ...]
     """Emitted behind the prompt's step; 0: the text ended with it."""
     widths_P: tuple[Mapping[int, int], ...]
@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Places of those that gave a step to judge by."""
+        """The indices of prompts that gave a step to judge by."""
         return tuple(place for place, widths in enumerate(self.widths_P) if widths)
 
     @property
@@ -67,18 +67,18 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "auto" if self.depth is None else self.shape
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """All that occurred, upwards."""
+        """All widths that occurred, ascending."""
         return tuple(sorted({width for widths in self.widths_P for width in widths}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """What a measurement promises."""
+    """A measurement with its estimated speed-up."""
 
     measurement: Measurement
     speedup: float
@@ -111,15 +111,15 @@ class BatchEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What was found."""
+    """The result of tuning."""
 
     candidates: tuple[Candidate, ...]
     """The fastest first."""
     costs: dict[str, StepCosts]
-    """By drafter, for one row."""
+    """Step costs by drafter, for one row."""
     batches: tuple[BatchEstimate, ...]
     plain_tokens_per_second: float
-    """By the cost table."""
+    """Pace of plain decoding, by the cost table."""
 
     @property
     def winner(self) -> Candidate:
@@ -127,7 +127,7 @@ class Tuning:
 
     @property
     def by_batch(self) -> dict[int, float]:
-        """The best of each batch size."""
+        """The best speed-up of each batch size."""
         found: dict[int, float] = {}
         for one in self.batches:
             found[one.rows] = max(one.speedup, found.get(one.rows, 0.0))
@@ -141,7 +141,7 @@ def speedup(
     rows: int = 1,
     picks: Sequence[int] | None = None,
 ) -> float:
-    """Over plain decoding of as many rows; `picks`: the prompts that count, some perhaps twice.
+    """Return the speed-up over plain decoding of as many rows; `picks`: prompts (with repeats).
 
     Raises:
         ValueError: these prompts gave no step.
@@ -166,7 +166,7 @@ def speedup(
 def estimate_candidate(
     measurement: Measurement, costs: BatchStepCosts, draws: Sequence[BatchStepCosts], seed: int = 0
 ) -> Candidate:
-    """The promise of a measurement; `draws`: costs from rounds of the cost table drawn anew."""
+    """Estimate the speed-up of a measurement; `draws`: costs from resampled rounds of the table."""
     rng = np.random.default_rng(seed)
     prompts = measurement.prompts
     found = [
@@ -185,7 +185,7 @@ def estimate_candidate(
 
 
 def advice(winner: Candidate) -> str:
-    """What to do, in a sentence."""
+    """Recommend in a sentence what to do."""
     measurement = winner.measurement
     what = f"{measurement.shape} with {measurement.drafter}"
     promise = f"{winner.speedup:.2f}x ({winner.low:.2f} to {winner.high:.2f})"
@@ -198,7 +198,7 @@ def advice(winner: Candidate) -> str:
 
 
 def evidence(winner: Candidate, tried: int) -> str:
-    """How far the promise reaches, in a sentence; empty: no promise. `tried`: drafts that were
+    """Qualify the estimate in a sentence; empty: nothing is claimed. `tried`: drafts that were
     compared."""
     prompts = len(winner.measurement.prompts)
     if prompts == 1:
@@ -215,7 +215,7 @@ def evidence(winner: Candidate, tried: int) -> str:
 
 
 def batch_advice(speedups: Mapping[int, float]) -> str:
-    """At which numbers of rows drafting pays; `speedups`: the best of each batch size. Empty
+    """Name the batch sizes at which drafting pays; `speedups`: the best of each batch size. Empty
     where single rows are all that was asked for: `advice` says it."""
     sizes = sorted(speedups)
     if sizes == [1]:
@@ -233,7 +233,8 @@ def batch_advice(speedups: Mapping[int, float]) -> str:
 
 
 def rates(by_depth: Sequence[tuple[int, int]]) -> tuple[DepthRate, ...]:
-    """Acceptance by depth, with Wilson intervals; depths that were never tried are left out."""
+    """Return acceptance by depth, with Wilson intervals; depths that were never tried are left
+    out."""
     out = []
     for tried, kept in by_depth:
         if tried:

@@ -178,7 +178,7 @@ class Gain:
     best: RankedSetting
     best_value: float
     top_value: float | None
-    """Of the setting that ranks first over all; None when it has no figure here."""
+    """The value of the setting that ranks first over all; None when it is not known here."""
 
     @property
     def best_gain(self) -> float:
