@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from tests.command_cases import a_command, a_store, family_folder, network_words
 
+from draftsmith import plugins
 from draftsmith.cli import parse, split_verb
 from draftsmith.config import as_dict
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.sampling import Sampler
-from draftsmith.drafters import names as drafter_names
-from draftsmith.drafters import registry
-from draftsmith.drafters.names import ENTRY_POINTS, drafter_parts, kinds
+from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.toy import TabularTarget, tiny_target
@@ -80,9 +79,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, types.ModuleType], 
     """Makes a module's drafter known by a name, as an installed package would."""
 
     def name(kind: str, module: types.ModuleType) -> None:
-        point = EntryPoint(name=kind, value=f"{module.__name__}:DRAFTER", group=ENTRY_POINTS)
-        for place in (drafter_names, registry):
-            monkeypatch.setattr(place, "entry_points", lambda group: (point,))
+        point = EntryPoint(name=kind, value=f"{module.__name__}:DRAFTER", group=plugins.DRAFTERS)
+        monkeypatch.setattr(plugins, "entry_points", lambda group: (point,))
 
     return name
 

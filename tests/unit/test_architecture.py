@@ -21,6 +21,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # longest name that fits counts. Modules of one package may import one another.
 FLOORS = [
     ["errors"],
+    ["plugins"],
     ["config"],
     ["provenance"],
     ["plots"],
@@ -61,6 +62,7 @@ LIGHT = [
     "__main__",
     "cli",
     "errors",
+    "plugins",
     "config",
     "provenance",
     "core.config",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.data.prompts import Message, Prompt
-from draftsmith.data.suites import built_in_suites, load_prompts, load_suite, plain_prompts
+from draftsmith.data.suites import load_prompts, load_suite, plain_prompts
 from draftsmith.errors import InputError
 
 DATA = Path(
@@ -264,11 +264,6 @@ def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "x", **({} if i is None else {"id": i})}) for i in ids]
     found = [prompt.id for prompt in load_prompts(write(tmp_path, *lines))]
     assert found == ["a", "b", "a#2", "a#2#2", "a#3", "5", "7", "5#2"]
-
-
-@pytest.mark.parametrize("name", list(built_in_suites()))
-def test_built_in_suites_can_be_read(name: str) -> None:
-    assert load_suite(name)
 
 
 def test_rendering_uses_the_chat_template_for_chats_only() -> None:

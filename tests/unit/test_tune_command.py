@@ -317,14 +317,14 @@ def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "open_meter", LinearMeter)
-    opened = tuner.open_target
+    opened = tuner.open_model
 
     def ended(options: Any) -> Any:
         target = opened(options)
         target.end_ids = frozenset(range(target.vocab_size))
         return target
 
-    monkeypatch.setattr(tuner, "open_target", ended)
+    monkeypatch.setattr(tuner, "open_model", ended)
     with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
         tuned(models, tmp_path, "--drafter", "prompt_lookup")
 

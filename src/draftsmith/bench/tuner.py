@@ -29,7 +29,7 @@ from draftsmith.commands._loading import (
     check_predictions,
     make_sampler,
     open_drafters,
-    open_target,
+    open_model,
     prediction,
     proposal_of,
 )
@@ -261,7 +261,7 @@ class Tuner:
     def __init__(self, options: TuneOptions) -> None:
         self._options = options
         prompts = load_suite(options.suite, limit=options.limit)
-        self.target: HFTarget = open_target(options.model)
+        self.target: HFTarget = open_model(options.model)
         self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
         self._candidates = open_candidates(
             options.drafters(),

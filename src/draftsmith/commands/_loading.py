@@ -20,19 +20,19 @@ from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.provenance import portable_text
-from draftsmith.targets.base import Target
+from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.config import ModelOptions
 
 if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget
 
 
-def open_target(model: ModelOptions) -> HFTarget:
-    """Load the target, without transformers' progress bars."""
-    from draftsmith.targets.hf import load_target
+def open_target(model: ModelOptions) -> BindableTarget:
+    """Load the target, without the progress bars of transformers."""
+    from draftsmith.targets.registry import open_target as open_named
 
     quieten()
-    return load_target(
+    return open_named(
         model.target,
         dtype=model.dtype,
         device=model.device,
@@ -40,6 +40,20 @@ def open_target(model: ModelOptions) -> HFTarget:
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def open_model(model: ModelOptions) -> HFTarget:
+    """As `open_target`, for verbs that read the modules of a transformers model.
+
+    Raises:
+        InputError: the target is of another kind.
+    """
+    from draftsmith.targets.hf import HFTarget
+
+    target = open_target(model)
+    if not isinstance(target, HFTarget):
+        raise InputError(f"--target {model.target}: this needs a transformers model.")
+    return target
 
 
 def quieten() -> None:
@@ -54,7 +68,7 @@ _OWN_SHAPE: dict[str, Any] = {"draft_length": None, "draft_tree": None}
 
 
 def open_drafters(
-    names: Sequence[str], options: DraftingOptions, target: HFTarget
+    names: Sequence[str], options: DraftingOptions, target: BindableTarget
 ) -> tuple[Arm, ...]:
     """Load and bind the drafters.
 

@@ -118,7 +118,7 @@ class BenchOptions(VerbOptions):
     drafter: str = "none,prompt_lookup"
     """Drafters to compare, separated by commas (see `draftsmith generate --help`)."""
     suite: str
-    """A prompt file (JSONL or one per line, also .gz and .xz) or the name of a built-in suite."""
+    """A prompt file (JSONL or one per line, also .gz and .xz) or an installed suite."""
     limit: int | None = None
     """Use only the first prompts of the suite."""
     max_new_tokens: int = 128
@@ -155,7 +155,7 @@ class BenchOptions(VerbOptions):
         twice = len(set(drafters)) < len(drafters)
         require(not twice, f"--drafter names one twice: {self.drafter}")
         self.drafting.check_assignments(drafters)
-        require(bool(self.suite.strip()), "--suite must name a prompt file or a built-in suite")
+        require(bool(self.suite.strip()), "--suite must name a prompt file or an installed suite")
         each_at_least(1, self, "limit", "max_new_tokens", "batch_size", "repeats")
         at_least(0, "--warmup", self.warmup)
         if not self.perplexity:

@@ -87,7 +87,7 @@ from draftsmith.commands import (
 from draftsmith.commands import (
     distill as distill_recipe,
 )
-from draftsmith.commands._loading import open_drafters, open_target
+from draftsmith.commands._loading import open_drafters, open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions, QuickstartOptions
 from draftsmith.commands.generate import DRAFTED, Stream
@@ -213,7 +213,7 @@ def alphas(target: Target, draft: Path, texts: Texts) -> dict[float, float]:
         BackendError: the folder holds no model that can be loaded.
     """
     dtype: Any = str(target.dtype).removeprefix("torch.")
-    model = open_target(ModelOptions(target=str(draft), dtype=dtype, device=str(target.device)))
+    model = open_model(ModelOptions(target=str(draft), dtype=dtype, device=str(target.device)))
     return {
         temperature: measure_acceptance(
             target, model, some, MeasureOptions(sampler=Sampler(temperature=temperature))
@@ -528,7 +528,7 @@ def set_scene(options: QuickstartOptions, num_prompts: int) -> Scene:
     models = find_models(options.models)
     check_out(options.out)
     prompts = held_out_prompts(options.limit or num_prompts)
-    target = open_target(ModelOptions(target=str(models / "target")))
+    target = open_model(ModelOptions(target=str(models / "target")))
     return Scene(
         options=options,
         console=Console(highlight=False),

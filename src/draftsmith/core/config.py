@@ -20,6 +20,8 @@ from typing import Protocol, Self
 
 from draftsmith.config import OptionGroup, parse_list, require
 from draftsmith.errors import InputError, nearest
+from draftsmith.plugins import RULES as INSTALLED_RULES
+from draftsmith.plugins import plugin_names
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
 FORMS = "4,2,2,1 (children at each depth), 10x6:59 (beams x depth : nodes) or a JSON file of paths"
@@ -102,6 +104,18 @@ def bias_warning(*biases: float | None) -> str | None:
     if any(bias is not None and bias >= 0.5 for bias in biases):
         return "from a bias of 0.5 on text is only appended: early mistakes stay, quality collapses"
     return None
+
+
+RULES = ("match", "rejection")
+"""The lossless verification rules, by name."""
+LOSSY_RULES = ("typical",)
+"""Those that change the output distribution."""
+
+
+def check_rule_name(name: str, built_in: Sequence[str], flag: str) -> None:
+    """Raise `InputError` unless `name` is one of these, or a rule of an installed package."""
+    known = [*built_in, *plugin_names(INSTALLED_RULES)]
+    require(name in known, f"{flag}: there is no rule {name!r}{nearest(name, known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

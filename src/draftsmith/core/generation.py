@@ -20,11 +20,11 @@ from draftsmith.core.transfer import Recorder
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
 from draftsmith.data.prompts import Message, Prompt
-from draftsmith.drafters.base import BindableTarget, Drafter
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.targets.base import Target
-from draftsmith.targets.hf import load_target
+from draftsmith.targets.base import BindableTarget, Target
+from draftsmith.targets.registry import open_target
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ class Generator:
         trust_remote_code: bool = False,
     ) -> None:
         if isinstance(target, str):
-            target = load_target(
+            target = open_target(
                 target,
                 dtype=dtype,
                 device=device,

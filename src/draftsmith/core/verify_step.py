@@ -45,25 +45,44 @@ from draftsmith.core.verify import (
     verify,
 )
 from draftsmith.errors import InputError, nearest
+from draftsmith.plugins import RULES, load_plugin, plugin_names, wrong_plugin
 
 CELLS = 1 << 27
 """Numbers of laws that are made at once."""
 
 
+_BUILT_IN: dict[str, Callable[[], Rule]] = {
+    "match": Match,
+    "rejection": Rejection,
+    "typical": Typical,
+}
+
+
 def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
-    """`match`, `rejection`, `typical`, or `auto`: rejection where q is known, else match."""
+    """A rule by its name; `auto` is rejection where q is known, else match.
+
+    Raises:
+        InputError: there is no such rule; the nearest known one is named.
+        BackendError: a package offers the rule, and it cannot be imported.
+    """
     if not isinstance(rule, str):
         return rule
     if rule == "auto":
         return Match() if proposal is Proposal.OPAQUE else Rejection()
-    rules: dict[str, Callable[[], Rule]] = {
-        "match": Match,
-        "rejection": Rejection,
-        "typical": Typical,
-    }
-    if rule not in rules:
-        raise InputError(f"Unknown rule {rule!r}{nearest(rule, [*rules, 'auto'])}.")
-    return rules[rule]()
+    make = _BUILT_IN[rule] if rule in _BUILT_IN else _installed(rule)
+    return make()
+
+
+@cache
+def _installed(rule: str) -> Callable[[], Rule]:
+    found: Callable[[], Rule] | None = load_plugin(RULES, rule, _BUILT_IN)
+    if found is None:
+        known = [*_BUILT_IN, *plugin_names(RULES), "auto"]
+        raise InputError(f"Unknown rule {rule!r}{nearest(rule, known)}.")
+    parts = ("lossy", "needs_q", "proposals", "walk", "precompute")
+    if not all(hasattr(found, part) for part in parts):
+        raise wrong_plugin(RULES, rule, "a class of draftsmith.core.verify.Rule")
+    return found
 
 
 def verify_step(

@@ -11,14 +11,15 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from draftsmith.data.prompts import Prompt, check_whole, read_record
 from draftsmith.errors import InputError, nearest
+from draftsmith.plugins import SUITES, load_plugin, plugin_names, wrong_plugin
 
 
 def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
@@ -31,22 +32,29 @@ def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
 
 
 def load_suite(name: str | Path, *, limit: int | None = None) -> tuple[Prompt, ...]:
-    """The prompts of a file, or of a built-in suite when no such file exists."""
+    """The first `limit` prompts of a file, or of a suite that an installed package offers.
+
+    Raises:
+        InputError: there is neither, or no prompt in it.
+        BackendError: the package that offers the suite cannot be imported, or offers no prompts.
+    """
     path = Path(name)
     if path.exists() or path.suffix:
         return load_prompts(path, limit=limit)
-    built_in = built_in_suites()
-    if str(name) not in built_in:
-        what = f"file or built-in suite {str(name)!r}" if built_in else f"file {str(name)!r}"
-        hint = nearest(str(name), built_in) if built_in else ""
+    make = load_plugin(SUITES, str(name), ())
+    if make is None:
+        names = plugin_names(SUITES)
+        what = f"file or installed suite {str(name)!r}" if names else f"file {str(name)!r}"
+        hint = nearest(str(name), names) if names else ""
         raise InputError(f"there is no prompt {what}{hint}")
-    return load_prompts(built_in[str(name)], limit=limit)
-
-
-def built_in_suites() -> dict[str, Path]:
-    """The suites that are part of the package, by name."""
-    folder = Path(str(resources.files("draftsmith.bench"))) / "prompts"
-    return {path.name.split(".")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
+    found = make() if callable(make) else None
+    if isinstance(found, (str, Path)):
+        return load_prompts(found, limit=limit)
+    good = isinstance(found, Sequence) and all(isinstance(one, Prompt) for one in found)
+    if not good or not found:
+        wanted = "a function that returns prompts (`draftsmith.Prompt`) or the path of a file"
+        raise wrong_plugin(SUITES, str(name), wanted)
+    return _with_unique_ids(found[:limit])
 
 
 def load_prompts(
@@ -58,19 +66,23 @@ def load_prompts(
     with an empty `prompt` or `text` becomes a prompt of no text, for callers that count and skip.
     """
     path = Path(path)
+    prompts = _with_unique_ids(islice(_read(path, keep_empty), limit))
+    if not prompts:
+        raise InputError(f"{path}: no prompts in this file")
+    return prompts
+
+
+def _with_unique_ids(found: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """The second "a" becomes "a#2"."""
     prompts: list[Prompt] = []
     times: dict[str, int] = {}
-    for prompt in _read(path, keep_empty):
-        if limit is not None and len(prompts) >= limit:
-            break
+    for prompt in found:
         label = prompt.id
         while label in times:
             times[prompt.id] += 1
             label = f"{prompt.id}#{times[prompt.id]}"
         times[label] = 1
         prompts.append(replace(prompt, id=label))
-    if not prompts:
-        raise InputError(f"{path}: no prompts in this file")
     return tuple(prompts)
 
 

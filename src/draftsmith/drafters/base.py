@@ -21,9 +21,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from draftsmith.core.types import (
@@ -37,49 +36,14 @@ from draftsmith.core.types import (
     Verdict,
 )
 from draftsmith.errors import InputError
+from draftsmith.targets.base import BindableTarget as BindableTarget
 from draftsmith.targets.base import Target
+from draftsmith.targets.base import TargetView as TargetView
 
 if TYPE_CHECKING:
     from draftsmith.core.law import Noise
     from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.tree_growth import Vocabularies
-
-
-class TargetView(Protocol):
-    """What a drafter may borrow from the target. Borrowed modules never join its module tree."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def end_ids(self) -> frozenset[int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def max_length(self) -> int | None: ...
-    @property
-    def config(self) -> Any:
-        """The transformers configuration of its text decoder; None for targets without one."""
-        ...
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [..] -> its input embeddings [.., H]."""
-        ...
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """States after the final norm [.., H] -> logits [.., V], scale and soft-cap included."""
-        ...
-
-    def head_weight(self) -> Tensor:
-        """[V, H]: the matrix of `head`."""
-        ...
-
-
-class BindableTarget(Target, TargetView, Protocol):
-    """A target that can be decoded and that drafters can be bound to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftsmith.config import Many, OptionGroup, Range, require
-from draftsmith.core.config import TreeText, parse_tree
+from draftsmith.core.config import LOSSY_RULES, RULES, TreeText, check_rule_name, parse_tree
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.errors import InputError
 
@@ -24,11 +24,12 @@ class DraftingOptions(OptionGroup):
     beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
     draft_proposal: Literal["sampled", "greedy", "without_replacement"] | None = None
     """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
-    rule: Literal["auto", "match", "rejection"] = "auto"
-    """Verification; auto takes the one that accepts more of this drafter's proposals."""
-    acceptance: Literal["exact", "typical"] = "exact"
-    """typical is LOSSY: drafts stay that the target does not find unlikely (Medusa), and the output
-    law is not the target's."""
+    rule: str = "auto"
+    """Verification: match, rejection or an installed rule; auto takes the one that accepts more of
+    this drafter's proposals."""
+    acceptance: str = "exact"
+    """exact, or a rule that is LOSSY, after which the output law is not the target's: typical keeps
+    drafts that the target does not find unlikely (Medusa); or an installed rule."""
     drafter_option: Many = ()
     """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
 
@@ -99,6 +100,8 @@ class DraftingOptions(OptionGroup):
         return self.acceptance if self.lossy else self.rule
 
     def validate(self) -> None:
+        check_rule_name(self.rule, ("auto", *RULES), "--rule")
+        check_rule_name(self.acceptance, ("exact", *LOSSY_RULES), "--acceptance")
         alone = self.rule == "auto" or not self.lossy
         require(alone, f"--acceptance {self.acceptance} is a rule of its own: leave out --rule")
         length = self.draft_length

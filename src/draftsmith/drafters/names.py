@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import InputError
-
-ENTRY_POINTS = "draftsmith.drafters"
+from draftsmith.plugins import DRAFTERS, plugin_names
 
 
 def kinds() -> list[str]:
     """Return every drafter kind: files here that define `DRAFTER`, and installed entry points."""
-    outside = (point.name for point in entry_points(group=ENTRY_POINTS))
-    return sorted({*_built_in(), *outside})
+    return sorted({*built_in_kinds(), *plugin_names(DRAFTERS)})
 
 
 @functools.cache
-def _built_in() -> tuple[str, ...]:
+def built_in_kinds() -> tuple[str, ...]:
     """Files beside this one that name a drafter class; reading them as text imports no torch."""
     files = Path(__file__).parent.glob("*.py")
     return tuple(f.stem for f in files if "\nDRAFTER = " in f.read_text(encoding="utf-8"))

@@ -14,13 +14,13 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from draftsmith.config import from_dict, override
 from draftsmith.drafters.base import Drafter, structure_options
-from draftsmith.drafters.names import ENTRY_POINTS, drafter_manifest, drafter_parts, kinds
+from draftsmith.drafters.names import built_in_kinds, drafter_manifest, drafter_parts, kinds
 from draftsmith.errors import InputError, nearest
+from draftsmith.plugins import DRAFTERS, load_plugin, wrong_plugin
 
 
 def drafter_class(kind: str) -> type[Drafter]:
@@ -28,11 +28,13 @@ def drafter_class(kind: str) -> type[Drafter]:
 
     Raises:
         InputError: unknown kind; the nearest known one is named.
+        BackendError: a package offers the kind, and its class cannot be imported.
     """
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == kind:
-            found: type[Drafter] = point.load()
-            return found
+    found: type[Drafter] | None = load_plugin(DRAFTERS, kind, built_in_kinds())
+    if found is not None:
+        if not (isinstance(found, type) and issubclass(found, Drafter)):
+            raise wrong_plugin(DRAFTERS, kind, "a subclass of draftsmith.drafters.base.Drafter")
+        return found
     if kind not in kinds():
         raise InputError(f"Unknown drafter {kind!r}{nearest(kind, kinds())}.")
     built_in: type[Drafter] = importlib.import_module(f"draftsmith.drafters.{kind}").DRAFTER

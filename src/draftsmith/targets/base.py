@@ -49,6 +49,43 @@ class Target(Protocol):
         ...
 
 
+class TargetView(Protocol):
+    """What a drafter may borrow from the target. Borrowed modules never join its module tree."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def max_length(self) -> int | None: ...
+    @property
+    def config(self) -> Any:
+        """The transformers configuration of its text decoder; None for targets without one."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [..] -> its input embeddings [.., H]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """States after the final norm [.., H] -> logits [.., V], scale and soft-cap included."""
+        ...
+
+    def head_weight(self) -> Tensor:
+        """[V, H]: the matrix of `head`."""
+        ...
+
+
+class BindableTarget(Target, TargetView, Protocol):
+    """A target that can be decoded and that drafters can be bound to."""
+
+
 def feed_beginning(
     target: Target, cache: KVCache, pending: Sequence[Sequence[int]]
 ) -> list[list[int]]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from draftsmith.commands._live_verbs import LiveReplayOptions
-from draftsmith.commands._loading import open_target
+from draftsmith.commands._loading import open_model
 from draftsmith.commands.live._shared import Line, maker, units_of, write_subtitles
 from draftsmith.errors import InputError
 from draftsmith.live import plots
@@ -54,7 +54,7 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     if has_references:
         check_installed()  # before hours of decoding, not behind them
     record = start_run("live replay", options)
-    target = open_target(options.model)
+    target = open_model(options.model)
     methods = [known for known in get_args(Method) if known in options.methods()]
     wanted = settings(methods, options.biases(), options.masks(), options.mask)
     make = maker(target, options.prompt, options.redraft)

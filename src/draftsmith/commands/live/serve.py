@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from draftsmith.commands._live_verbs import LiveServeOptions
-from draftsmith.commands._loading import open_target
+from draftsmith.commands._loading import open_model
 from draftsmith.commands.live._shared import (
     make_template,
     warn,
@@ -40,7 +40,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     listener = _listen(options.host, options.port)
     with listener:
-        target = open_target(options.model)
+        target = open_model(options.model)
 
         def template(language: str) -> Template:
             return make_template(dataclasses.replace(options.prompt, language=language), target)

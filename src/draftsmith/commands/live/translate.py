@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from draftsmith.commands._live_verbs import Feed, LiveTranslateOptions
-from draftsmith.commands._loading import open_target
+from draftsmith.commands._loading import open_model
 from draftsmith.commands.live._shared import coloured, maker, warn
 from draftsmith.errors import InputError
 from draftsmith.live.config import DisplayConfig
@@ -54,7 +54,7 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
         InputError: not a line of the input could be used.
     """
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
-    target = open_target(options.model)
+    target = open_model(options.model)
     display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)
     setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.mask_k)
     follower = _Follower(maker(target, options.prompt, options.redraft, display)(setting))

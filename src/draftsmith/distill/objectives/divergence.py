@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import torch
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from draftsmith.core.types import TopLaws
 from draftsmith.errors import InputError, nearest
+from draftsmith.plugins import OBJECTIVES, load_plugin, plugin_names, wrong_plugin
 
 Reading = Literal["exact", "sampled", "uniform"]
 """How the expectation of TVD++ is taken; the paper leaves it open."""
@@ -267,10 +269,21 @@ DIVERGENCES: dict[str, Divergence] = {
 }
 
 
+@cache
+def _installed(name: str) -> Divergence:
+    found = load_plugin(OBJECTIVES, name, DIVERGENCES)
+    if found is None:
+        known = [*DIVERGENCES, *plugin_names(OBJECTIVES)]
+        raise InputError(f"there is no --objective {name!r}{nearest(name, known)}")
+    if not isinstance(found, Divergence) or found.name != name:
+        raise wrong_plugin(OBJECTIVES, name, f"a Divergence with the name {name!r}")
+    return found
+
+
 def divergence_named(name: str, beta: float = 0.5) -> Divergence:
     """The record of that name; jsd at beta 0 and 1 is kl and rkl. InputError if there is none."""
     if name not in DIVERGENCES:
-        raise InputError(f"there is no --objective {name!r}{nearest(name, DIVERGENCES)}")
+        return _installed(name)
     ends = {0.0: "kl", 1.0: "rkl"}
     return DIVERGENCES[ends.get(beta, name) if name == "jsd" else name]
 

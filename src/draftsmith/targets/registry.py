@@ -1,0 +1,52 @@
+"""Targets by name: a transformers model, or `KIND:SOURCE` of an installed package."""
+
+from __future__ import annotations
+
+from draftsmith.errors import InputError
+from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
+from draftsmith.targets.base import BindableTarget
+from draftsmith.targets.hf import load_target
+
+
+def is_installed_kind(name: str) -> bool:
+    """Whether `name` is `KIND:SOURCE` with a kind that an installed package offers."""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in plugin_names(TARGETS)
+
+
+def open_target(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn_implementation: str = "sdpa",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> BindableTarget:
+    """Load a target: a folder or hub id (see `load_target`), or `KIND:SOURCE`.
+
+    Raises:
+        InputError: an option that only transformers models have, for another kind of target.
+        BackendError: the model, or the package that offers the kind, cannot be loaded.
+        UnsupportedModel: the architecture cannot be decoded exactly.
+    """
+    if not is_installed_kind(name):
+        return load_target(
+            name,
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+    if (attn_implementation, revision, trust_remote_code) != ("sdpa", None, False):
+        raise InputError(
+            f"Target {name!r} is no transformers model: leave out --attn-implementation, "
+            "--revision and --trust-remote-code."
+        )
+    kind, _, source = name.partition(":")
+    load = load_plugin(TARGETS, kind, ())
+    if not callable(load):
+        raise wrong_plugin(TARGETS, kind, "a function `load(source, *, dtype, device)`")
+    target: BindableTarget = load(source, dtype=dtype, device=device)
+    return target
