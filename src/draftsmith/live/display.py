@@ -1,22 +1,22 @@
-"""What a reader sees of a live translation: less than the whole output, so that less is taken back.
+"""What is displayed of a live translation: less than the whole output, so that less is erased.
 
     output      I see a man     I see an old man     I see an old man.   final
     hide 1      I see a         I see an old         I see an old man.
     erased                      0 (all shown: 4)     0
 
-A display hides; it never changes what is drafted, and it never rewrites: what it shows is the
-beginning of the output's text, character by character, in logical order, not normalised.
+A display only hides the end of an output. It never changes the draft, and it shows the beginning of
+the output's text unchanged: in logical order, not normalised.
 
-Where a text may be cut: between grapheme clusters (what readers take for one character), and
-between words. Places count characters of a Python string, as everywhere in this package.
+A text is cut only between grapheme clusters (user-perceived characters), or between words.
+Positions count characters of a Python string, as everywhere in this package.
 
     text       w e _ T + _ H H .       T +: a thumb and its colour, H: Han, _: a blank
     borders    0 1 2 3   5 6 7 8 9
     kinds      w w s p   s u u p       of the clusters
     word_ends      2     5   7   9
 
-A word is what stands between blanks. Scripts without blanks between words need a dictionary to
-find them; here every cluster of these counts as a word, with the punctuation around it.
+Words are separated by blanks. Finding words in scripts without blanks needs a dictionary; here
+every cluster of such a script counts as a word, with the punctuation around it.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _SPACED_WORD = re.compile("p*w[wp]*")
 
 
 def borders(text: str) -> list[int]:
-    """0, and the end of every grapheme cluster: cut elsewhere, a character would fall apart."""
+    """Return 0 and the end of every grapheme cluster; other cuts would split a character."""
     return list(accumulate(map(len, regex.findall(r"\X", text)), initial=0))
 
 
 def word_ends(text: str) -> list[int]:
-    """The end of every word; each is a border."""
+    """Return the end of every word; each is a border."""
     places = borders(text)
     return [places[word.end()] for word in _WORD.finditer(_kinds(text, places))]
 
 
 def word_borders(text: str) -> list[int]:
-    """The borders that are not inside a word of a script with blanks, nor behind a blank."""
+    """Return the borders outside words of scripts with blanks, and not after a blank."""
     places = borders(text)
     kinds = _kinds(text, places)
     barred = {i + 1 for i, kind in enumerate(kinds[:-1]) if kind == "s"}
@@ -85,21 +85,24 @@ _CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """The screen after an update."""
+    """The display after an update."""
 
     text: str
-    """What is on it now: the beginning of `full`."""
+    """The displayed text, the beginning of `full`."""
     stable: int
-    """Characters of `text` that no longer are expected to change: those that were there before the
-    update, too, and all of a final one."""
+    """Characters of `text` that are not expected to change: those that were displayed before the
+    update, and all of a final one."""
     full: str
     """The text of the whole output."""
     erased: int
-    """Characters of the text before that went away, counted from the first that changed."""
+    """Characters of the previous text that were removed, counted from the first that changed."""
 
 
 def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    """The answer of a model that thinks first: what stands behind `</think>`, without blanks."""
+    """Return the tokens after `</think>` and blanks; all tokens if the model did not think.
+
+    The result is empty while a thought has not ended.
+    """
 
     def text(upto: int) -> str:
         return str(tokenizer.decode(list(tokens[:upto]), skip_special_tokens=False)).lstrip()
@@ -107,14 +110,14 @@ def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     if not text(len(_THINKS) + 2).startswith(_THINKS):  # a token is a byte or more
         return tuple(tokens)
     for end in range(1, len(tokens) + 1):
-        _, closed, said = text(end).partition(_THOUGHT)
-        if closed and said.strip():
+        _, closed, answer = text(end).partition(_THOUGHT)
+        if closed and answer.strip():
             return tuple(tokens[end - 1 :])
     return ()
 
 
 class Display(abc.ABC):
-    """Chooses what is shown of one segment's outputs. One object per segment."""
+    """Chooses what is shown of the outputs of one segment."""
 
     def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
         self._config = config
@@ -122,7 +125,7 @@ class Display(abc.ABC):
         self._text = ""
 
     def show(self, tokens: Sequence[int], *, final: bool) -> Shown:
-        """The screen with this output (all of it, without end tokens); all of it once final."""
+        """Display an output, given whole and without end tokens; a final one is shown in full."""
         full = self._decode(tokens)
         end = len(full) if final else self._cut(full, self._end(tokens, full))
         before, self._text = self._text, full[:end]
@@ -133,10 +136,10 @@ class Display(abc.ABC):
 
     @abc.abstractmethod
     def _end(self, tokens: Sequence[int], full: str) -> int:
-        """How many characters of `full`, the text of the tokens, the policy lets through."""
+        """Return how many characters of `full`, the text of the tokens, may be shown."""
 
     def _cut(self, full: str, end: int) -> int:
-        """`end`, moved back to where a text may be cut, but not before what is to stay."""
+        """Move `end` back to a border, but not before text that must stay."""
         end = _floor(word_borders(full) if self._config.whole_words else borders(full), end)
         if not self._config.no_shrink:
             return end
@@ -144,10 +147,10 @@ class Display(abc.ABC):
         return max(end, _floor(borders(full), common_prefix(self._text, full)))
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens, without a character at its end that is not whole.
+        """Decode the tokens, without an incomplete character at the end.
 
-        Decoding alone cannot tell such a character from a U+FFFD that was really written: at the
-        very end, that one is not shown either.
+        Such a character decodes to U+FFFD. A U+FFFD that the model wrote looks the same and is not
+        shown at the very end either.
         """
         # Some tokenizers turn a run of bytes into U+FFFD altogether when its last character is
         # cut short; with less of it (at most three of four bytes are there) the run is whole.
@@ -161,7 +164,7 @@ class Display(abc.ABC):
         return longest
 
     def _covered(self, first: Sequence[int], full: str) -> int:
-        """How much of `full` its first tokens are; a blank may depend on the token behind it."""
+        """Return the length of the first tokens in `full`; a blank may depend on the next token."""
         return common_prefix(self._decode(first), full)
 
 
@@ -180,14 +183,14 @@ class WordMask(Display):
 
 
 class CharMask(Display):
-    """Hides the last characters, as readers count them."""
+    """Hides the last grapheme clusters."""
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
         return _end_before(borders(full), self._config.mask_k, full)
 
 
 class Agreement(Display):
-    """Shows the tokens that the last outputs have in common; nothing while there are too few."""
+    """Shows the tokens that the last outputs have in common; nothing before there are enough."""
 
     def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
         super().__init__(config, tokenizer)
@@ -205,18 +208,18 @@ _MASKS: dict[Unit, type[Display]] = {"token": TokenMask, "word": WordMask, "char
 
 
 def make_display(config: DisplayConfig, tokenizer: Any) -> Display:
-    """A display for a new segment."""
+    """Make the display for a new segment."""
     kind = _MASKS[config.unit] if config.agree is None else Agreement
     return kind(config, tokenizer)
 
 
 def _floor(places: Sequence[int], at: int) -> int:
-    """The last of the ascending places, which begin with 0, that is not behind `at`."""
+    """Return the last of the ascending places, which begin with 0, that is not after `at`."""
     return places[bisect_right(places, at) - 1]
 
 
 def _end_before(ends: Sequence[int], hide: int, full: str) -> int:
-    """Where the text ends without the last `hide` of its units, which end at `ends`."""
+    """Return where the text ends without the last `hide` of its units, which end at `ends`."""
     if not hide:
         return len(full)
     kept = ends[:-hide]

@@ -1,14 +1,14 @@
-"""What recognisers send, line by line -> `Hypothesis`.
+"""Parsers of the messages that speech recognisers send, line by line -> `Hypothesis`.
 
     google    {"results": [{"alternatives": [{"transcript": "to be"}], "stability": 0.9},
                            {"alternatives": [{"transcript": " or not"}], "stability": 0.01}]}
     becomes   Hypothesis(seg=0, rev=2, text="to be or not")
 
-Rules of all feeds, `jsonl` in its own numbers: segments and revisions are numbered here; white
-space around a text is taken off; an empty final means the last words before it, and nothing at all
-where there were none; what is open when the input ends becomes final. Lines are read one at a time
-and answered at once. A feed is one speaker on one channel. A line that cannot be read is an
-error, or, where somebody listens (`on_bad`), told to them and left out.
+Rules of all feeds: segments and revisions are numbered here (`jsonl` has its own numbers); white
+space around a text is removed; an empty final text repeats the last words of its segment, and is
+dropped where there were none; a segment that is open when the input ends becomes final. Each line
+is parsed as soon as it is read. A feed is one speaker on one channel. An invalid line is an error;
+with `on_bad` it is passed to that function and left out.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _NAMES = {str: "a text", bool: "true or false", list: "a list", dict: "an object
 
 
 def open_feed(name: str) -> Feed:
-    """The feed of this name.
+    """Return the feed of this name.
 
     Raises:
-        InputError: unknown name; the nearest known one is named.
+        InputError: the name is unknown.
     """
     if name not in FEEDS:
         raise InputError(f"unknown feed {name!r}{nearest(name, FEEDS)}")
@@ -54,18 +54,18 @@ def open_feed(name: str) -> Feed:
 
 
 def lines(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """One whole hypothesis per line; an empty line makes the one before it final."""
+    """Parse one whole hypothesis per line; an empty line makes the one before it final."""
     segments = _Segments()
     for _, line in numbered(feed, "", on_bad):
-        yield from segments.hear(line, final=not line.strip())
+        yield from segments.add(line, final=not line.strip())
     yield from segments.close()
 
 
 def jsonl(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Our own records, with the numbers they have: `{"seg": 0, "rev": 2, "text": "This is"}`.
+    """Parse `Hypothesis` records, with their numbers: `{"seg": 0, "rev": 2, "text": "This is"}`.
 
     Raises:
-        InputError: also where numbers do not ascend or a segment goes on after its end.
+        InputError: a record is invalid, numbers do not ascend, or a final segment goes on.
     """
     last: Hypothesis | None = None
     words = ""
@@ -94,26 +94,26 @@ def jsonl(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothes
 
 
 def simulstreaming(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """SimulStreaming's recogniser: every row holds the new text only, with its own leading space.
+    """Parse SimulStreaming rows, which hold the new text only, with its own leading space.
 
-    A row that only ends the segment may come without text.
+    A row that only ends the segment may have no text.
     """
     segments = _Segments()
-    heard = ""
+    words = ""
     for where, message in json_objects(feed, "", on_bad):
         with skipping(on_bad):
             final = _flag(message, where, "is_final")
             if "text" in message or not final:
-                heard += _get(message, where, str, "text")
+                words += _get(message, where, str, "text")
             at = _time(message, where, "emission_time")
-            yield from segments.hear(heard, final=final, time=at)
+            yield from segments.add(words, final=final, time=at)
             if final:
-                heard = ""
+                words = ""
     yield from segments.close()
 
 
 def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """ELITR online-text-flow events, `BEG END TEXT` with a sentence each.
+    """Parse ELITR online-text-flow events, `BEG END TEXT` with a sentence each.
 
         100 110 A b.     END - BEG = 10: expected, may still change
         200 201 c d      1: incoming, the last one, still growing
@@ -145,7 +145,7 @@ def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
                 continue
             sentences[begin] = (match[3] or "").strip()
             if kind == _COMPLETE:
-                yield from segments.hear(_joined(sentences, upto=begin), final=True)
+                yield from segments.add(_joined(sentences, upto=begin), final=True)
                 sentences = {at: text for at, text in sentences.items() if at > begin}
                 complete, shown = begin, ""
                 continue
@@ -153,13 +153,13 @@ def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
                 sentences = {at: text for at, text in sentences.items() if at <= begin}
             text = _joined(sentences, upto=max(sentences))
             if text != shown:  # every round repeats the sentences that did not change
-                yield from segments.hear(text)
+                yield from segments.add(text)
             shown = text
     yield from segments.close()
 
 
 def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Google Cloud Speech `StreamingRecognizeResponse` as JSON, with names of either style.
+    """Parse Google Cloud Speech `StreamingRecognizeResponse` JSON, with names of either style.
 
     Within a message a final result comes first; the others, stable before unstable, are one
     hypothesis together.
@@ -176,16 +176,16 @@ def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothe
                     continue
                 text = _get(message, where, str, "results", i, "alternatives", 0, "transcript")
                 if _flag(result, where, "is_final", "isFinal"):
-                    yield from segments.hear(text, final=True)
+                    yield from segments.add(text, final=True)
                 else:
                     interim.append(text)
             if interim:
-                yield from segments.hear("".join(interim))
+                yield from segments.add("".join(interim))
     yield from segments.close()
 
 
 def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Amazon Transcribe streaming `TranscriptEvent`, with or without that name around it."""
+    """Parse Amazon Transcribe `TranscriptEvent`s, with or without that name around them."""
     segments = _Segments()
     current: str | None = None
     closed: set[str] = set()
@@ -208,12 +208,12 @@ def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis
                 current = name if partial else None
                 if not partial:
                     closed.add(name)
-                yield from segments.hear(text, final=not partial)
+                yield from segments.add(text, final=not partial)
     yield from segments.close()
 
 
 def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
+    """Parse Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
     `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
     segments = _Segments()
     kept: list[str] = []
@@ -221,23 +221,23 @@ def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
         with skipping(on_bad):
             kind = message.get("type", "Results")
             if kind == "UtteranceEnd":
-                yield from segments.hear(" ".join(kept), final=True)
+                yield from segments.add(" ".join(kept), final=True)
                 kept = []
             if kind != "Results":
                 continue
             text = _get(message, where, str, "channel", "alternatives", 0, "transcript").strip()
-            said = [*kept, text] if text else kept
+            pieces = [*kept, text] if text else kept
             final = _flag(message, where, "speech_final")
-            yield from segments.hear(" ".join(said), final=final)
+            yield from segments.add(" ".join(pieces), final=final)
             if final:
                 kept = []
             elif _flag(message, where, "is_final"):
-                kept = said
+                kept = pieces
     yield from segments.close()
 
 
 def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Azure Speech: what `event.result.json` holds in the handlers of `recognizing` and
+    """Parse Azure Speech results: `event.result.json` in the handlers of `recognizing` and
     `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
     segments = _Segments()
     for where, message in json_objects(feed, "", on_bad):
@@ -252,13 +252,13 @@ def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothes
             elif "RecognitionStatus" not in message:
                 text, final = _get(message, where, str, "Text"), False
             elif message["RecognitionStatus"] != "Success":
-                # silence, or nothing that it understood
+                # silence, or speech that was not recognised
                 text, final = "", True
             elif "DisplayText" in message:
                 text, final = _get(message, where, str, "DisplayText"), True
             else:
                 text, final = _get(message, where, str, "NBest", 0, "Display"), True
-            yield from segments.hear(text, final=final)
+            yield from segments.add(text, final=final)
     yield from segments.close()
 
 
@@ -272,17 +272,15 @@ FEEDS: dict[str, Feed] = {
 
 
 class _Segments:
-    """Numbers what is heard, and remembers the last words of the open segment."""
+    """Numbers hypotheses, and keeps the last words of the open segment."""
 
     def __init__(self) -> None:
         self.seg = 0
         self.rev = 0
         self.words = ""
 
-    def hear(
-        self, text: str, *, final: bool = False, time: float | None = None
-    ) -> list[Hypothesis]:
-        """The hypothesis to pass on, or none."""
+    def add(self, text: str, *, final: bool = False, time: float | None = None) -> list[Hypothesis]:
+        """Return the numbered hypothesis, or none."""
         text = text.strip()
         if final:
             text = text or self.words
@@ -296,11 +294,11 @@ class _Segments:
         return [one]
 
     def close(self) -> list[Hypothesis]:
-        return self.hear("", final=True)
+        return self.add("", final=True)
 
 
 def _ended(last: Hypothesis, words: str) -> list[Hypothesis]:
-    """The final hypothesis of a segment that got none."""
+    """Return the final hypothesis for a segment that got none."""
     if last.final or not words:
         return []
     return [replace(last, rev=last.rev + 1, text=words, final=True, time=None)]
@@ -311,10 +309,10 @@ def _joined(sentences: dict[int, str], *, upto: int) -> str:
 
 
 def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:
-    """What lies at `path` in a message.
+    """Return the value at `path` in a message.
 
     Raises:
-        InputError: nothing, or something of another kind.
+        InputError: there is none, or it has another type.
     """
     value = message
     for step in path:
@@ -331,7 +329,7 @@ def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:
 
 
 def _time(message: dict[str, Any], where: str, name: str) -> float | None:
-    """Seconds from the beginning; None: it does not say."""
+    """Return the seconds from the beginning; None: the message has none."""
     time: Any = message.get(name)
     if time is None:
         return None
@@ -341,7 +339,7 @@ def _time(message: dict[str, Any], where: str, name: str) -> float | None:
 
 
 def _flag(message: dict[str, Any], where: str, *names: str) -> bool:
-    """The first of these names that is there; not there is false, as these services mean it."""
+    """Return the value of the first name that is present; False if none is."""
     for name in names:
         if name in message:
             return _get(message, where, bool, name)

@@ -12,11 +12,11 @@ from draftsmith.live.replay import ReplayRow
 from draftsmith.plots import blank, legend_below, plot
 
 FULL = 0.5
-"""From this bias on every draft stays."""
+"""From this bias on every drafted token is accepted."""
 
 
 def named(row: ReplayRow) -> str:
-    """What a row is called in tables and plots."""
+    """Name a row in tables and plots."""
     if row.method == "ar":
         name = "re-translation"
     else:

@@ -1,10 +1,10 @@
-"""What comes into a live translation and what it did, one record per update.
+"""Records of a live translation: its input and its output, one per update.
 
     source        "This is"    "This is an exam"    "This is an example."  final
     Hypothesis    seg 0 rev 0  seg 0 rev 1          seg 0 rev 2
     UpdateRecord  seg 0 rev 0  seg 0 rev 1          seg 0 rev 2
 
-Both are lines of JSON files; unknown keys are errors that name the nearest known one.
+Both are lines of JSON files; an unknown key is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from draftsmith.provenance import write_text_atomic
 
 T = TypeVar("T")
 OnBad = Callable[[InputError], None]
-"""Told of a line that cannot be read; without one, such a line is an error."""
+"""Called with the error of an invalid line; without it, the error is raised."""
 NUMBERS = 2**53
-"""Whole numbers below it mean the same in every reader of JSON."""
+"""Whole numbers below it are exact in every JSON parser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hypothesis:
-    """What a recogniser holds a segment to be, whole, at one moment."""
+    """The text of a whole segment as a recogniser has it at one moment."""
 
     seg: int
     """Number of the segment; segments come one after the other."""
@@ -39,11 +39,11 @@ class Hypothesis:
     """Number of the hypothesis within its segment, ascending."""
     text: str
     final: bool = False
-    """It will not change any more."""
+    """The recogniser will not change the text any more."""
     reference: str | None = None
     """A translation of the whole segment, to compare with."""
     time: float | None = None
-    """Seconds from the beginning at which it came; None: not known."""
+    """Arrival in seconds from the beginning; None: unknown."""
 
     def __post_init__(self) -> None:
         for name, number in (("seg", self.seg), ("rev", self.rev)):
@@ -55,46 +55,46 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateRecord:
-    """One update of a live translation. Tokens are the target's; ends of sequence do not count."""
+    """One update of a live translation. Counts are in the target's tokens, without end tokens."""
 
     seg: int
     rev: int
     source: str
     shown: str
-    """What the reader sees after it."""
+    """The displayed text."""
     full: str
-    """The whole output, hidden tail included."""
+    """The text of the whole output, including the hidden end."""
     final: bool
     tokens: int
-    """Of the whole output."""
+    """Tokens of the whole output."""
     drafted: int
-    """Of the previous output, offered from the beginning."""
+    """Tokens of the previous output that were drafted in the first step."""
     accepted: int
-    """Of these, those that stayed."""
+    """Accepted tokens among `drafted`."""
     redrafted: int = 0
-    """Offered later in the same update: found again in the old tail, or by another drafter."""
+    """Tokens drafted in later steps: from the old tail found again, or by another drafter."""
     reaccepted: int = 0
-    """Of these, those that stayed."""
+    """Accepted tokens among `redrafted`."""
     forwards: int = 0
-    """Of the target."""
+    """Forward passes of the target."""
     fed: int = 0
-    """Tokens that these read; the others were in the cache."""
+    """Tokens that the forward passes read; the others were in the cache."""
     seconds: float = 0.0
-    """Of the whole update."""
+    """Time of the whole update."""
     first_seconds: float = 0.0
-    """Of its first forward, which reads the source and judges the draft."""
+    """Time of the first forward pass, which reads the source and verifies the draft."""
     restarts: int = 0
-    """1: the target failed, and all was read anew, without a draft."""
+    """1: the target failed, and the update was decoded again with an empty cache and no draft."""
     degenerate: bool = False
-    """Nothing was said, or too much: the text before is still shown, and drafted from."""
+    """The output is empty or did not end: the previous text is still shown, and drafted from."""
     reference: str | None = None
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """The records of a JSONL file; empty lines are skipped.
+    """Read the records of a JSONL file; empty lines are skipped.
 
     Raises:
-        InputError: the file, or one of its lines (by number), cannot be read.
+        InputError: the file cannot be read, or a line (named by its number) is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
@@ -105,7 +105,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def as_record(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """A record of these values; errors name the line."""
+    """Build a record from these values; errors name the line."""
     try:
         return from_dict(kind, values, where=where)
     except InputError as error:
@@ -116,7 +116,7 @@ def as_record(kind: type[T], values: dict[str, Any], where: str) -> T:
 
 @contextlib.contextmanager
 def skipping(on_bad: OnBad | None) -> Iterator[None]:
-    """What is done with one line: where it cannot be read, `on_bad` is told, and the next comes."""
+    """Pass an InputError raised inside to `on_bad`, if given, so that the next line is read."""
     try:
         yield
     except InputError as error:
@@ -128,10 +128,10 @@ def skipping(on_bad: OnBad | None) -> Iterator[None]:
 def numbered(
     lines: Iterable[str], source: str = "", on_bad: OnBad | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(where, line) of every line that is text; `source` begins what names a line.
+    """Yield (where, line) for every line that is text; `where` begins with `source`.
 
     Raises:
-        InputError: bytes that are no UTF-8 (read with `surrogateescape`), or a NUL character.
+        InputError: a line is not UTF-8 (read with `surrogateescape`), or has a NUL character.
     """
     for number, line in enumerate(lines, 1):
         where, good = f"{source}line {number}", False
@@ -150,10 +150,10 @@ def numbered(
 def json_objects(
     lines: Iterable[str], source: str = "", on_bad: OnBad | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, object) of every line that is not empty.
+    """Yield (where, object) for every line that is not empty.
 
     Raises:
-        InputError: a line is no JSON object, or holds half a character.
+        InputError: a line is no JSON object, or has an unpaired surrogate.
     """
     for where, line in numbered(lines, source, on_bad):
         values = None
@@ -193,7 +193,7 @@ def _object(where: str, line: str) -> dict[str, Any]:
 
 
 def write_lines(path: Path, records: Iterable[Hypothesis | UpdateRecord]) -> None:
-    """A JSONL file, whole or not at all. What is None is left out."""
+    """Write a JSONL file atomically. Keys whose value is None are left out."""
     lines = (
         json.dumps({k: v for k, v in asdict(one).items() if v is not None}, ensure_ascii=False)
         for one in records

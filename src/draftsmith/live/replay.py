@@ -1,7 +1,7 @@
-"""A stream under many settings: the same updates, one setting after the other, segment by segment.
+"""Replays one stream under many settings, which take turns segment by segment.
 
-What the machine does meanwhile hits all settings alike, because they take turns. A display that
-only hides needs no decoding of its own: its rows come from the outputs of the setting without it.
+Because they take turns, other load on the machine affects all settings alike. A mask that only
+hides is not decoded again: its records come from the outputs of the setting without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReplaySetting:
     method: Method
     """ar: re-translation without drafts; ssbd: with the last output."""
     bias: float | None = None
-    """None: there is no draft to lean towards."""
+    """None: there is no draft."""
     mask_k: int = 0
     mask: Literal["display", "draft"] = "display"
 
@@ -39,23 +39,23 @@ class ReplaySetting:
 
     @property
     def decoded(self) -> ReplaySetting:
-        """The setting whose outputs this one shows."""
+        """The setting whose decoded outputs this one displays."""
         return replace(self, mask_k=0) if self.mask == "display" else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayRun:
-    """What one setting made of a stream."""
+    """The updates of a stream under one setting."""
 
     setting: ReplaySetting
     records: tuple[UpdateRecord, ...]
     outputs: tuple[tuple[int, ...], ...]
-    """Tokens, per record."""
+    """Output tokens of each record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayRow:
-    """A line of the table. Shares as fractions; None: without meaning, or without references."""
+    """A row of the result table. Shares are fractions; None: undefined, or no references."""
 
     method: str
     bias: float | None
@@ -69,13 +69,13 @@ class ReplayRow:
     chrf: float | None
     bleu: float | None
     identical_to_ar: bool | None
-    """Every output, token by token."""
+    """Whether every output equals that of re-translation, token by token."""
 
 
 def settings(
     methods: Sequence[Method], biases: Sequence[float], masks: Sequence[int], mask: str
 ) -> list[ReplaySetting]:
-    """All combinations, once each. Without drafts a mask can only hide."""
+    """Return all combinations, once each. Without drafts a mask can only hide."""
     found = []
     for method in methods:
         for bias in biases if method == "ssbd" else (None,):
@@ -91,7 +91,7 @@ def replay(
     make: Callable[[ReplaySetting], LiveTranslator],
     on_segment: Callable[[int, int], None] | None = None,
 ) -> dict[ReplaySetting, ReplayRun]:
-    """Every setting of `wanted`, in its order. `on_segment` is told (done, of) segments."""
+    """Replay all settings of `wanted`; `on_segment` is called with (done, total) segments."""
     needed = list(dict.fromkeys(one.decoded for one in wanted))
     translators = {one: make(one) for one in needed}
     records: dict[ReplaySetting, list[UpdateRecord]] = {one: [] for one in needed}
@@ -118,26 +118,31 @@ def replay(
 def _segment(
     translator: LiveTranslator, part: Sequence[Hypothesis]
 ) -> Iterator[tuple[UpdateRecord, tuple[int, ...]]]:
-    """Records of a segment's updates; those that change nothing have none."""
-    for heard in part:
+    """Yield a record for each of a segment's updates that was decoded."""
+    for hypothesis in part:
         before = translator.last
-        update = translator.update(heard.text, final=heard.final)
+        update = translator.update(hypothesis.text, final=hypothesis.final)
         if update is not None and update is not before:
-            own = replace(update.record, seg=heard.seg, rev=heard.rev, reference=heard.reference)
-            yield own, update.tokens
+            record = replace(
+                update.record,
+                seg=hypothesis.seg,
+                rev=hypothesis.rev,
+                reference=hypothesis.reference,
+            )
+            yield record, update.tokens
     if not part[-1].final:
         translator.close()
 
 
 def hidden(shown: ReplayRun, setting: ReplaySetting, tokenizer: Any) -> ReplayRun:
-    """The same outputs behind a display that hides the end of each."""
+    """Apply a mask to outputs that were decoded without it."""
     config = DisplayConfig(mask_k=setting.mask_k)
     records = []
     for _, part in groupby(zip(shown.records, shown.outputs, strict=True), lambda one: one[0].seg):
         display = make_display(config, tokenizer)
         before = ""
         for record, tokens in part:
-            if record.final:  # nothing is hidden any more
+            if record.final:  # a final output is shown in full
                 before = record.full
             elif not record.degenerate:
                 before = display.show(without_thoughts(tokens, tokenizer), final=False).text
@@ -148,7 +153,7 @@ def hidden(shown: ReplayRun, setting: ReplaySetting, tokenizer: Any) -> ReplayRu
 def table(
     made: Sequence[ReplayRun], pieces: Pieces, *, target_language: str | None
 ) -> list[ReplayRow]:
-    """One row per setting. `target_language` None: quality is left out."""
+    """Build one row per setting. `target_language` None: quality is left out."""
     plain = {one.setting.mask_k: one for one in made if one.setting.method == "ar"}
     base = next(iter(plain.values()), None)
     rows = []

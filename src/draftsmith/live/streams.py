@@ -1,4 +1,4 @@
-"""Streams of growing hypotheses made from whole sentences.
+"""Makes streams of growing hypotheses from whole sentences, and training pairs of prefixes.
 
     lag 3                This is an
                          This is an example of self-speculative
@@ -7,17 +7,17 @@
                          This is an
                          ...
 
-Every hypothesis that is not a rewrite is the beginning of its sentence, letter for letter: white
-space between words stays as it is, that around the sentence is taken off.
+Every hypothesis that is not a rewrite is an exact prefix of its sentence: white space between words
+is kept, white space around the sentence is removed.
 
-Training pairs for live translation: beginnings of sentences with beginnings of translations.
+Training pairs for live translation are prefixes of sentences with prefixes of their translations:
 
     pair      the exam was hard today  ->  die Prüfung war heute schwer
     prefix    the exam                 ->  die Prüfung
     prefix    the exam was hard        ->  die Prüfung war heute
 
-A model that sees only whole sentences completes a beginning with words that nobody said; one that
-also sees beginnings learns to stop (Niehues et al. 2018, Arivazhagan et al. 2020).
+A model trained on whole sentences only completes a prefix with invented words; a model that also
+sees prefixes learns to stop (Niehues et al. 2018, Arivazhagan et al. 2020).
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def prefix_pairs(
     source_unit: str = "word",
     target_unit: str = "word",
 ) -> list[tuple[str, str]]:
-    """Every (source, target) pair, each followed by prefixes of it.
+    """Return every (source, target) pair, each followed by prefixes of it.
 
     The target is cut in the proportion of the source, rounded down, but never to nothing. A source
     of one unit has no prefix, and gets none.
 
     Args:
-        pairs: Whole sentences; what one gets depends on its place, not on the others.
-        share: Of the result that prefixes should make on average; 0.5: one for every pair.
-        seed: Of where the cuts are.
+        pairs: Whole sentences. The prefixes of a pair depend on its index, not on other pairs.
+        share: Average share of prefixes in the result; 0.5 is one for every pair.
+        seed: Seed of the cut positions.
         source_unit: "word", or "char" for languages without spaces.
         target_unit: The same for the translations.
 
     Raises:
-        InputError: an empty side, or an option that cannot be used.
+        InputError: a side is empty, or an option is out of its range.
     """
     if not 0 <= share < 1:
         raise InputError(f"share is 0 or more and below 1, got {share}")
@@ -74,8 +74,8 @@ def prefix_pairs(
         count = int(wanted + rng.random())
         for _ in range(count if len(source_ends) > 1 else 0):
             kept = int(rng.integers(1, len(source_ends)))
-            said = max(1, len(target_ends) * kept // len(source_ends))
-            out.append((source[: source_ends[kept - 1]], target[: target_ends[said - 1]]))
+            length = max(1, len(target_ends) * kept // len(source_ends))
+            out.append((source[: source_ends[kept - 1]], target[: target_ends[length - 1]]))
     return out
 
 
@@ -86,10 +86,10 @@ _WORD = re.compile(r"\S+")
 def lag_stream(
     text: str, seg: int, lag: int, reference: str | None = None, unit: str = "word"
 ) -> list[Hypothesis]:
-    """The first `lag` units of a sentence, the first 2 * `lag`, ..., and once the whole of it.
+    """Return the first `lag` units of a sentence, the first 2 * `lag`, ..., and the whole sentence.
 
     Raises:
-        InputError: no word in the text, `lag` below 1, or an unknown unit.
+        InputError: the text has no word, `lag` is below 1, or the unit is unknown.
     """
     if lag < 1:
         raise InputError(f"lag is 1 unit or more, got {lag}")
@@ -113,11 +113,13 @@ def make_stream(
     rewrites: float = 0.0,
     seed: int = 0,
 ) -> list[Hypothesis]:
-    """One segment per source. A hypothesis that is not final first comes wrong with the chance
-    `rewrites`; what a segment gets depends on its place, its text and the seed, not on the others.
+    """Return one segment per source.
+
+    With probability `rewrites` a hypothesis that is not final is preceded by one with errors. They
+    depend on the segment's index, its text and the seed, not on other segments.
 
     Raises:
-        InputError: no or empty lines, or an option that cannot be used.
+        InputError: there are no lines, one is empty, or an option is out of its range.
     """
     if not 0 <= rewrites <= 1:
         raise InputError(f"rewrites is a chance from 0 to 1, got {rewrites}")
@@ -136,20 +138,20 @@ def make_stream(
         reference = None if references is None else references[seg]
         right = lag_stream(source, seg, lag, reference, unit)
         rng = np.random.Generator(np.random.PCG64([seed, seg]))
-        said = []
+        made = []
         for one in right:
             if not one.final and rng.random() < rewrites:
-                said.append(replace(one, text=_misheard(one.text, right[-1].text, unit, rng)))
-            said.append(one)
-        stream += [replace(one, rev=rev) for rev, one in enumerate(said)]
+                made.append(replace(one, text=_with_errors(one.text, right[-1].text, unit, rng)))
+            made.append(one)
+        stream += [replace(one, rev=rev) for rev, one in enumerate(made)]
     return stream
 
 
 def spans(text: str, unit: str) -> list[tuple[int, int]]:
-    """Where each unit of a text begins and ends.
+    """Return where each unit of a text begins and ends.
 
     Raises:
-        InputError: an unknown unit.
+        InputError: the unit is unknown.
     """
     if unit not in UNITS:
         raise InputError(f"unknown unit {unit!r}{nearest(unit, UNITS)}")
@@ -161,7 +163,7 @@ def _words(text: str) -> list[tuple[int, int]]:
 
 
 def _characters(text: str) -> list[tuple[int, int]]:
-    """What readers take for one character each, without white space."""
+    """Return the spans of grapheme clusters, without white space."""
     return [(start, end) for start, end in pairwise(borders(text)) if not text[start].isspace()]
 
 
@@ -176,8 +178,8 @@ def _refuse_empty(lines: Sequence[str], what: str) -> None:
             raise InputError(f"{what} line {number} is empty; take it out of all files")
 
 
-def _misheard(text: str, sentence: str, unit: str, rng: np.random.Generator) -> str:
-    """`text` with its last one to three units cut short or replaced by others of the sentence."""
+def _with_errors(text: str, sentence: str, unit: str, rng: np.random.Generator) -> str:
+    """Cut short, or replace by others of the sentence, the last one to three units of `text`."""
     places = spans(text, unit)
     count = min(int(rng.integers(1, MOST_WRONG + 1)), len(places))
     known = sorted({sentence[start:end] for start, end in spans(sentence, unit)})
@@ -188,7 +190,7 @@ def _misheard(text: str, sentence: str, unit: str, rng: np.random.Generator) -> 
         ways = [others[int(rng.integers(len(others)))]] if others else []
         if len(right) > 1:
             ways.append(right[: int(rng.integers(1, len(right)))])
-        # What can neither be replaced nor cut is not heard at all.
+        # a unit that can neither be replaced nor cut is left out
         out += text[done:start] + (ways[int(rng.integers(len(ways)))] if ways else "")
         done = end
     return out.strip()

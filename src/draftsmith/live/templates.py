@@ -1,11 +1,11 @@
-"""Prompts of a translation: constant words first, then the source, then what asks for the answer.
+"""Prompts for translation: constant words, the source, and what starts the answer.
 
     mini-ende      Translate to German: This is an exam.\\n
     instruction    any text with {source}, and {language} if it likes
     chat           the model's own template around an instruction
 
-A template is read as the model reads texts, its own tokens such as <|im_end|> included. What comes
-from outside is text: such a token that is spelt out in a source is encoded as letters.
+Special tokens such as <|im_end|> in a template are encoded as such. In a source they are text: a
+special token that is spelt out there is encoded letter by letter.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
 )
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands around numbers of outside texts while a template is laid out."""
+"""Encloses the numbers of outside texts while a template is rendered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """How a source becomes tokens for one model and language."""
+    """Turns a source into prompt tokens, for one model and language."""
 
     tokenizer: Any
     language: str
     text: str = MINI
-    """With {source} in it, and perhaps {language}."""
+    """Contains {source}, and optionally {language}."""
     chat: bool = False
-    """The text is a user's message in the model's chat template."""
+    """The text is the user message of the model's chat template."""
 
     def __post_init__(self) -> None:
         check_prompt(self.text, "a template")
@@ -43,7 +43,7 @@ class Template:
             raise InputError("the model has no chat template: give a plain one")
 
     def encode(self, source: str, context: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Token ids of the prompt; `context` are (source, translation) pairs of earlier segments.
+        """Return the prompt's tokens; `context`: (source, translation) pairs of earlier segments.
 
         rendered   Translate to 0: 1 \\n      0 .. n: marks, one per text from outside
 
@@ -58,35 +58,35 @@ class Template:
             outside.append(text)
             return f"{_MARK}{len(outside) - 1}{_MARK}"
 
-        def asked(said: str) -> str:
-            return filled(self.text, language=mark(self.language), source=mark(said))
+        def question(text: str) -> str:
+            return filled(self.text, language=mark(self.language), source=mark(text))
 
-        turns = [(asked(said), mark(answer)) for said, answer in context]
+        turns = [(question(text), mark(answer)) for text, answer in context]
         if self.chat:
-            return self._encoded(self._chat(turns, asked(source)), outside)
-        pairs = [f"{question}{answer}\n" for question, answer in turns]
-        ids = self._encoded("".join([*pairs, asked(source)]), outside)
+            return self._encoded(self._chat(turns, question(source)), outside)
+        pairs = [f"{asked}{answer}\n" for asked, answer in turns]
+        ids = self._encoded("".join([*pairs, question(source)]), outside)
         return [*self._begins(), *ids]
 
     def _begins(self) -> list[int]:
-        """What the tokenizer puts before every text, such as a beginning of sequence."""
+        """Return the tokens that the tokenizer puts before every text."""
         first = getattr(self.tokenizer, "bos_token_id", None)
         return [first] if first is not None and self.tokenizer.encode("")[:1] == [first] else []
 
-    def _chat(self, turns: Sequence[tuple[str, str]], asked: str) -> str:
-        """The model's own turns around these."""
+    def _chat(self, turns: Sequence[tuple[str, str]], last: str) -> str:
+        """Render the turns with the model's chat template."""
         messages = []
         for question, answer in turns:
             messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": asked})
+        messages.append({"role": "user", "content": last})
         rendered: str = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
         return rendered
 
     def _encoded(self, rendered: str, outside: Sequence[str]) -> list[int]:
-        """One text, as in training, but cut in the middle of tokens that came from outside."""
+        """Encode one text as in training, but split special tokens that came from outside."""
         text, spans = "", []
         for number, piece in enumerate(rendered.split(_MARK)):
             inner = outside[int(piece)] if number % 2 else piece
@@ -100,7 +100,7 @@ class Template:
         return ids
 
     def _spelt(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """Places inside added tokens, special or not, of which a part lies in one of the spans."""
+        """Yield a position inside each added token that overlaps one of the spans."""
         added = [token for token in self.tokenizer.get_added_vocab() if token in text]
         if not added:
             return
@@ -113,7 +113,7 @@ class Template:
 
 
 def check_text(text: str) -> None:
-    """InputError for what no tokenizer can read."""
+    """Raise InputError for a text that no tokenizer can encode."""
     check_whole(text, "the text")
     if "\0" in text:
         raise InputError("the text holds a NUL character")

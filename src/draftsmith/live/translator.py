@@ -1,14 +1,14 @@
-"""One live translation: a source that grows and changes, translated anew at every update.
+"""Live translation: a source that grows and changes is translated again at every update.
 
-Self-speculative biased decoding (SSBD, arXiv 2509.21740): the last output is the draft of the next.
+Self-speculative biased decoding (SSBD, arXiv 2509.21740) drafts with the last output:
 
     cache      A  This is an exam   B   Y Y Y Y y
     prompt     A  This is an example of   B            token by token the same up to here
-                  `----- kept ----'^ fed again, with the whole last output behind it, in one forward
-    output     Y Y Y | Z . .          3 stay, one comes free; what follows is decoded on
+                  `---- reused ---'^ fed again, followed by the whole last output, in one forward
+    output     Y Y Y | Z . .          3 accepted, one token from the target; then plain decoding
 
-An update costs one forward and one more per token behind those that stay. The draft never holds an
-end of sequence. It is kept as tokens: text that is encoded again may fall into other pieces.
+An update costs one forward pass, and one more per token after the accepted ones. A draft has no end
+of sequence. Drafts are kept as tokens, because text that is encoded again may give other tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
-"""Finished ones that are remembered."""
+"""Finished segments that are kept for the prompt's context."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one update gave."""
+    """The result of one update."""
 
     stable: int
     """Characters of the displayed text that are not expected to change."""
@@ -60,7 +60,7 @@ class SourceTooLong(InputError):
 
 
 class LiveTranslator:
-    """A session: segments one after the other, each updated until it is final.
+    """Translates segments one after the other, each updated until it is final.
 
     translator = LiveTranslator(target, Template(tokenizer=target.tokenizer, language="German"))
     translator.update("This is an exam")
@@ -93,11 +93,12 @@ class LiveTranslator:
         self.engine = engine
         self.session = Session()
         self.seg = self.rev = 0
-        self._said: list[tuple[str, str]] = []
+        self.history: list[tuple[str, str]] = []
+        """(source, translation) of finished segments."""
         self._begin()
 
     def _begin(self) -> None:
-        """A segment of which nothing is known."""
+        """Begin a segment."""
         self.rev = 0
         self.source = ""
         self.last: Update | None = None
@@ -106,17 +107,17 @@ class LiveTranslator:
         self._display = make_display(self.config.display, self.target.tokenizer)
         self._shown = Shown(text="", stable=0, full="", erased=0)
 
-    # ------------------------------------------------------------------ the outside
+    # ------------------------------------------------------------------ whole updates
 
     def update(self, source: str, *, final: bool = False) -> Update | None:
-        """The segment's source is now this. None: there is nothing to show (no words yet).
+        """Translate the segment's new source. None: there are no words yet.
 
-        What is the same as before costs no forward; so does a source without words, which keeps
-        what is shown. A final update ends the segment: the next one begins another.
+        A source that is unchanged or blank costs no forward pass and keeps the display. A final
+        update ends the segment; the next one begins another.
 
         Raises:
-            InputError: text that cannot be read, or a source that leaves no room in the context.
-            BackendError: the target failed twice; the translation goes on from what it had.
+            InputError: the text cannot be encoded, or leaves no room in the context.
+            BackendError: the target failed twice; the translation keeps its state.
         """
         wanted = self.wanted(source)
         if wanted is None or (self.is_known(wanted) and not final):
@@ -124,38 +125,32 @@ class LiveTranslator:
             if final:
                 self.close()
             return update
-        update_in_flight = self.begin(wanted, final=final)
+        in_flight = self.begin(wanted, final=final)
         try:
-            self.engine.run(update_in_flight, self.session)
+            self.engine.run(in_flight, self.session)
         except FAILURES:
-            self.engine.run_afresh(update_in_flight, self.session)
-        return self.finish(update_in_flight)
+            self.engine.run_afresh(in_flight, self.session)
+        return self.finish(in_flight)
 
     def append(self, words: str) -> Update | None:
-        """The source goes on with these."""
+        """Translate the source with these words added."""
         return self.update(self.source + words)
 
     def close(self) -> None:
-        """The segment is over as it stands, without a final update."""
+        """End the segment as it is, without a final update."""
         self._end(self.last)
 
     def reset(self) -> None:
-        """Forget the segment, what was said before, and the cache."""
+        """Drop the segment, the earlier ones and the cache."""
         self.session.clear()
-        self._said.clear()
+        self.history.clear()
         self.seg = 0
         self._begin()
 
-    def snapshot(self) -> dict[str, object]:
-        """What a reader who comes late must know."""
-        text = "" if self.last is None else self.last.text
-        said = [{"source": source, "text": answer} for source, answer in self._said]
-        return {"seg": self.seg, "rev": self.rev, "source": self.source, "text": text, "said": said}
-
     def configure(self, config: LiveConfig) -> None:
-        """Go on with other options; what is shown is shown by the new display.
+        """Use another configuration, and display the last output by it.
 
-        What an engine is made for stays: `redraft` and `resync`.
+        `redraft`, `resync` and `then` belong to the engine and do not change.
         """
         self.config = config
         self._display = make_display(config.display, self.target.tokenizer)
@@ -164,19 +159,21 @@ class LiveTranslator:
             record = replace(self.last.record, shown=self._shown.text)
             self.last = replace(self.last, stable=self._shown.stable, record=record)
 
-    # ------------------------------------------------------------------ both halves of an update
+    # ------------------------------------------------------------------ the halves of an update
 
     def wanted(self, source: str) -> str | None:
-        """What a hypothesis asks to be translated: in silence what was said before; None: nothing.
+        """Return the text to translate for a hypothesis: the last source if it is blank.
+
+        None: there are no words yet.
 
         Raises:
-            InputError: text that cannot be read.
+            InputError: the text cannot be encoded.
         """
         check_text(source)
         return (source if source.strip() else self.source) or None
 
     def is_known(self, source: str) -> bool:
-        """Whether it is what was translated last."""
+        """Whether this source was translated last."""
         return self.last is not None and source == self.source
 
     def begin(self, source: str, *, final: bool) -> InFlightUpdate:
@@ -188,10 +185,10 @@ class LiveTranslator:
         words = len(self.template.encode(source)) - len(self.template.encode(""))
         limit = math.ceil(self.config.max_ratio * max(words, 0)) + self.config.max_extra
         room = self.target.max_length
-        context = self._said[-self.config.context :] if self.config.context else []
+        context = self.history[-self.config.context :] if self.config.context else []
         prompt = self.template.encode(source, context)
         while context and room is not None and len(prompt) + limit > room:
-            del context[0]  # the source comes first
+            del context[0]  # the source is more important
             prompt = self.template.encode(source, context)
         if room is not None:
             if len(prompt) >= room:
@@ -254,7 +251,7 @@ class LiveTranslator:
         return update
 
     def _drafted(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """What of an output is the next draft."""
+        """Return the next draft, from the last output."""
         tokens = tokens[: max(0, len(tokens) - self.config.trim_draft)]
         if self.config.trim_full_stop and tokens:
             last = self.target.tokenizer.decode([tokens[-1]]).strip()
@@ -263,16 +260,16 @@ class LiveTranslator:
         return tokens
 
     def _end(self, update: Update | None) -> None:
-        """The segment is over."""
+        """Add the segment to the history and begin the next."""
         if update is not None and update.record.full:
-            self._said.append((update.record.source, update.record.full))
-            del self._said[:-KEPT_SEGMENTS]
+            self.history.append((update.record.source, update.record.full))
+            del self.history[:-KEPT_SEGMENTS]
         self.seg += 1
         self._begin()
 
 
 def _common(before: str, after: str) -> float:
-    """Share of the words before that are there after, too; the last one may only have grown."""
+    """Share of the old words that the new text has too; the last one is ignored, as it may grow."""
     old, new = (
         Counter(text[start:end].strip() for start, end in pairwise([0, *ends]))
         for text, ends in ((before, word_ends(before)[:-1]), (after, word_ends(after)))
@@ -281,5 +278,5 @@ def _common(before: str, after: str) -> float:
 
 
 def _spaced(text: str) -> str:
-    """With single blanks, so that a line break is no revision."""
+    """Collapse white space, so that a line break is no revision."""
     return " ".join(text.split())
