@@ -385,7 +385,7 @@ def test_hiding_more_shows_less_and_hiding_everything_nothing(
     assert shown[-1] == ""
 
 
-@given(text=st.text(ALPHABET, max_size=20), mask_k=st.integers(0, 60))
+@given(text=st.text(ALPHABET, max_size=20), hide=st.integers(0, 60))
 def test_a_token_mask_shows_what_the_other_tokens_say_and_no_less(text: str, hide: int) -> None:
     data = text.encode()
     said = data[: max(0, len(data) - hide)].decode(errors="ignore")
