@@ -105,7 +105,7 @@ def test_at_temperature_0_it_is_the_share_of_equal_first_choices(
     bench: Bench, target: HFTarget, draft: HFTarget
 ) -> None:
     same = total = 0
-    for one in bench.said(SAMPLERS[0]):
+    for one in bench.baseline_outputs(SAMPLERS[0]):
         ids = torch.tensor([[*one.item.tokens, *one.tokens]])
         first, second = (logits(model, ids).argmax(-1) for model in (target, draft))
         places = slice(len(one.item.tokens) - 1, -1)
@@ -119,7 +119,7 @@ def test_at_temperature_0_it_is_the_share_of_equal_first_choices(
 def test_above_it_every_repeat_is_a_text_and_alpha_the_overlap(
     bench: Bench, target: HFTarget, draft: HFTarget
 ) -> None:
-    said = bench.said(SAMPLERS[1])
+    said = bench.baseline_outputs(SAMPLERS[1])
     assert len(said) == 6 and len({one.tokens for one in said}) > 3
     overlaps = []
     for one in said:

@@ -76,7 +76,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
     if found is None or not by_overlap:
         return None
     draft, ids = found
-    texts = list(_texts(bench.said(sampler), target, draft))
+    texts = list(_texts(bench.baseline_outputs(sampler), target, draft))
     if not any(text.tokens for text in texts):
         return None
     shape = arm.used_shape
@@ -97,10 +97,10 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
     )
 
 
-def _texts(said: list[BaselineOutput], target: Target, draft: Target) -> Iterator[Trajectory]:
+def _texts(outputs: list[BaselineOutput], target: Target, draft: Target) -> Iterator[Trajectory]:
     """Yield the texts that both models can read to their last token but one."""
     contexts = [model.max_length for model in (target, draft) if model.max_length is not None]
-    for one in said:
+    for one in outputs:
         if len(one.item.tokens) + len(one.tokens) - 1 <= min(contexts, default=math.inf):
             yield Trajectory(
                 prompt_id=f"{one.item.prompt}, turn {one.item.turn}",
@@ -132,9 +132,9 @@ def as_section(found: tuple[Expectation, ...]) -> Section:
     return Section(
         title="Expected acceptance of draft models",
         sentences=(
-            "The probability that a drafted token is accepted, sum min(p, q), averaged over what "
-            "plain decoding said; no draw is in it. Tokens per step and speed-ups are what closed "
-            "formulas make of it for chains, as if it were the same at every place.",
+            "The probability that a drafted token is accepted, sum min(p, q), averaged over the "
+            "output of plain decoding; no draw is in it. Tokens per step and speed-ups follow by "
+            "closed formulas for chains, as if it were the same at every place.",
         ),
         columns=COLUMNS,
         rows=tuple(row for one in found for row in _rows(one)),
@@ -143,9 +143,9 @@ def as_section(found: tuple[Expectation, ...]) -> Section:
 
 def _rows(one: Expectation) -> Iterator[tuple[str, ...]]:
     known = one.metrics()
-    heat, name = f"{one.temperature:g}", short_name(one.drafter)
+    temperature, name = f"{one.temperature:g}", short_name(one.drafter)
     yield (
-        heat,
+        temperature,
         name,
         f"{known['alpha']:.3f}",
         f"{known['alpha_sequence']:.3f}",
@@ -156,4 +156,4 @@ def _rows(one: Expectation) -> Iterator[tuple[str, ...]]:
     for kind in ("by_language", "by_tag"):
         for part, share in known[kind].items():
             tau = number(share["tau_predicted"])
-            yield (heat, f"{name}, {part}", f"{share['alpha']:.3f}", "", tau, "", "")
+            yield (temperature, f"{name}, {part}", f"{share['alpha']:.3f}", "", tau, "", "")

@@ -226,7 +226,7 @@ def write(
     ]
     for file, lines in (("counts.csv", counts), ("observations.csv", rows)):
         write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
-    said = warnings(target, own, pairs)
+    notes = warnings(target, own, pairs)
     content = {
         "target": name,
         "temperature": temperature,
@@ -234,11 +234,11 @@ def write(
         "observations": rows,
         "steps": {pair.name: pair.steps for pair in pairs},
         "steps_left_out": {pair.name: pair.left_out for pair in pairs},
-        "warnings": said,
+        "warnings": notes,
     }
     payload: dict[str, Any] = jsonable(content)
     record.write(options.out, results=payload)
-    tell(options, own, pairs, rows, said)
+    tell(options, own, pairs, rows, notes)
     return payload
 
 
@@ -279,34 +279,34 @@ def observations(
 
 def warnings(target: Target, own: Perplexity, pairs: Sequence[Pair]) -> list[str]:
     """Return warnings about how far the numbers can be used."""
-    said = []
+    notes = []
     reads = {target.name: own} | {pair.name: pair.perplexity for pair in pairs}
     for name, read in reads.items():
         if read.longest < LONGEST:
-            said.append(
+            notes.append(
                 f"{name} has a context of {read.longest} tokens: documents were cut there, not at "
                 f"{LONGEST}"
             )
     if own.unread > own.tokens:
-        said.append(
+        notes.append(
             f"most of the text was not read: {own.unread} of its tokens lie behind the first "
             f"{own.longest} of a document. A plain file is one document; a JSONL file has one per "
             "line (field `text`)"
         )
     if own.documents == 1:
-        said.append(
+        notes.append(
             "there is one document only, so perplexities have no margin: give several files, or a "
             "JSONL file with a document per line (field `text`)"
         )
     for pair in pairs:
         if pair.rate is None:
-            said.append(f"{pair.name}: no draft was whole, so there is no decoded rate")
+            notes.append(f"{pair.name}: no draft was whole, so there is no decoded rate")
         if pair.agreement is not None:
-            said.append(
+            notes.append(
                 f"{pair.name} has another tokenizer: its perplexity is per token of its own, and "
                 f"the row {RETOKENISED!r} is the paper's protocol, not the rate of a decoder"
             )
-    return said
+    return notes
 
 
 def tell(
@@ -314,7 +314,7 @@ def tell(
     own: Perplexity,
     pairs: Sequence[Pair],
     rows: Sequence[dict[str, Any]],
-    said: Iterable[str],
+    notes: Iterable[str],
 ) -> None:
     """Print the results."""
     documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
@@ -342,7 +342,7 @@ def tell(
             ],
             pair.name,
         )
-    say(said)
+    say(notes)
     say_written(options.out)
 
 

@@ -141,8 +141,8 @@ def agreement(
                     if sampler.needs_history
                 ]
                 law = sampler.law(logits_TV[behind.to(logits_TV.device)], history)
-                said = torch.tensor([ids[place] for place in rows])
-                agreed += float(law.prob(said).double().sum())
+                tokens = torch.tensor([ids[place] for place in rows])
+                agreed += float(law.prob(tokens).double().sum())
         parts.append((agreed, float(len(places))))
     return ratio(parts) if parts else None
 

@@ -44,6 +44,7 @@ from draftsmith.targets.hf import HFTarget
 
 FLOOR_WIDTHS = 3
 """Chunk sizes with which the target is compared to itself."""
+_COST_ROUNDS = 24
 COST_WINDOW = 8
 """A record's predicted costs are medians over so many latest rounds of the cost table."""
 TAIL_TOKENS = 96
@@ -89,8 +90,9 @@ class BenchPlan:
     repeats: int = 3
     warmup: int = 1
     """Unmeasured rounds per temperature, on the first group of prompts."""
-    cost_rounds: int = 24
-    """Rounds of the cost table, spread over the measurement."""
+    cost_rounds: int | None = None
+    """Rounds of the cost table, spread over the measurement; None: 24, or as many as it has rounds
+    of its own where these are fewer."""
     seed: int = 0
     with_transformers: bool = True
 
@@ -160,7 +162,7 @@ class Bench:
         self._references: dict[tuple[int, int], _Reference] = {}
         self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
         self._widths: list[int] = []
-        self._said: dict[Sampler, list[BaselineOutput]] = {}
+        self._outputs: dict[Sampler, list[BaselineOutput]] = {}
 
     def rounds(self) -> Iterator[Round]:
         """Yield all rounds in their order."""
@@ -211,10 +213,10 @@ class Bench:
         """The cost table of the whole measurement so far; None before `prepare` and for batches."""
         return None if self._meter is None else self._meter.table()
 
-    def said(self, sampler: Sampler) -> list[BaselineOutput]:
+    def baseline_outputs(self, sampler: Sampler) -> list[BaselineOutput]:
         """Return the outputs of plain decoding so far: one of each prompt at temperature 0, as many
         as there were repeats above."""
-        return self._said.get(sampler, [])
+        return self._outputs.get(sampler, [])
 
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
         """Run all rounds; yield the records of one round at a time."""
@@ -222,9 +224,11 @@ class Bench:
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
         try:
             rounds = list(self.rounds())
+            wanted = self.plan.cost_rounds
+            if wanted is None:
+                wanted = min(_COST_ROUNDS, len(rounds))
             for number, entry in enumerate(rounds):
                 if self._meter is not None:
-                    wanted = self.plan.cost_rounds
                     due = (number + 1) * wanted // len(rounds) - number * wanted // len(rounds)
                     self._meter.measure(due)
                 yield self._round(entry)
@@ -242,13 +246,13 @@ class Bench:
         greedy = entry.sampler.temperature == 0
         if entry.repeat == 0 or not greedy:
             plain = zip(rows, runs[BASELINE].tokens, strict=True)
-            said = [BaselineOutput(item=plan.items[row], tokens=tokens) for row, tokens in plain]
-            self._said.setdefault(entry.sampler, []).extend(said)
+            outputs = [BaselineOutput(item=plan.items[row], tokens=tokens) for row, tokens in plain]
+            self._outputs.setdefault(entry.sampler, []).extend(outputs)
         if greedy and entry.repeat == 0:
             for run in runs.values():
                 self._widths.extend(run.widths)
             for b, row in enumerate(rows):
-                self._settle(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
+                self._score_reference(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
         return tuple(
             self._record(entry, place, name, runs[name], b, row, seed, costs)
             for place, name in enumerate(entry.order)
@@ -270,7 +274,9 @@ class Bench:
         predictions = [plan.items[row].prediction for row in rows]
         return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
 
-    def _settle(self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler) -> None:
+    def _score_reference(
+        self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler
+    ) -> None:
         """Keep plain decoding's text, and score it again in chunks as verification would."""
         item = self.plan.items[row]
         chunks = thin_out([w for w in self._widths if w > 1] or [8], FLOOR_WIDTHS)

@@ -325,14 +325,14 @@ def _differ_sentence(report: BenchReport, entry: DrafterMetrics) -> str:
     label, gap = report.labels()[entry.name], entry.largest_gap_at_divergence
     first = [r for r in report.of(entry.name, 0.0) if r.repeat == 0 and r.divergence]
     bounds = [r.divergence.bound for r in first if r.divergence is not None]
-    said = (
+    sentence = (
         f"At temperature 0 {label} differs from plain decoding in {entry.divergences} of "
         f"{entry.prompts} texts; the target's top-2 logit gap there was at most "
         f"{0.0 if gap is None else gap:.3g}"
     )
     if entry.divergences_over_bound:
         return (
-            f"{said}: {entry.divergences_over_bound} of them are over the bound that rounding "
+            f"{sentence}: {entry.divergences_over_bound} of them are over the bound that rounding "
             "explains, please report it."
         )
-    return f"{said}, within what rounding explains (bound {min(bounds, default=0.0):.3g})."
+    return f"{sentence}, within what rounding explains (bound {min(bounds, default=0.0):.3g})."

@@ -124,26 +124,26 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
             np.sum([one.tried_PD.sum(1) for one in trials.values()], axis=0),
         )
     p_value = None if known and prompts == 1 else iid_p_value(trials)
-    said = []
+    notes = []
     if known and prompts == 1:
-        said.append("all counts are of one prompt: there are no intervals, and nothing is tested")
+        notes.append("all counts are of one prompt: there are no intervals, and nothing is tested")
     elif len(lengths) == 1 and not known:
-        said.append("there is one draft length only: least squares has no interval")
+        notes.append("there is one draft length only: least squares has no interval")
     one_outcome = _ONE_OUTCOME.get(likely.alpha)
     if one_outcome is not None:
-        said.append(
+        notes.append(
             f"{one_outcome}: there is nothing to test, and least squares has no interval; take "
             "that of the maximum likelihood"
         )
     elif len(tried_D) == 1:
-        said.append(
+        notes.append(
             "all drafts have one token: whether acceptance depends on depth cannot be tested"
         )
     elif p_value is None:
-        said.append("there are too few counts to test whether acceptance is i.i.d.")
+        notes.append("there are too few counts to test whether acceptance is i.i.d.")
     elif p_value < SUSPICIOUS:
         narrow = "" if known else ", and the intervals are too narrow"
-        said.append(
+        notes.append(
             f"acceptance is not i.i.d. (p = {p_value:.2g}): it depends on depth or draft length, "
             f"no alpha is the mean acceptance{narrow}; go by the measured tokens per step"
         )
@@ -155,7 +155,7 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
         by_depth=tuple(
             float(a / n) if n else None for n, a in zip(tried_D, accepted_D, strict=True)
         ),
-        warnings=tuple(said),
+        warnings=tuple(notes),
     )
 
 

@@ -165,11 +165,11 @@ def affine_law(
     model = ols(alpha, columns)
     fit = model.fit()
     A, B, C = (float(value) for value in fit.params)
-    errors, said = _all_errors(model, fit, observations)
+    errors, notes = _all_errors(model, fit, observations)
     classic = errors["classic"].ci95
     predictions = _predictions(fit, at)
     if np.ptp(alpha) == 0:
-        said.append(f"all rows have the same acceptance rate ({alpha[0]:g}): R2 has no meaning")
+        notes.append(f"all rows have the same acceptance rate ({alpha[0]:g}): R2 has no meaning")
     return AffineFit(
         A=A,
         B=B,
@@ -185,7 +185,7 @@ def affine_law(
         warnings=(
             *perplexity_warnings(observations),
             *repeat_warnings(observations),
-            *said,
+            *notes,
             *_far_off(predictions, columns),
         ),
     )
@@ -215,12 +215,12 @@ def per_target(
     itself. A target with too few drafts is left out, a curve that cannot be fitted is None.
     """
     found: dict[str, dict[str, FormFit | None]] = {}
-    said = []
+    notes = []
     for target in dict.fromkeys(one.target for one in observations):
         own = [one for one in observations if one.target == target]
         distinct = len({one.draft_ppl for one in own})
         if distinct < _FEWEST_FOR_A_FORM:
-            said.append(
+            notes.append(
                 f"{target} has {distinct} different draft perplexities: curves of its own take "
                 f"{_FEWEST_FOR_A_FORM} or more"
             )
@@ -229,8 +229,8 @@ def per_target(
         alpha = np.array([one.alpha for one in own])
         found[target] = {form: fit_form(form, x, alpha) for form in FORMS}
         bad = [form for form, fit in found[target].items() if fit is None]
-        said += [f"{target}: the {form} curve could not be fitted" for form in bad]
-    return found, tuple(said)
+        notes += [f"{target}: the {form} curve could not be fitted" for form in bad]
+    return found, tuple(notes)
 
 
 def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
@@ -282,20 +282,20 @@ def _all_errors(
     model: Any, fit: Any, observations: Sequence[Observation]
 ) -> tuple[dict[str, Errors], list[str]]:
     """Compute errors of each kind that the rows allow, with warnings about the others."""
-    errors, said = {"classic": _errors(fit)}, []
+    errors, notes = {"classic": _errors(fit)}, []
     leverage = np.sum(np.linalg.qr(model.exog)[0] ** 2, axis=1)
     if leverage.max() < _DECIDES:
         errors["hc3"] = _errors(model.fit(cov_type="HC3", use_t=True))
     else:
         alone = observations[int(np.argmax(leverage))]
-        said.append(
+        notes.append(
             f"the row of {alone.draft} with {alone.target} decides a coefficient alone: HC3 errors "
             "are left out"
         )
     for role in ("target", "draft"):
         names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
         if len(names) <= len(NAMES):
-            said.append(
+            notes.append(
                 f"errors clustered by {role} are left out: they take more than {len(NAMES)} "
                 f"{role}s, got {len(names)}"
             )
@@ -303,11 +303,11 @@ def _all_errors(
         robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
         errors[f"cluster_{role}"] = _errors(robust)
         if len(names) < _FEW_CLUSTERS:
-            said.append(
+            notes.append(
                 f"errors clustered by {role} rest on {len(names)} {role}s: with fewer than "
                 f"{_FEW_CLUSTERS} they come out too small"
             )
-    return errors, said
+    return errors, notes
 
 
 def _explained(fit: Any, values: Floats) -> float:
@@ -521,11 +521,11 @@ def _constants(theta: Floats) -> Floats:
 
 
 def _doubts(data: Floats, theta: Floats) -> list[str]:
-    said = []
+    notes = []
     log_losses = data[:, 2]
     missed = np.sum(_residuals(theta, data) ** 2)
     if missed >= np.sum((log_losses - log_losses.mean()) ** 2):
-        said.append(
+        notes.append(
             "the law describes these runs no better than their mean does (R2 of 0 or less): losses "
             "do not fall with params and tokens; do not plan with it"
         )
@@ -537,20 +537,20 @@ def _doubts(data: Floats, theta: Floats) -> list[str]:
     ):
         highest = _BOUNDS[1][LOSS_NAMES.index(exponent)]
         if share < _GONE:
-            said.append(
+            notes.append(
                 f"{constant} comes out as 0: the runs do not show that losses fall with {column}, "
                 f"and {exponent} means nothing"
             )
         elif not _AT_BOUND < power < highest - _AT_BOUND:
-            said.append(
+            notes.append(
                 f"{exponent} lies at an end of what is searched (0 to {highest:g}): the runs do "
                 f"not show how losses fall with {column}"
             )
     if abs(np.corrcoef(data[:, 0], data[:, 1])[0, 1]) > 0.99:
-        said.append(
+        notes.append(
             "params and tokens grow together in these runs: their parts of the loss are hardly "
             "told apart; train some sizes longer and some shorter"
         )
     if np.exp(theta[0]) < 1e-3:
-        said.append("E comes out as 0: the runs do not show where the loss would level off")
-    return said
+        notes.append("E comes out as 0: the runs do not show where the loss would level off")
+    return notes

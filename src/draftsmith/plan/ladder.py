@@ -107,7 +107,7 @@ def ladder(
             built is smaller than the target and has an acceptance rate.
     """
     sizing = best_draft(setting)
-    said = list(sizing.warnings)
+    notes = list(sizing.warnings)
     if sizing.best is None:
         best, sizes = None, dict(named)
     else:
@@ -117,20 +117,20 @@ def ladder(
         sizes = dict(found)
         _, middle = found[1]
         if not _is_near(middle, best):
-            said.append(
+            notes.append(
                 f"no draft of N* = {best:.4g} parameters can be built: the nearest has {middle:.4g}"
             )
-    rungs = _rungs(setting, sizes, said)
+    rungs = _rungs(setting, sizes, notes)
     fastest = max(range(len(rungs)), key=lambda place: rungs[place].speedup.value)
     pays = best is not None and rungs[fastest].speedup.value > 1
     if best is not None and not pays:
-        said.append("none of the drafts that can be built makes decoding faster: train none")
+        notes.append("none of the drafts that can be built makes decoding faster: train none")
     return Ladder(
         best_params=best,
         ci95=sizing.ci95,
         rungs=rungs,
         recommended=fastest if pays else None,
-        warnings=tuple(said),
+        warnings=tuple(notes),
     )
 
 
@@ -184,13 +184,15 @@ def _is_near(params: float, wanted: float) -> bool:
     return abs(math.log(params / wanted)) <= math.log(NEAR)
 
 
-def _rungs(setting: SizingProblem, sizes: Mapping[str, float], said: list[str]) -> tuple[Rung, ...]:
-    """Build the rungs that can draft, from small to large; add warnings about others to `said`."""
+def _rungs(
+    setting: SizingProblem, sizes: Mapping[str, float], notes: list[str]
+) -> tuple[Rung, ...]:
+    """Build the rungs that can draft, from small to large; add warnings about others to `notes`."""
     M = setting.target_params
     lost = {name: _unfit(setting, params) for name, params in sizes.items()}
     usable = sorted((name for name in sizes if lost[name] is None), key=sizes.__getitem__)
     if usable:
-        said += [
+        notes += [
             f"{name} ({sizes[name]:.4g} parameters) is left out: {why}"
             for name, why in lost.items()
             if why is not None
@@ -303,7 +305,7 @@ def compare(
             measured ones.
     """
     out: dict[tuple[str, str, float | None], RungComparison] = {}
-    said = []
+    notes = []
     places = {folder: (one, kind) for one in predictions for kind, folder in one.drafts.items()}
     seen: dict[str, str] = {}
     for measured in found:
@@ -320,7 +322,7 @@ def compare(
         if measured.quantity in _BY_LENGTH and measured.gamma != prediction.gamma:
             if measured.quantity == "speedup":
                 drafted = "no fixed number of" if measured.gamma is None else measured.gamma
-                said.append(
+                notes.append(
                     f"{measured.source}: {name} drafted {drafted} tokens, predictions are for "
                     f"{prediction.gamma}: its speed-up is left out"
                 )
@@ -343,7 +345,7 @@ def compare(
     order = {quantity: place for place, quantity in enumerate(QUANTITIES)}
     rows = sorted(out.values(), key=lambda row: (row.kind != PREDICTED_KIND, row.params))
     rows.sort(key=lambda row: order[row.quantity])
-    return tuple(rows), tuple(said)
+    return tuple(rows), tuple(notes)
 
 
 def _folder_of(draft: str, folders: Iterable[str]) -> str | None:
@@ -351,7 +353,7 @@ def _folder_of(draft: str, folders: Iterable[str]) -> str | None:
     found = [folder for folder in folders if _may_be(draft, folder)]
     if len(found) > 1:
         raise InputError(
-            f"{draft} may be any of the predicted drafts {', '.join(found)}: its folder is not said"
+            f"{draft} may be any of the predicted drafts {', '.join(found)}: name its folder"
         )
     return found[0] if found else None
 

@@ -283,7 +283,9 @@ def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
 def _one_per_pair(path: Path, rows: Sequence[CsvRow], protocol: str | None) -> list[CsvRow]:
     ways: dict[tuple[str, str], set[str]] = {}
     for row in rows:
-        ways.setdefault((row.text("target"), row.text("draft")), set()).add(_said(row, "protocol"))
+        ways.setdefault((row.text("target"), row.text("draft")), set()).add(
+            _optional(row, "protocol")
+        )
     known = set().union(*ways.values()) - {""}
     if protocol is not None and protocol not in known:
         hint = nearest(protocol, known) if known else ": no row says its protocol"
@@ -297,19 +299,19 @@ def _one_per_pair(path: Path, rows: Sequence[CsvRow], protocol: str | None) -> l
                 f"{path} has {draft} with {target} under several protocols "
                 f"({', '.join(sorted(mine))}): choose one by --protocol"
             )
-        if len(mine) == 1 or _said(row, "protocol") == protocol:
+        if len(mine) == 1 or _optional(row, "protocol") == protocol:
             kept.append(row)
     return kept
 
 
 def _of_one_pair(path: Path, rows: Sequence[CsvRow], draft: str | None) -> list[CsvRow]:
-    known = dict.fromkeys(_said(row, "draft") for row in rows)
+    known = dict.fromkeys(_optional(row, "draft") for row in rows)
     if draft is not None:
-        rows = [row for row in rows if _said(row, "draft") == draft]
+        rows = [row for row in rows if _optional(row, "draft") == draft]
         if not rows:
             hint = nearest(draft, known) if any(known) else ": no row says its draft"
             raise InputError(f"{path}: there is no --draft {draft}{hint}")
-    pairs = dict.fromkeys((_said(row, "target"), _said(row, "draft")) for row in rows)
+    pairs = dict.fromkeys((_optional(row, "target"), _optional(row, "draft")) for row in rows)
     if len(pairs) > 1:
         how = "give a file for each target" if draft is not None else "choose one by --draft"
         listed = ", ".join(f"{draft} with {target}" for target, draft in pairs)
@@ -317,7 +319,7 @@ def _of_one_pair(path: Path, rows: Sequence[CsvRow], draft: str | None) -> list[
     return list(rows)
 
 
-def _said(row: CsvRow, column: str) -> str:
+def _optional(row: CsvRow, column: str) -> str:
     """Return the text of an optional column."""
     return row.values.get(column, "").strip()
 

@@ -72,44 +72,44 @@ def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
         InputError: the law gives an acceptance rate for no draft size, or the speed-up grows up to
             a size where the rate reaches 1.
     """
-    said = []
+    notes = []
     if np.any(setting.alpha(np.exp(_grid(setting))) >= 1):
-        said.append(
+        notes.append(
             "the law gives an acceptance of 1 or more for some draft sizes: they are left out"
         )
     found = _solve(setting, integer=integer)
     if found is None:
-        said.append("no draft size makes decoding faster: decode without a draft")
-        return Sizing(best=None, warnings=tuple(said))
+        notes.append("no draft size makes decoding faster: decode without a draft")
+        return Sizing(best=None, warnings=tuple(notes))
     best = draft_of(setting, float(np.exp(found.log_size)), integer=integer)
     if _at_floor(setting, found):
-        said.append(
+        notes.append(
             "N* is the largest draft that costs no more than the measured cost of "
             f"{setting.cost_floor:g}: it hangs on that alone, and has no interval"
         )
-        return Sizing(best=best, warnings=tuple(said))
+        return Sizing(best=best, warnings=tuple(notes))
     gradient = _gradient(setting) if found.interior else None
     if gradient is None:
-        said.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
-        return Sizing(best=best, warnings=tuple(said))
+        notes.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
+        return Sizing(best=best, warnings=tuple(notes))
     law = setting.law
     values = np.array([law.A, law.B, law.C])
     sensitivity = dict(zip(NAMES, (gradient * values).tolist(), strict=True))
     if law.cov is None:
-        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(said))
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
     spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
     if not Z95 * spread < np.log(_MOST_FACTOR):
-        said.append("the covariance of A, B and C is so large that it says nothing about N*")
-        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(said))
+        notes.append("the covariance of A, B and C is so large that it says nothing about N*")
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
     factor = float(np.exp(Z95 * spread))
     if factor > 2:
-        said.append(f"N* is known to a factor of {factor:.1f} only")
+        notes.append(f"N* is known to a factor of {factor:.1f} only")
     return Sizing(
         best=best,
         se=best.params * spread,
         ci95=(best.params / factor, best.params * factor),
         sensitivity=sensitivity,
-        warnings=tuple(said),
+        warnings=tuple(notes),
     )
 
 
