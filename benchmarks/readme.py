@@ -158,16 +158,16 @@ def drafters() -> Iterator[str]:
         if row["label"] != "plain"
     ]
     measures = ("tokens/step", "speed-up")
-    head = [f"T = {heat}: {what}" for _, heat in DRAFTED for what in measures]
+    head = [f"T = {temperature}: {what}" for _, temperature in DRAFTED for what in measures]
     yield from table(["drafter", *head], rows)
 
 
 def drafted(
-    row: Mapping[str, Any], shape: str, heat: str, timed: Mapping[str, Any]
+    row: Mapping[str, Any], shape: str, temperature: str, timed: Mapping[str, Any]
 ) -> Iterator[str]:
-    value, *ends = row["tau"][shape][heat]
+    value, *ends = row["tau"][shape][temperature]
     yield interval(value, ends)
-    one = timed[row["label"]][shape][heat] if row["label"] in timed else None
+    one = timed[row["label"]][shape][temperature] if row["label"] in timed else None
     yield "" if one is None else interval(one["speedup"], one["interval"])
 
 

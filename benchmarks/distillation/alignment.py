@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 from alignment_plots import BASE, Bar, save_pictures
-from exam import Exam, write_prompts
-from study import Examined, Models, Run, collect, examine, training
+from evaluation import Evaluation, write_prompts
+from study import Evaluated, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare.pool import pool
@@ -90,7 +90,7 @@ class Lab:
     # ---------------------------------------------------------------- prompts
 
     @property
-    def tasks(self) -> dict[str, Exam]:
+    def tasks(self) -> dict[str, Evaluation]:
         """Exams by name; prose is missing where the books are."""
         held = held_out_prompts(100 * self.amounts.exam_prompts)
         library = [p for p in held if "test" not in p.id][: self.amounts.exam_prompts]
@@ -108,8 +108,10 @@ class Lab:
             )
         return out
 
-    def _exam(self, prompts: Path, temperatures: tuple[float, ...], top_p: float = 1.0) -> Exam:
-        return Exam(
+    def _exam(
+        self, prompts: Path, temperatures: tuple[float, ...], top_p: float = 1.0
+    ) -> Evaluation:
+        return Evaluation(
             target=self.models.target,
             prompts=prompts,
             limit=self.amounts.exam_prompts,
@@ -255,7 +257,7 @@ FULL = Amounts(prompts=1000, exam_prompts=48, tokens=128, steps=400)
 QUICK = Amounts(prompts=8, exam_prompts=2, tokens=8, steps=4)
 
 
-def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
+def bars(lab: Lab, done: Mapping[str, Sequence[Evaluated]]) -> list[Bar]:
     """Every setting on every task: tau and memory-bound speed-up, pooled over seeds."""
     sizes = [_parameters(folder) for folder in (lab.models.draft, lab.models.target)]
     out = []
@@ -272,7 +274,7 @@ def bars(lab: Lab, done: Mapping[str, Sequence[Examined]]) -> list[Bar]:
     return out
 
 
-def differences(done: Mapping[str, Sequence[Examined]], steps: int) -> list[dict[str, Any]]:
+def differences(done: Mapping[str, Sequence[Evaluated]], steps: int) -> list[dict[str, Any]]:
     """On every task, of what was trained for so many steps: each setting over the undistilled
     draft, each loss over those before it, and each change over the same loss without it."""
     out = []
@@ -297,9 +299,9 @@ def rivals(name: str, steps: int) -> list[str]:
     return [BASE, *(f"{one}-{steps}" for one in before)]
 
 
-def grouped(some: Sequence[Examined]) -> dict[str, list[Examined]]:
+def grouped(some: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
     """Seeds of a setting together."""
-    groups: dict[str, list[Examined]] = {}
+    groups: dict[str, list[Evaluated]] = {}
     for one in some:
         groups.setdefault(one.run.label or one.run.name, []).append(one)
     return groups

@@ -23,7 +23,7 @@ WIDTHS = (2, 4, 8, 16)
 """Beside these the greedy text, which is the one best beam."""
 GOLD = DivergenceOptions(tail="renormalise")
 """The paper's treatment of cut laws; the only one with a meaning at every temperature."""
-HEATS = (0.7, 1.0, 2.0)
+TEMPERATURES = (0.7, 1.0, 2.0)
 MORE = 4
 """Times the prompts of what is long, and its steps."""
 LONGEST = 8
@@ -45,14 +45,18 @@ def rate(lab: Lab) -> list[Run]:
 
 
 def temperature(lab: Lab) -> list[Run]:
-    cut = [at_heat(lab, objective, heat) for objective in SOFT for heat in HEATS]
+    cut = [
+        at_temperature(lab, objective, temperature)
+        for objective in SOFT
+        for temperature in TEMPERATURES
+    ]
     return cut + [with_whole_laws(lab, objective) for objective in SOFT]
 
 
-def at_heat(lab: Lab, objective: str, heat: float) -> Run:
+def at_temperature(lab: Lab, objective: str, temperature: float) -> Run:
     """On gold texts, with a teacher at this temperature."""
-    change = replace(GOLD, teacher_temperature=heat)
-    return lab.run("gold", objective, change=change, name=f"t{heat:g}")
+    change = replace(GOLD, teacher_temperature=temperature)
+    return lab.run("gold", objective, change=change, name=f"t{temperature:g}")
 
 
 def with_whole_laws(lab: Lab, objective: str, store: str = "gold") -> Run:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clock import by_the_clock
-from exam import ready
+from evaluation import ready
 from lab import Lab
 from study import Run
 

@@ -19,7 +19,7 @@ from beam_parts import (
     SOFT,
     WIDTHS,
     at_equal_cost,
-    at_heat,
+    at_temperature,
     costs_are_known,
     length,
     longer,
@@ -28,7 +28,7 @@ from beam_parts import (
     tails,
     with_whole_laws,
 )
-from exam import Marks
+from evaluation import Scores
 from lab import Lab
 from study import Run
 from writing import Difference, difference
@@ -56,16 +56,16 @@ def claims(lab: Lab) -> list[Claim]:
     def on(store: str) -> tuple[Run, ...]:
         return soft(lambda objective: lab.run(store, objective))
 
-    def heated(heat: float) -> tuple[Run, ...]:
-        return soft(lambda objective: at_heat(lab, objective, heat))
+    def softened(temperature: float) -> tuple[Run, ...]:
+        return soft(lambda objective: at_temperature(lab, objective, temperature))
 
     def hard(store: str) -> tuple[Run, ...]:
         return (lab.run(store, "sft"),)
 
-    cut, whole = heated(1.0), soft(lambda objective: with_whole_laws(lab, objective))
+    cut, whole = softened(1.0), soft(lambda objective: with_whole_laws(lab, objective))
     found = [
-        Claim(says="teacher at temperature 1 over 0.7", better=cut, worse=heated(0.7)),
-        Claim(says="teacher at temperature 1 over 2", better=cut, worse=heated(2.0)),
+        Claim(says="teacher at temperature 1 over 0.7", better=cut, worse=softened(0.7)),
+        Claim(says="teacher at temperature 1 over 2", better=cut, worse=softened(2.0)),
         Claim(says="whole laws as good as top-50, within 0.5 %", better=whole, worse=cut),
         Claim(says="drawn texts over gold", better=on("draws-1"), worse=on("gold")),
         Claim(says="drawn texts over greedy", better=on("draws-1"), worse=on("greedy")),
@@ -159,13 +159,13 @@ def ours(lab: Lab) -> list[Claim]:
     return found
 
 
-def judged(some: Iterable[Claim], marks: Mapping[str, Marks]) -> list[dict[str, Any]]:
+def judged(some: Iterable[Claim], marks: Mapping[str, Scores]) -> list[dict[str, Any]]:
     """Those of which every run is known, by its name: {says, ratio, low, high, of (so many
     settings), higher (in so many of them)}."""
     return [_judged(one, marks) for one in some if all(run.name in marks for run in one.runs)]
 
 
-def _judged(claim: Claim, marks: Mapping[str, Marks]) -> dict[str, Any]:
+def _judged(claim: Claim, marks: Mapping[str, Scores]) -> dict[str, Any]:
     first = [marks[run.name] for run in claim.better]
     second = [marks[run.name] for run in claim.worse]
     found = difference("", [_together(first)], "", [_together(second)])
@@ -180,7 +180,7 @@ def _judged(claim: Claim, marks: Mapping[str, Marks]) -> dict[str, Any]:
     }
 
 
-def _together(some: Sequence[Marks]) -> Marks:
+def _together(some: Sequence[Scores]) -> Scores:
     """One exam in more ways: settings are fixed, where seeds would be drawn anew."""
     return replace(some[0], decoded=tuple(way for one in some for way in one.chains))
 
@@ -188,7 +188,7 @@ def _together(some: Sequence[Marks]) -> Marks:
 def of_tails(lab: Lab) -> list[Difference]:
     """What lies outside of the kept tokens and the readings of TVD++, over the usual one of each
     divergence, pooled over seeds; of those that are known."""
-    groups: dict[tuple[str, str], list[Marks]] = {}
+    groups: dict[tuple[str, str], list[Scores]] = {}
     for one in lab.known(tails(lab), lab.exam).values():
         assert one.run.options is not None and one.run.label is not None
         key = one.run.options.objective.objective, one.run.label

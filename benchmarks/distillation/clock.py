@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exam import Exam
+from evaluation import Evaluation
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
@@ -17,7 +17,7 @@ from draftsmith.targets.hf import HFTarget
 
 
 def by_the_clock(
-    target: HFTarget, arms: Sequence[Arm], exam: Exam, temperature: float, *, repeats: int
+    target: HFTarget, arms: Sequence[Arm], exam: Evaluation, temperature: float, *, repeats: int
 ) -> tuple[DrafterMetrics, ...]:
     """Of plain decoding and of these arms, on the exam's prompts. The machine must be idle."""
     bench = Bench(

@@ -41,9 +41,9 @@ import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
 from beam_speed import is_measured, measure, measured
 from claims import as_table, claims, judged, of_tails
-from exam import Decoded, Marks
+from evaluation import Decoded, Scores
 from lab import Amounts, Lab, keep, with_seed
-from study import Examined, Models, Run
+from study import Evaluated, Models, Run
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
 
 from draftsmith.bench.compare.model import RunMetrics
@@ -99,7 +99,7 @@ def compared_at_last(lab: Lab) -> dict[str, list[Run]]:
     }
 
 
-def best_of_kinds(known: Mapping[str, Examined]) -> dict[str, Run]:
+def best_of_kinds(known: Mapping[str, Evaluated]) -> dict[str, Run]:
     ordered = sorted(known.values(), key=lambda one: one.marks.mean_tau)
     return {kind_of(one.run): one.run for one in ordered}  # the last one stays
 
@@ -228,7 +228,7 @@ def answers(lab: Lab) -> dict[str, Any]:
     }
 
 
-def trees(marks: Marks) -> list[Decoded]:
+def trees(marks: Scores) -> list[Decoded]:
     return [one for one in marks.decoded if not one.shape.is_chain]
 
 

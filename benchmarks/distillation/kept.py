@@ -1,4 +1,4 @@
-"""Marks that outlive a machine: a line for every exam that was sat, beside the record of a study.
+"""Scores that outlive a machine: a line for every exam that was sat, beside the record of a study.
 
     RESULTS/STUDY/marks.jsonl    {"run", "said", "of", "exam", "marks"}
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exam import Exam, Marks
+from evaluation import Evaluation, Scores
 from study import Run, deciding
 
 from draftsmith.commands._verbs import DistillOptions
@@ -47,13 +47,13 @@ class Kept:
                 file=sys.stderr,
             )
 
-    def find(self, run: Run, exam: Exam) -> Marks | None:
+    def find(self, run: Run, exam: Evaluation) -> Scores | None:
         line = self._lines.get((run.name, _sitting(run, exam)))
         if line is None or (line["of"], line["said"]) != (self.of, _said(run)):
             return None
-        return Marks.from_json(line["marks"])
+        return Scores.from_json(line["marks"])
 
-    def add(self, run: Run, exam: Exam, marks: Marks) -> None:
+    def add(self, run: Run, exam: Evaluation, marks: Scores) -> None:
         line = {
             "run": run.name,
             "said": _said(run),
@@ -65,7 +65,7 @@ class Kept:
         self._lines[run.name, line["exam"]] = line
 
 
-def _sitting(run: Run, exam: Exam) -> str:
+def _sitting(run: Run, exam: Evaluation) -> str:
     """The exam, and the tree of its own that a run brings to it."""
     return exam.key if run.tree is None else digest([exam.key, asdict(run.tree)])
 

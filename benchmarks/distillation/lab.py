@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exam import Exam
+from evaluation import Evaluation
 from kept import Kept
-from study import Examined, Models, Run, collect, examine, is_trained, train, training
+from study import Evaluated, Models, Run, collect, examine, is_trained, train, training
 
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
@@ -48,14 +48,14 @@ class Lab:
     """Prompts of the exams."""
     amounts: Amounts
     kept: Kept
-    """Marks of all machines; what else is measured once stands beside them."""
+    """Scores of all machines; what else is measured once stands beside them."""
     learning_rate: float = 1e-3
     max_new_tokens: int = 96
 
     @property
-    def exam(self) -> Exam:
+    def exam(self) -> Evaluation:
         """What settings are chosen by."""
-        return Exam(
+        return Evaluation(
             target=self.models.target,
             prompts=self.ask,
             limit=self.amounts.exam_prompts,
@@ -64,7 +64,7 @@ class Lab:
         )
 
     @property
-    def final_exam(self) -> Exam:
+    def final_exam(self) -> Evaluation:
         """On other prompts: what was chosen for its marks there would seem better than it is. And
         with a tree, too."""
         return replace(
@@ -143,7 +143,7 @@ class Lab:
         known = json.loads(path.read_text(encoding="utf-8"))
         return float(known["draft_ms"] / known["target_ms"])
 
-    def examine(self, runs: Sequence[Run], exam: Exam, workers: int) -> list[Examined]:
+    def examine(self, runs: Sequence[Run], exam: Evaluation, workers: int) -> list[Evaluated]:
         """All runs with their marks; what no machine has made yet is collected, trained and
         examined."""
         known = self.known(runs, exam)
@@ -169,11 +169,11 @@ class Lab:
         stores = stores_of([run for run in runs if not is_trained(run)])
         collect([self.store(name) for name in stores], workers)
 
-    def known(self, runs: Sequence[Run], exam: Exam) -> dict[str, Examined]:
+    def known(self, runs: Sequence[Run], exam: Evaluation) -> dict[str, Evaluated]:
         """Those of the runs that have sat the exam, by name, in their order."""
         marks = {run.name: (run, self.kept.find(run, exam)) for run in runs}
         return {
-            name: Examined(run=run, marks=found)
+            name: Evaluated(run=run, marks=found)
             for name, (run, found) in marks.items()
             if found is not None
         }

@@ -27,9 +27,9 @@ import ende
 import numpy as np
 import torch
 from claims import Claim, judged
-from exam import Exam, greedy_texts, quality
+from evaluation import Evaluation, greedy_texts, quality
 from lab import Amounts, Lab, keep, with_seed
-from study import Examined, Models, Run
+from study import Evaluated, Models, Run
 from writing import (
     Difference,
     as_row,
@@ -191,7 +191,7 @@ def learning_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def exam_of(lab: Lab, language: str) -> Exam:
+def exam_of(lab: Lab, language: str) -> Evaluation:
     """FLORES sentences into this language."""
     path = lab.work / f"ask-{language}.jsonl"
     if not path.exists():
@@ -237,8 +237,8 @@ def main() -> None:
     )
     lab.cost_ratio()
     runs = [lab.models.base, *(lab.run(store, one) for one in OBJECTIVES for store in STORES)]
-    done: dict[str, list[Examined]] = {}
-    seeds: dict[str, list[Examined]] = {}
+    done: dict[str, list[Evaluated]] = {}
+    seeds: dict[str, list[Evaluated]] = {}
     for language in SIDES:
         exam = exam_of(lab, language)
         done[language] = lab.examine(runs, exam, given.workers)
@@ -251,8 +251,8 @@ def main() -> None:
 
 def write(
     lab: Lab,
-    done: Mapping[str, Sequence[Examined]],
-    seeds: Mapping[str, Sequence[Examined]],
+    done: Mapping[str, Sequence[Evaluated]],
+    seeds: Mapping[str, Sequence[Evaluated]],
     out: Path,
 ) -> None:
     """What is known so far. `done`: every setting in each language; `seeds`: of the best there."""
@@ -306,7 +306,7 @@ def claims(lab: Lab) -> list[Claim]:
 
 
 @cache
-def of_target(exam: Exam) -> dict[str, float | None]:
+def of_target(exam: Evaluation) -> dict[str, float | None]:
     """What the target's own greedy translations are worth."""
     target, prompts = load_target(exam.target), exam.read()
     texts = greedy_texts(exam, target, [one.token_ids(target.tokenizer) for one in prompts])
@@ -314,13 +314,13 @@ def of_target(exam: Exam) -> dict[str, float | None]:
     return {"chrf": chrf, "bleu": bleu}
 
 
-def best_run(some: Sequence[Examined]) -> Run:
+def best_run(some: Sequence[Evaluated]) -> Run:
     """What is best on the first half of the prompts; the first is the draft that all began with."""
     _, *others = some
     return max(others, key=lambda one: one.marks.of(halves(one)[0]).mean_tau).run
 
 
-def gain(base: Examined, seeds: Sequence[Examined]) -> Difference:
+def gain(base: Evaluated, seeds: Sequence[Evaluated]) -> Difference:
     """Of the chosen setting over the undistilled draft, on the other half of the prompts."""
     rest = halves(base)[1]
     return difference(
@@ -331,7 +331,7 @@ def gain(base: Examined, seeds: Sequence[Examined]) -> Difference:
     )
 
 
-def halves(one: Examined) -> tuple[slice, slice]:
+def halves(one: Evaluated) -> tuple[slice, slice]:
     """Of the prompts: what is chosen by, and what is judged by."""
     middle = len(one.marks.decoded[0].tokens) // 2
     return slice(middle), slice(middle, None)

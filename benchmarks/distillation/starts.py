@@ -23,7 +23,7 @@ from typing import Any
 import ende
 from beam_parts import MORE, longer
 from distillbeam import laboratory
-from exam import Exam
+from evaluation import Evaluation
 from lab import Lab
 from study import Run
 from writing import as_row, difference, places, plain, write_study
@@ -91,7 +91,7 @@ def store(lab: Lab) -> str:
     return f"draws-4@{MORE * lab.amounts.prompts}"
 
 
-def gains(lab: Lab, one: Start, exam: Exam, workers: int) -> dict[str, Any]:
+def gains(lab: Lab, one: Start, exam: Evaluation, workers: int) -> dict[str, Any]:
     """The drafts of a start, how many more tokens per step each objective gave, and how many more
     the laws gave than the drawn tokens alone."""
     done = lab.examine([one.before, *one.after.values()], exam, workers)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from exam import Exam, Marks, sit
+from evaluation import Evaluation, Scores, sit
 
 from draftsmith.bench.compare.model import flattened
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
@@ -85,11 +85,11 @@ class Models:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Examined:
+class Evaluated:
     """A run with its marks."""
 
     run: Run
-    marks: Marks
+    marks: Scores
 
 
 def training(steps: int, *, block_length: int, batch_tokens: int, rate: float) -> ScheduleOptions:
@@ -122,17 +122,17 @@ def train(runs: Sequence[Run], work: Path, workers: int) -> None:
 
 def examine(
     runs: Sequence[Run],
-    exam: Exam,
+    exam: Evaluation,
     work: Path,
     workers: int,
-    done: Callable[[Examined], None] = lambda _: None,
-) -> list[Examined]:
+    done: Callable[[Evaluated], None] = lambda _: None,
+) -> list[Evaluated]:
     """Train and examine what is not done yet; all runs with their marks, in order. `done` hears of
     each as soon as it is."""
     ready = {run.name: is_trained(run) and _marks(run, exam, work).is_file() for run in runs}
 
-    def read(run: Run) -> Examined:
-        return Examined(run=run, marks=Marks.read(_marks(run, exam, work)))
+    def read(run: Run) -> Evaluated:
+        return Evaluated(run=run, marks=Scores.read(_marks(run, exam, work)))
 
     for run in runs:
         if ready[run.name]:
@@ -164,7 +164,7 @@ def _train(job: tuple[Run, Path]) -> None:
             recipe.run(run.options)
 
 
-def _train_and_examine(job: tuple[Run, Exam, Path]) -> None:
+def _train_and_examine(job: tuple[Run, Evaluation, Path]) -> None:
     run, exam, work = job
     _train((run, work))
     with _logged(work / "runs" / run.name / "log.txt"):
@@ -220,7 +220,7 @@ def _costed(path: Path) -> Iterator[None]:
         write_json_atomic(path, {"cpu_seconds": spent})
 
 
-def _marks(run: Run, exam: Exam, work: Path) -> Path:
+def _marks(run: Run, exam: Evaluation, work: Path) -> Path:
     """Every exam has marks of its own, and every tree."""
     tree = "" if run.tree is None else f"-{digest(asdict(run.tree))[:6]}"
     return work / "runs" / run.name / f"marks-{exam.key[:12]}{tree}.json"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exam import Decoded, Marks, shape_name
+from evaluation import Decoded, Scores, shape_name
 from numpy.typing import NDArray
-from study import Examined, Run
+from study import Evaluated, Run
 
 from draftsmith.bench.compare.model import UNDISTILLED, RunMetrics
 from draftsmith.bench.compare.page import write_comparison
@@ -32,7 +32,7 @@ OPTIONS = (
     "learning_rate",
 )
 """Of a row: what makes its setting beside the factors of a comparison."""
-Pick = Callable[[Marks], Sequence[Decoded]]
+Pick = Callable[[Scores], Sequence[Decoded]]
 """Which of an exam's decodings are looked at."""
 
 
@@ -56,9 +56,9 @@ class Difference:
 
 def difference(
     better: str,
-    first: Sequence[Marks],
+    first: Sequence[Scores],
     worse: str,
-    second: Sequence[Marks],
+    second: Sequence[Scores],
     *,
     of: Pick = attrgetter("chains"),
     seed: int = 0,
@@ -81,7 +81,7 @@ def difference(
 
 
 def interval(
-    marks: Sequence[Marks], *, of: Pick = attrgetter("chains"), seed: int = 0
+    marks: Sequence[Scores], *, of: Pick = attrgetter("chains"), seed: int = 0
 ) -> tuple[float, float, float]:
     """Mean tau of a setting, given the marks of its seeds, and its 95 % interval: seeds and prompts
     drawn anew."""
@@ -91,7 +91,7 @@ def interval(
     return _mean(counts), float(low), float(high)
 
 
-def _counts(marks: Sequence[Marks], of: Pick) -> NDArray[np.int64]:
+def _counts(marks: Sequence[Scores], of: Pick) -> NDArray[np.int64]:
     """[seeds S, 2 (tokens, steps), ways W (shapes and temperatures), prompts P]."""
     return np.array(
         [[[way.tokens for way in of(one)], [way.steps for way in of(one)]] for one in marks],
@@ -120,7 +120,7 @@ def _mean(counts_S2WP: NDArray[np.int64]) -> float:
     return float((sums_S2W[:, 0] / sums_S2W[:, 1]).mean())
 
 
-def as_row(examined: Examined) -> dict[str, Any]:
+def as_row(examined: Evaluated) -> dict[str, Any]:
     """A run as JSON, without its prompts."""
     run, marks = examined.run, examined.marks
     return {
@@ -128,13 +128,13 @@ def as_row(examined: Examined) -> dict[str, Any]:
         **_setting(run),
         "mean_tau": round(marks.mean_tau, 4),
         "tau": {one.name: round(one.tau, 4) for one in marks.decoded},
-        "alpha": {heat: round(value, 4) for heat, value in marks.alpha.items()},
+        "alpha": {temperature: round(value, 4) for temperature, value in marks.alpha.items()},
         "chrf": None if marks.chrf is None else round(marks.chrf, 2),
         "bleu": None if marks.bleu is None else round(marks.bleu, 2),
     }
 
 
-def table(examined: Sequence[Examined]) -> list[dict[str, Any]]:
+def table(examined: Sequence[Evaluated]) -> list[dict[str, Any]]:
     """All runs, best first."""
     return ranked([as_row(one) for one in examined])
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from exam import Decoded, Marks
-from study import Examined, Run, train
+from evaluation import Decoded, Scores
+from study import Evaluated, Run, train
 from writing import Pick, difference, interval, plain
 
-from drafters.rows import HEATS, as_row, worth
+from drafters.rows import TEMPERATURES, as_row, worth
 from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting, Stage
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.eagle import STATIC
@@ -246,24 +246,24 @@ def to_time(lab: Lab, record: Mapping[str, Any]) -> dict[str, Run]:
 
 
 def differences(
-    better: str, first: Sequence[Examined], worse: str, second: Sequence[Examined]
+    better: str, first: Sequence[Evaluated], worse: str, second: Sequence[Evaluated]
 ) -> list[dict[str, Any]]:
     """Over all shapes at both temperatures, and over each drafter's own tree at each."""
     over: dict[str, Pick] = {"all shapes, T = 0 and 1": attrgetter("decoded")}
-    for heat in HEATS:
-        over[f"own trees, T = {heat:g}"] = partial(_own, heat)
+    for temperature in TEMPERATURES:
+        over[f"own trees, T = {temperature:g}"] = partial(_own, temperature)
     found = [
         difference(better, _marks(first), worse, _marks(second), of=of) for of in over.values()
     ]
     return [{"over": name} | one for name, one in zip(over, plain(found), strict=True)]
 
 
-def _own(temperature: float, marks: Marks) -> list[Decoded]:
+def _own(temperature: float, marks: Scores) -> list[Decoded]:
     """It comes behind the shapes that all share."""
     return [one for one in marks.decoded if one.temperature == temperature][-1:]
 
 
-def _marks(some: Sequence[Examined]) -> list[Marks]:
+def _marks(some: Sequence[Evaluated]) -> list[Scores]:
     return [one.marks for one in some]
 
 

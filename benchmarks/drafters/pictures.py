@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any, Never
 
 from alignment_plots import COLOURS
-from exam import shape_name
+from evaluation import shape_name
 from matplotlib.figure import Figure
 
-from drafters.rows import HEATS
+from drafters.rows import TEMPERATURES
 from drafters.runs import CHAIN, DRAWN
 from drafters.tables import Row, methods
 from draftsmith.plots import GREY, Plot, legend_below
@@ -56,9 +56,9 @@ def save_pictures(record: Mapping[str, Any], folder: Path) -> None:
 def _panels(rows: int) -> tuple[Figure, list[Any]]:
     """One per temperature, with a place for each row, the first at the top."""
     figure = Figure(figsize=(8.6, 0.9 + 0.3 * rows), layout="constrained")
-    axes = list(figure.subplots(1, len(HEATS), sharey=True, sharex=True, squeeze=False)[0])
-    for axis, heat in zip(axes, HEATS, strict=True):
-        axis.set_title(f"T = {heat:g}")
+    axes = list(figure.subplots(1, len(TEMPERATURES), sharey=True, sharex=True, squeeze=False)[0])
+    for axis, temperature in zip(axes, TEMPERATURES, strict=True):
+        axis.set_title(f"T = {temperature:g}")
         axis.set_xlabel("tokens per step")
     axes[0].invert_yaxis()
     return figure, axes
@@ -67,18 +67,18 @@ def _panels(rows: int) -> tuple[Figure, list[Any]]:
 def _tau(rows: Sequence[Row]) -> Figure:
     figure, axes = _panels(len(rows))
     colours = [COLOURS[0] if "held_out" in row else GREY for row in rows]
-    for axis, heat in zip(axes, HEATS, strict=True):
-        _bars(axis, rows, heat, colours)
+    for axis, temperature in zip(axes, TEMPERATURES, strict=True):
+        _bars(axis, rows, temperature, colours)
         for n, (name, shape) in enumerate((("chain", CHAIN), ("drawn", DRAWN)), 1):
-            taus = [row["tau"][name][f"{heat:g}"][0] for row in rows]
+            taus = [row["tau"][name][f"{temperature:g}"][0] for row in rows]
             axis.plot(taus, range(len(rows)), "od"[n - 1], color=_colour(n), ms=4)
             axis.lines[-1].set_label(shape_name(shape))
     legend_below(figure, axes)
     return figure
 
 
-def _bars(axis: Any, rows: Sequence[Row], heat: float, colours: Sequence[str]) -> None:
-    means, lows, highs = zip(*(row["tau"]["own"][f"{heat:g}"] for row in rows), strict=True)
+def _bars(axis: Any, rows: Sequence[Row], temperature: float, colours: Sequence[str]) -> None:
+    means, lows, highs = zip(*(row["tau"]["own"][f"{temperature:g}"] for row in rows), strict=True)
     errors = [
         [mean - low for mean, low in zip(means, lows, strict=True)],
         [high - mean for mean, high in zip(means, highs, strict=True)],

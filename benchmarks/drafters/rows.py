@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from exam import Decoded, Marks, shape_name
-from study import COST, Examined, Run
+from evaluation import Decoded, Scores, shape_name
+from study import COST, Evaluated, Run
 from writing import interval
 
 from drafters.runs import CHAIN, COMMON, DRAWN, Lab
@@ -20,12 +20,12 @@ from draftsmith.core.types import TreeShape
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.targets.hf import HFTarget, load_target
 
-HEATS = (0.0, 1.0)
+TEMPERATURES = (0.0, 1.0)
 HELD_OUT = ("accuracy", "survival", "acceptance", "misaligned", "survival_t1")
 _DEPTH = re.compile(r"^(?P<figure>\w+)_(?P<depth>\d+)$")
 
 
-def as_row(lab: Lab, label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
+def as_row(lab: Lab, label: str, seeds: Sequence[Evaluated]) -> dict[str, Any]:
     """A setting, given its seeds."""
     first = seeds[0].run
     return {
@@ -36,7 +36,7 @@ def as_row(lab: Lab, label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
     }
 
 
-def worth(label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
+def worth(label: str, seeds: Sequence[Evaluated]) -> dict[str, Any]:
     """What it is worth by decoding. `tau`: mean and 95 % interval, for shapes that all share and
     for the drafter's own, at each temperature; `by_seed`: the mean over all of these."""
     marks = [one.marks for one in seeds]
@@ -47,15 +47,17 @@ def worth(label: str, seeds: Sequence[Examined]) -> dict[str, Any]:
         "seeds": len(seeds),
         "shape": shape_name(own),
         "tau": {
-            name: {f"{heat:g}": _tau(marks, shape, heat) for heat in HEATS}
+            name: {
+                f"{temperature:g}": _tau(marks, shape, temperature) for temperature in TEMPERATURES
+            }
             for name, shape in (("chain", CHAIN), ("drawn", DRAWN), ("own", own))
         },
         "by_seed": [round(statistics.fmean(way.tau for way in one.decoded), 4) for one in marks],
     }
 
 
-def _tau(marks: Sequence[Marks], shape: TreeShape, temperature: float) -> list[float]:
-    def pick(one: Marks) -> list[Decoded]:
+def _tau(marks: Sequence[Scores], shape: TreeShape, temperature: float) -> list[float]:
+    def pick(one: Scores) -> list[Decoded]:
         return [one.find(shape, temperature)]
 
     return [round(value, 4) for value in interval(marks, of=pick)]

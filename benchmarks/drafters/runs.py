@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 import ende
-from exam import Exam, write_prompts
-from study import Examined, Models, Run, collect, examine, training
+from evaluation import Evaluation, write_prompts
+from study import Evaluated, Models, Run, collect, examine, training
 
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TreeShape
@@ -147,20 +147,20 @@ class Lab:
         return self.subject.learn(self.work / "learn.jsonl", many)
 
     @property
-    def choosing(self) -> Exam:
+    def choosing(self) -> Evaluation:
         """On prompts that come behind those that are learnt from."""
         return replace(
             self._exam(self.learn, self.amounts.choosing_prompts), skip=self.amounts.prompts
         )
 
     @property
-    def final(self) -> Exam:
+    def final(self) -> Evaluation:
         """On prompts that nothing was learnt from and nothing chosen by."""
         ask = self.subject.ask(self.work / "ask.jsonl", self.amounts.final_prompts)
         return self._exam(ask, self.amounts.final_prompts)
 
-    def _exam(self, prompts: Path, limit: int) -> Exam:
-        return Exam(
+    def _exam(self, prompts: Path, limit: int) -> Evaluation:
+        return Evaluation(
             target=self.models.target,
             prompts=prompts,
             limit=limit,
@@ -248,7 +248,9 @@ class Lab:
         names = {store.name for run in runs if run.options for store in run.options.store}
         collect([self.store(name) for name in sorted(names)], self.workers)
 
-    def examine(self, groups: Mapping[str, Sequence[Run]], exam: Exam) -> dict[str, list[Examined]]:
+    def examine(
+        self, groups: Mapping[str, Sequence[Run]], exam: Evaluation
+    ) -> dict[str, list[Evaluated]]:
         """Collect, train and examine what is not done yet.
 
         A drafter that is examined in two trees is trained once, so these take turns.

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exam import shape_name
+from evaluation import shape_name
 
-from drafters.rows import HEATS
+from drafters.rows import TEMPERATURES
 from drafters.runs import CHAIN, DRAWN
 
 Row = Mapping[str, Any]
@@ -56,12 +56,12 @@ def methods(record: Mapping[str, Any]) -> list[Row]:
 
 def _main(record: Mapping[str, Any]) -> list[str]:
     head = ["method", "drafts"]
-    for heat in HEATS:
-        head += [f"T = {heat:g}: speed-up", "tau"]
+    for temperature in TEMPERATURES:
+        head += [f"T = {temperature:g}: speed-up", "tau"]
     lines = []
     for row in methods(record):
         line = [row["label"], row["shape"]]
-        for at in map("{:g}".format, HEATS):
+        for at in map("{:g}".format, TEMPERATURES):
             line += [_speedup(record, row, "own", at), _spread(row["tau"]["own"][at])]
         lines.append(line)
     return _table(head, lines)
@@ -69,12 +69,16 @@ def _main(record: Mapping[str, Any]) -> list[str]:
 
 def _shared(record: Mapping[str, Any]) -> list[str]:
     head = ["method"]
-    for heat in HEATS:
-        head += [f"T = {heat:g}: {shape_name(CHAIN)}: speed-up", "tau", f"{shape_name(DRAWN)}: tau"]
+    for temperature in TEMPERATURES:
+        head += [
+            f"T = {temperature:g}: {shape_name(CHAIN)}: speed-up",
+            "tau",
+            f"{shape_name(DRAWN)}: tau",
+        ]
     lines = []
     for row in methods(record):
         line = [row["label"]]
-        for at in map("{:g}".format, HEATS):
+        for at in map("{:g}".format, TEMPERATURES):
             line.append(_speedup(record, row, "chain", at))
             line += [_spread(row["tau"][shape][at]) for shape in ("chain", "drawn")]
         lines.append(line)
@@ -90,9 +94,9 @@ def _shared(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _speedup(record: Mapping[str, Any], row: Row, shape: str, heat: str) -> str:
+def _speedup(record: Mapping[str, Any], row: Row, shape: str, temperature: str) -> str:
     timed = record["timed"]["drafters"] if "timed" in record else {}
-    found = timed[row["label"]][shape][heat] if row["label"] in timed else None
+    found = timed[row["label"]][shape][temperature] if row["label"] in timed else None
     if found is None:
         return ABSENT
     ends = found["interval"]
@@ -181,10 +185,16 @@ def _ablations(part: Mapping[str, Any]) -> list[str]:
         ratio = (
             _spread([against[key] for key in ("ratio", "low", "high")], 3) if against else ABSENT
         )
-        taus = [_spread(row["tau"]["own"][f"{heat:g}"]) for heat in HEATS]
+        taus = [_spread(row["tau"]["own"][f"{temperature:g}"]) for temperature in TEMPERATURES]
         seeds = " ".join(f"{tau:.2f}" for tau in row["by_seed"])
         lines.append([row["label"], *taus, seeds, row["base"], ratio])
-    head = ["drafter", *(f"tau, T = {heat:g}" for heat in HEATS), "all shapes", "beside", "ratio"]
+    head = [
+        "drafter",
+        *(f"tau, T = {temperature:g}" for temperature in TEMPERATURES),
+        "all shapes",
+        "beside",
+        "ratio",
+    ]
     return [
         "## What each choice brings",
         "",
@@ -198,11 +208,13 @@ def _ablations(part: Mapping[str, Any]) -> list[str]:
 def _compared(title: str, part: Mapping[str, Any], below: str) -> list[str]:
     lines = []
     for row in part["rows"]:
-        taus = [_spread(row["tau"][shape][f"{h:g}"]) for h in HEATS for shape in ("own", "drawn")]
+        taus = [
+            _spread(row["tau"][shape][f"{h:g}"]) for h in TEMPERATURES for shape in ("own", "drawn")
+        ]
         lines.append([row["label"], *taus])
     head = ["method"]
-    for heat in HEATS:
-        head += [f"T = {heat:g}: tau, own tree", shape_name(DRAWN)]
+    for temperature in TEMPERATURES:
+        head += [f"T = {temperature:g}: tau, own tree", shape_name(DRAWN)]
     return [f"## {title}", "", *_table(head, lines), *_differences(below, part["differences"])]
 
 

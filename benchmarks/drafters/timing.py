@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from clock import by_the_clock
-from exam import ready
+from evaluation import ready
 from study import Run, is_trained
 
-from drafters.rows import HEATS
+from drafters.rows import TEMPERATURES
 from drafters.runs import CHAIN, Lab
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.machine_load import warn_if_busy
@@ -29,12 +29,12 @@ def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
     warn_if_busy()
     load = os.getloadavg()[0]
     found: dict[str, dict[str, Any]] = {name: {"own": {}, "chain": {}} for name in runs}
-    for heat in HEATS:
-        for one in _measured(lab, runs, heat):
+    for temperature in TEMPERATURES:
+        for one in _measured(lab, runs, temperature):
             if one.name != BASELINE:
                 name, _, shape = one.name.rpartition(":")
                 ci = one.speedup_ci95
-                found[name][shape][f"{heat:g}"] = {
+                found[name][shape][f"{temperature:g}"] = {
                     "speedup": one.speedup,
                     "interval": None if ci is None else [ci.low, ci.high],
                     "tokens_per_step": one.tokens_per_step,

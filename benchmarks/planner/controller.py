@@ -51,7 +51,7 @@ from draftsmith.provenance import (
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from controller_prices import (
-    HEATS,
+    TEMPERATURES,
     Measured,
     Priced,
     arms,
@@ -152,8 +152,8 @@ def compare(
         lengths = [1]
     verdicts: list[Verdict] = []
 
-    def controlled(heat: str) -> Arm:
-        return replace(arm, policy=Learning(CostAware(costs=measured[heat].by_length[name])))
+    def controlled(temperature: str) -> Arm:
+        return replace(arm, policy=Learning(CostAware(costs=measured[temperature].by_length[name])))
 
     def found(label: str, auto: Priced, fixed: Mapping[int, Priced]) -> None:
         verdicts.append(judge(name, label, auto, fixed))
@@ -162,16 +162,18 @@ def compare(
     sets = prompt_sets(target, count)
     fixed: dict[int, list[Priced]] = {length: [] for length in lengths}
     for prompts in sets:
-        ways = [controlled(f"{prompts.heat:g}"), *chain_arms(arm, lengths)]
+        ways = [controlled(f"{prompts.cost_temperature:g}"), *chain_arms(arm, lengths)]
         auto, *others = (price(target, way, prompts, measured, tokens) for way in ways)
         for length, one in zip(lengths, others, strict=True):
             fixed[length].append(one)
         found(prompts.label, auto, dict(zip(lengths, others, strict=True)))
     # texts stay in their places in the sum, so that all ways are drawn anew alike
     texts = [text for prompts in sets for text in prompts.alone()]
-    by_heat = {heat: controlled(heat) for heat in measured}
+    by_temperature = {temperature: controlled(temperature) for temperature in measured}
     autos = {
-        at: price(target, by_heat[f"{texts[at].heat:g}"], texts[at], measured, tokens)
+        at: price(
+            target, by_temperature[f"{texts[at].cost_temperature:g}"], texts[at], measured, tokens
+        )
         for at in np.random.default_rng(0).permutation(len(texts)).tolist()
     }
     mixed = together([autos[at] for at in range(len(texts))])
@@ -234,17 +236,22 @@ def main() -> None:
     began = time.monotonic()
     if given.costs is None:
         measured = {
-            f"{heat:g}": measure(target, everybody, Sampler(temperature=heat), workload, rounds)
-            for heat in HEATS
+            f"{temperature:g}": measure(
+                target, everybody, Sampler(temperature=temperature), workload, rounds
+            )
+            for temperature in TEMPERATURES
         }
         write_json_atomic(out / f"{stem}_costs.json", measured)
     else:
         read = json.loads(given.costs.read_text(encoding="utf-8"))
-        measured = {heat: from_dict(Measured, one, where=heat) for heat, one in read.items()}
-    for heat, costs in measured.items():
+        measured = {
+            temperature: from_dict(Measured, one, where=temperature)
+            for temperature, one in read.items()
+        }
+    for temperature, costs in measured.items():
         if not set(judged) <= set(costs.by_length):
             known = ", ".join(costs.by_length)
-            parser.error(f"{given.costs} has costs of {known} alone at temperature {heat}")
+            parser.error(f"{given.costs} has costs of {known} alone at temperature {temperature}")
     asked = [(name, count, tokens, given.quick, measured, given.trained) for name in judged]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.workers, context, torch.set_num_threads, (1,)) as pool:
@@ -257,7 +264,7 @@ def main() -> None:
         "holds": all(map(holds, verdicts)),
         "texts": digest([[one.prompts, one.temperature, one.first_id] for one in sets]),
         "seconds": round(time.monotonic() - began, 1),
-        "step_seconds": {heat: one.by_length for heat, one in measured.items()},
+        "step_seconds": {temperature: one.by_length for temperature, one in measured.items()},
         "verdicts": [asdict(one) for one in verdicts],
         "machine": machine_summary(),
         "versions": versions(),

@@ -37,7 +37,7 @@ SEEN = 54
 the first 24, and its rules were tried on others. Those behind overlap with none."""
 SEEN_PASSAGES = 12
 """The same of the passages of prose."""
-HEATS = (0.0, 0.8)
+TEMPERATURES = (0.0, 0.8)
 """Temperatures at which costs are measured: without draws and with them."""
 Tokens = tuple[int, ...]
 
@@ -57,9 +57,9 @@ class PromptSet:
         return f"{self.name}, T = {self.temperature:g}"
 
     @property
-    def heat(self) -> float:
+    def cost_temperature(self) -> float:
         """The temperature at which its steps were measured."""
-        return min(HEATS[-1], self.temperature)
+        return min(TEMPERATURES[-1], self.temperature)
 
     def alone(self) -> list[PromptSet]:
         """A set for each prompt."""
@@ -189,10 +189,14 @@ class Noted:
 
 
 def price(
-    target: HFTarget, arm: Arm, prompts: PromptSet, by_heat: Mapping[str, Measured], tokens: int
+    target: HFTarget,
+    arm: Arm,
+    prompts: PromptSet,
+    by_temperature: Mapping[str, Measured],
+    tokens: int,
 ) -> Priced:
     """Decode all prompts."""
-    measured = by_heat[f"{prompts.heat:g}"]
+    measured = by_temperature[f"{prompts.cost_temperature:g}"]
     options = DecodeOptions(
         sampler=Sampler(temperature=prompts.temperature), max_new_tokens=tokens, ignore_end=True
     )
@@ -223,7 +227,11 @@ def price(
         seconds = 0.0
         for step, width in zip(row, across, strict=True):
             idle = by_length.draft_D[0]
-            draft = table.draft_seconds(arm.name, prompts.heat, width) if step.asked else idle
+            draft = (
+                table.draft_seconds(arm.name, prompts.cost_temperature, width)
+                if step.asked
+                else idle
+            )
             seconds += draft + table.target_seconds(width)
         spent.append(seconds / measured.plain)
     later = [step.offered for row in noted.rows for step in row[1:]]

@@ -56,7 +56,7 @@ def a_lab(folder: Path, *, quick: bool = False) -> Any:
 
 def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
     """Of prompts that take so many steps each."""
-    from exam import Decoded, Marks
+    from evaluation import Decoded, Scores
 
     decoded = Decoded(
         shape=TreeShape.chain(8),
@@ -65,7 +65,7 @@ def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
         steps=(steps,) * len(tokens),
     )
     alpha = {f"{temperature:g}": 0.4}
-    return Marks(exam="", decoded=(decoded,), alpha=alpha, chrf=None, bleu=None)
+    return Scores(exam="", decoded=(decoded,), alpha=alpha, chrf=None, bleu=None)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
     """Of every short run that the study plans, with made-up marks: nothing is trained."""
     import distillbeam
     from beam_parts import PARTS
-    from study import Examined
+    from study import Evaluated
     from writing import as_row
 
     lab = a_lab(tmp_path_factory.mktemp("study"))
@@ -84,7 +84,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
     rows: list[dict[str, Any]] = []
     for place, run in enumerate({run.name: run for run in runs}.values()):
         marks = some_marks(1600 + place, steps=1000, temperature=1.0)
-        rows.append(as_row(Examined(run=run, marks=marks)))
+        rows.append(as_row(Evaluated(run=run, marks=marks)))
     comparison = compare(distillbeam.compared(rows, 0.3, lab))
     assert comparison.notes == ()  # no run is taken for another
     (only,) = comparison.scopes
@@ -172,10 +172,10 @@ def test_what_costs_otherwise_is_no_other_run() -> None:
 
 def test_the_best_of_a_language_is_chosen_by_other_sentences_than_its_gain_is_of() -> None:
     from languages import best_run, gain
-    from study import Examined, Run
+    from study import Evaluated, Run
 
-    def examined(name: str, tokens: tuple[int, ...]) -> Examined:
-        return Examined(run=Run(name=name), marks=some_marks(*tokens))
+    def examined(name: str, tokens: tuple[int, ...]) -> Evaluated:
+        return Evaluated(run=Run(name=name), marks=some_marks(*tokens))
 
     base = examined("undistilled", (20, 20, 20, 20))
     lucky = examined("lucky-s0", (30, 32, 22, 22))

@@ -43,7 +43,7 @@ COUNTED = "behind the prompt's own step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exam:
+class Evaluation:
     """What is asked of every drafter of a study."""
 
     target: str
@@ -127,7 +127,7 @@ def shape_name(shape: TreeShape) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
+class Scores:
     """The result of an exam."""
 
     exam: str
@@ -156,7 +156,7 @@ class Marks:
         """Over all chains and temperatures."""
         return sum(one.tau for one in self.chains) / len(self.chains)
 
-    def of(self, prompts: slice) -> Marks:
+    def of(self, prompts: slice) -> Scores:
         """Tokens per step over these prompts only; what is no count per prompt is left out."""
         decoded = tuple(
             replace(one, tokens=one.tokens[prompts], steps=one.steps[prompts])
@@ -165,11 +165,11 @@ class Marks:
         return replace(self, decoded=decoded, alpha={}, chrf=None, bleu=None)
 
     @classmethod
-    def read(cls, path: Path) -> Marks:
+    def read(cls, path: Path) -> Scores:
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Marks:
+    def from_json(cls, content: dict[str, Any]) -> Scores:
         return cls(
             exam=content["exam"],
             decoded=tuple(Decoded.from_json(one) for one in content["decoded"]),
@@ -183,17 +183,17 @@ UNITS = {"Chinese": "zh", "Japanese": "char"}
 """What BLEU counts in languages that are written without spaces (names of sacrebleu)."""
 
 
-def sit(exam: Exam, drafter: str, tree: TreeShape | None = None) -> Marks:
+def sit(exam: Evaluation, drafter: str, tree: TreeShape | None = None) -> Scores:
     """Examine a drafter (KIND, KIND:SOURCE or a folder), also with a tree of its own."""
     target, prompts = _target(exam.target), exam.read()
     tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     shapes = exam.shapes if tree is None else (*exam.shapes, tree)
     decoded = [
-        count(exam, target, ready(drafter, target, shape), tokens, shape, heat)
-        for heat in exam.temperatures
+        count(exam, target, ready(drafter, target, shape), tokens, shape, temperature)
+        for temperature in exam.temperatures
         for shape in shapes
     ]
-    marks = Marks(exam=exam.key, decoded=tuple(decoded), alpha={}, chrf=None, bleu=None)
+    marks = Scores(exam=exam.key, decoded=tuple(decoded), alpha={}, chrf=None, bleu=None)
     model = load_drafter(drafter)
     if not isinstance(model, Independent):
         return marks
@@ -223,7 +223,7 @@ def ready(name: str, target: HFTarget, shape: TreeShape) -> Drafter:
 
 
 def count(
-    exam: Exam,
+    exam: Evaluation,
     target: HFTarget,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
@@ -248,7 +248,7 @@ def count(
     return Decoded(shape=shape, temperature=temperature, tokens=tuple(tokens), steps=tuple(steps))
 
 
-def greedy_texts(exam: Exam, model: HFTarget, prompts: Sequence[Sequence[int]]) -> list[str]:
+def greedy_texts(exam: Evaluation, model: HFTarget, prompts: Sequence[Sequence[int]]) -> list[str]:
     """What a model says by itself."""
     out: list[list[int]] = [[] for _ in prompts]
     options = DecodeOptions(max_new_tokens=exam.max_new_tokens)
@@ -296,7 +296,7 @@ def _target(folder: str) -> HFTarget:
 
 
 @cache
-def _texts(exam: Exam, temperature: float) -> list[Trajectory]:
+def _texts(exam: Evaluation, temperature: float) -> list[Trajectory]:
     """The target's own continuations; a worker draws them once."""
     target = _target(exam.target)
     requests = [
