@@ -71,11 +71,23 @@ def test_both_estimates_are_unbiased_and_one_is_less_noisy(alpha: float) -> None
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.5, 0.65, 0.8, 0.95, 0.99])
 def test_the_binomial_interval_covers_what_it_says(alpha: float) -> None:
-    """2,000 histograms with 50 steps at each length."""
+    """2,000 histograms with 50 steps at each length: the interval of `estimate` is the score
+    interval of all judged tokens (compared on 20 of them), and that one covers alpha."""
     rng = np.random.default_rng(2)
-    intervals = [estimate(histogram(rng, np.full(50, alpha))).mle.ci95 for _ in range(2000)]
-    covered = [ends is not None and ends[0] <= alpha <= ends[1] for ends in intervals]
-    assert 0.93 <= np.mean(covered) <= 0.97
+    accepted_R, tried_R = np.zeros(2000), np.zeros(2000)
+    for gamma in LENGTHS:
+        rejected = rng.random((2000, 50, gamma)) >= alpha
+        accepted = np.where(rejected.any(2), rejected.argmax(2), gamma)
+        accepted_R += accepted.sum(1)
+        tried_R += np.minimum(accepted + 1, gamma).sum(1)
+    low, high = wilson(accepted_R, tried_R)
+    assert 0.93 <= np.mean((low <= alpha) & (alpha <= high)) <= 0.97
+    for _ in range(20):
+        counts = histogram(rng, np.full(50, alpha))
+        accepted_sum = sum(one.count * one.accepted for one in counts)
+        tried_sum = sum(one.count * min(one.accepted + 1, one.gamma) for one in counts)
+        ends = wilson(accepted_sum, tried_sum)
+        assert estimate(counts).mle.ci95 == pytest.approx([float(end) for end in ends], rel=1e-12)
 
 
 def test_the_ends_of_the_interval_are_rates_that_the_score_test_just_keeps() -> None:
