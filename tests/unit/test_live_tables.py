@@ -11,7 +11,7 @@ from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
 from draftsmith.commands.live._shared import units_of
-from draftsmith.commands.live.replay import clock, spoken
+from draftsmith.commands.live.replay import clock, displayed
 from draftsmith.live.metrics import CHARACTERS, WORDS, verification_cost
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 
@@ -92,7 +92,7 @@ def test_subtitles_follow_each_other() -> None:
         )
         for one in STREAM
     ]  # fmt: skip
-    cues = spoken(records, times)
+    cues = displayed(records, times)
     assert [(begin, end) for begin, end, _ in cues] == [(1, 1), (1, 2), (2, 9), (9, 10)]
     assert list(clock([STREAM[2], STREAM[2]]).values()) == [1.0]
 

@@ -55,7 +55,7 @@ def open_feed(name: str) -> Feed:
 
 def lines(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Parse one whole hypothesis per line; an empty line makes the one before it final."""
-    segments = _Segments()
+    segments = _SegmentNumbers()
     for _, line in numbered(feed, "", on_bad):
         yield from segments.add(line, final=not line.strip())
     yield from segments.close()
@@ -98,7 +98,7 @@ def simulstreaming(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator
 
     A row that only ends the segment may have no text.
     """
-    segments = _Segments()
+    segments = _SegmentNumbers()
     words = ""
     for where, message in json_objects(feed, "", on_bad):
         with skipping(on_bad):
@@ -122,7 +122,7 @@ def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
     The hypothesis is everything that is not complete, so that no word waits for the sentence
     before it; a complete sentence ends the segment, and what follows it begins the next one.
     """
-    segments = _Segments()
+    segments = _SegmentNumbers()
     sentences: dict[int, str] = {}
     complete = last = -1
     shown = ""
@@ -164,7 +164,7 @@ def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothe
     Within a message a final result comes first; the others, stable before unstable, are one
     hypothesis together.
     """
-    segments = _Segments()
+    segments = _SegmentNumbers()
     for where, message in json_objects(feed, "", on_bad):
         with skipping(on_bad):
             if "results" not in message and _GOOGLE_EVENTS & message.keys():
@@ -186,7 +186,7 @@ def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothe
 
 def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Parse Amazon Transcribe `TranscriptEvent`s, with or without that name around them."""
-    segments = _Segments()
+    segments = _SegmentNumbers()
     current: str | None = None
     closed: set[str] = set()
     for where, message in json_objects(feed, "", on_bad):
@@ -215,7 +215,7 @@ def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis
 def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Parse Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
     `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
-    segments = _Segments()
+    segments = _SegmentNumbers()
     kept: list[str] = []
     for where, message in json_objects(feed, "", on_bad):
         with skipping(on_bad):
@@ -239,7 +239,7 @@ def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
 def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Parse Azure Speech results: `event.result.json` in the handlers of `recognizing` and
     `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
-    segments = _Segments()
+    segments = _SegmentNumbers()
     for where, message in json_objects(feed, "", on_bad):
         with skipping(on_bad):
             if "event" in message:
@@ -271,7 +271,7 @@ FEEDS: dict[str, Feed] = {
 # --------------------------------------------------------------------------- inside
 
 
-class _Segments:
+class _SegmentNumbers:
     """Numbers hypotheses, and keeps the last words of the open segment."""
 
     def __init__(self) -> None:

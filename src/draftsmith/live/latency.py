@@ -1,16 +1,16 @@
-"""How late a translation is, in source words: delays of its units, and the usual means of them.
+"""Latency of a translation, in source units: the delays of its units, and the usual means of them.
 
-A re-translation may rewrite what it showed, so the delay of a unit is its STABLE delay: the source
-that had been read at the update from which on it stands, with all before it, as in the last text.
+Re-translation may rewrite what was shown, so the delay of a unit is its STABLE delay: the source
+read at the first update after which the unit, and everything before it, no longer changed.
 
     source read    2      4              6        7
     shown          a      a b c          a d      a b c        last text: a b c
     a  appears at  ^ stays                                     stable delay 2
     b                     ^ appears      gone     ^ stays      stable delay 7, lag 7 - 4 = 3
 
-The lag of a unit is the way from its first appearance there to the stable one. |X| is the length
-of the source and |Y| that of the reference (of the translation itself where there is none), as in
-SimulEval and OmniSTEval; delays d_t count from t = 0.
+The lag of a unit is the source read between its first and its stable appearance. |X| is the length
+of the source, |Y| that of the reference (without one, of the translation), as in SimulEval and
+OmniSTEval; delays d_t count from t = 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from draftsmith.live.records import Hypothesis, UpdateRecord
 def average_lagging(
     delays: Sequence[float], source_length: float, target_length: float
 ) -> float | None:
-    """AL: mean of d_t - t |X| / |Y| up to the first t that has read the whole source.
+    """AL: mean of d_t - t |X| / |Y| up to the first t at which the whole source was read.
 
     Ma et al. 2019 (arXiv 1810.08398). None without delays or where a length is 0.
     """
@@ -45,7 +45,7 @@ def average_lagging(
 def length_adaptive_average_lagging(
     delays: Sequence[float], source_length: float, target_length: float
 ) -> float | None:
-    """LAAL: AL with the longer of translation and reference, so that saying more gains nothing.
+    """LAAL: AL with the longer of translation and reference, so that longer output gains nothing.
 
     Polák et al. 2022 (arXiv 2204.06028), Papi et al. 2022 (arXiv 2206.05807).
     """
@@ -76,9 +76,9 @@ def differentiable_average_lagging(delays: Sequence[float], source_length: float
 def yet_another_average_lagging(
     delays: Sequence[float], source_length: float, target_length: float
 ) -> float | None:
-    """YAAL: LAAL over the units from before the end of the source alone; None where none is.
+    """YAAL: LAAL over the units emitted before the end of the source; None if there are none.
 
-    Polák et al. 2025 (arXiv 2509.17349): what comes after the end says nothing of simultaneity.
+    Polák et al. 2025 (arXiv 2509.17349): units after the end do not measure simultaneity.
     """
     after = next((t for t, d in enumerate(delays) if d >= source_length), len(delays))
     if not after or not source_length:
@@ -87,7 +87,7 @@ def yet_another_average_lagging(
 
 
 def _mean_lag(delays: Sequence[float], source_length: float, target_length: float) -> float:
-    """Behind a translator that is as far in the target as in the source at every moment."""
+    """Mean delay relative to a translator that is always as far in the target as in the source."""
     step = source_length / target_length
     return fmean(d - t * step for t, d in enumerate(delays))
 
@@ -96,18 +96,18 @@ def _mean_lag(delays: Sequence[float], source_length: float, target_length: floa
 
 
 def appearances(states: Sequence[Sequence[str]]) -> list[int]:
-    """For each unit of the last state, the first state that has it with all before it."""
+    """Return, per unit of the last state, the first state that contains it and all before it."""
     return _first_with(accumulate((common_prefix(state, states[-1]) for state in states), max))
 
 
 def stable_from(states: Sequence[Sequence[str]]) -> list[int]:
-    """For each unit of the last state, the state from which on it is there with all before it."""
+    """Return, per unit of the last state, the first state after which it and all before it stay."""
     agreeing = [common_prefix(state, states[-1]) for state in states]
     return _first_with(reversed(list(accumulate(reversed(agreeing), min))))
 
 
 def _first_with(ascending: Iterable[int]) -> list[int]:
-    """The place of the first number above 0, above 1, ..., up to the last number."""
+    """Return the index of the first number above 0, above 1, ..., up to the last number."""
     found: list[int] = []
     for place, reached in enumerate(ascending):
         found += [place] * (reached - len(found))
@@ -115,10 +115,10 @@ def _first_with(ascending: Iterable[int]) -> list[int]:
 
 
 def source_read(sources: Sequence[str], units: Pieces) -> list[int]:
-    """Source units read by each update: never fewer than before, never more than at the end.
+    """Return the source units read by each update: ascending, and at most the final number.
 
-    A recogniser that takes words back has heard them all the same, and what it had too many are no
-    part of |X|, the last entry. A source that is empty at the end counts as the one before.
+    Words that a recogniser takes back were read all the same; surplus words are no part of |X|, the
+    last entry. If the last source is empty, the one before it counts.
     """
     counts = [len(units.split(source)) for source in sources]
     whole = next((count for count in reversed(counts) if count), 0)
@@ -130,20 +130,20 @@ def source_read(sources: Sequence[str], units: Pieces) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When an update happened, in seconds from the beginning of the stream."""
+    """The times of an update, in seconds from the beginning of the stream."""
 
     arrived: float
-    """Its hypothesis came."""
+    """Arrival of its hypothesis."""
     shown: float
-    """Its output was on display."""
+    """Display of its output."""
 
 
 def moments(
     records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]
 ) -> list[Moment] | None:
-    """One per record: an update begins when its hypothesis is there and the one before is done.
+    """Compute one per record; None if a time is unknown.
 
-    None when a time is not known.
+    An update begins when its hypothesis has arrived and the previous update is done.
 
     Raises:
         InputError: a record has no hypothesis among these.
@@ -170,7 +170,7 @@ def moments(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latency:
-    """Latency of one stream. What is not defined for any segment is None.
+    """Latency of one stream. A value that is undefined for every segment is None.
 
     AL, LAAL, AP, DAL and YAAL are means over the segments for which they are defined.
     """
@@ -185,13 +185,13 @@ class Latency:
     dal: float | None
     yaal: float | None
     first_word: Spread | None
-    """Source read when something was first shown, over segments."""
+    """Source read when the first text was shown, over segments."""
     first_stable_word: Spread | None
-    """Source read when the first unit was there to stay, over segments."""
+    """Source read at the stable appearance of the first unit, over segments."""
     lag: Spread | None
     """Source read between first and stable appearance, over all units of all segments."""
     first_word_seconds: Spread | None
-    """From the arrival of the segment's first hypothesis to the display, with a clock."""
+    """Seconds from the arrival of the segment's first hypothesis to the display, with a clock."""
     first_stable_word_seconds: Spread | None
     lag_seconds: Spread | None
 
@@ -203,7 +203,7 @@ def latency(
     target: Pieces = WORDS,
     clock: Sequence[Moment] | None = None,
 ) -> Latency:
-    """All latencies of one stream; `clock` is what `moments` gives for these records.
+    """Compute all latencies of one stream; `clock` is the result of `moments` for these records.
 
     Units of a language without spaces are `CHARACTERS`, or the words of a segmenter.
 
@@ -241,17 +241,17 @@ def latency(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Segment:
-    """What is known of a segment whose final text is not empty."""
+class _SegmentDelays:
+    """Delays of one segment whose final text is not empty."""
 
     read: list[int]
-    """Per update, the source units."""
+    """Source units, per update."""
     seconds: list[float] | None
-    """Per update, from the first arrival to the display."""
+    """Seconds from the first arrival to the display, per update."""
     begins: int
-    """The update that first shows anything."""
+    """The first update that shows any text."""
     first: list[int]
-    """Per target unit, the update."""
+    """The update in which a unit first appears, per target unit."""
     stable: list[int]
     target_length: int
     length_of: str
@@ -261,16 +261,16 @@ class _Segment:
         return [self.read[update] for update in self.stable]
 
     def lags(self, position: Sequence[float]) -> list[float]:
-        """From the first to the stable appearance of each unit, where updates are at `position`."""
+        """Distance from the first to the stable appearance of each unit, given update positions."""
         return [position[b] - position[a] for a, b in zip(self.first, self.stable, strict=True)]
 
 
 def _measure(
     part: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Sequence[Moment] | None
-) -> _Segment:
+) -> _SegmentDelays:
     states = [target.split(record.shown) for record in part]
     translation = target.split(reference(part))
-    return _Segment(
+    return _SegmentDelays(
         read=source_read([record.source for record in part], source),
         seconds=[one.shown - clock[0].arrived for one in clock] if clock else None,
         begins=next(update for update, state in enumerate(states) if state),
@@ -284,7 +284,7 @@ def _measure(
 def _by_segment(
     parts: Sequence[Sequence[UpdateRecord]], clock: Sequence[Moment] | None
 ) -> list[Sequence[Moment] | None]:
-    """The moments of each segment; None for each without a clock."""
+    """Split the clock by segments; None for each without a clock."""
     if clock is None:
         return [None] * len(parts)
     updates = sum(len(part) for part in parts)
@@ -321,7 +321,7 @@ def simuleval_lines(
     target: Pieces = WORDS,
     clock: Sequence[Moment] | None = None,
 ) -> list[SimulEvalLine]:
-    """One per segment. With a clock, a segment begins when the source of the one before ended.
+    """Build one line per segment. With a clock, a segment begins when the previous source ended.
 
     Raises:
         InputError: the records are not those of one stream, in order, or the clock is not theirs.
@@ -344,13 +344,13 @@ def simuleval_line(
     clock: Sequence[Moment] | None = None,
     began: float = 0.0,
 ) -> SimulEvalLine:
-    """The log line of one segment: stable delays, since such logs know no revisions.
+    """Build the log line of one segment, with stable delays: such logs have no revisions.
 
-    Without a clock, delays and lengths are source units, and `elapsed` repeats the delays: no time
-    for computing is claimed. With one, all are milliseconds since `began` (in seconds), and
-    `elapsed` is when the units were on display. The prediction is the text as it was, so tools that
-    cut it with `str.split` find the words of `WORDS`; OmniSTEval normalises it (NFKC) first, which
-    may change the number of characters.
+    Without a clock, delays and lengths are source units, and `elapsed` repeats the delays, so no
+    computing time is claimed. With one, all are milliseconds since `began` (in seconds), and
+    `elapsed` is the display time of each unit. The prediction is the unchanged text, so that
+    `str.split` finds the words of `WORDS`; OmniSTEval applies NFKC first, which may change the
+    number of characters.
     """
     stable = stable_from([target.split(record.shown) for record in part])
     read = source_read([record.source for record in part], source)

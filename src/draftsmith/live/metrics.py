@@ -1,16 +1,14 @@
-"""How steady and how fast a live translation was: numbers from its records, no model is loaded.
+"""Metrics of a live translation from its records: stability, speed and quality.
 
     shown       a    a b    a c    a        erased: 0, 0, 1 (b), 1 (c)
-    normalised erasure = (0 + 0 + 1 + 1) / 1    pieces of the FINAL text, not updates, not the
-                                                text that was longest
+    normalised erasure = (0 + 0 + 1 + 1) / 1    divided by the pieces of the FINAL text, not by
+                                                updates or the longest text
 
-Erasure counts what readers saw, so hidden tails do not matter. Texts are compared as they are:
-no Unicode normalisation, since a changed code point is a changed picture.
+Erasure counts displayed text, so hidden ends do not matter. Texts are compared without Unicode
+normalisation, because a changed code point is displayed differently.
 
-How good the final texts of a live translation are, against references.
-
-Each segment counts once, with its whole last output: steadiness must not be bought with what is
-said in the end. sacrebleu and COMET are imported when they are asked for.
+Quality compares final texts with references. Each segment counts once, with its whole last output,
+so that stability cannot be gained at the cost of quality. sacrebleu and COMET are imported on use.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from draftsmith.provenance import write_text_atomic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """A way to cut texts into what is counted. Its name goes into every signature."""
+    """A named way to split texts into the units that are counted; signatures contain the name."""
 
     name: str
     split: Callable[[str], Sequence[str]]
@@ -45,22 +43,22 @@ class Pieces:
 
 WORDS = Pieces(name="word", split=str.split)
 CHARACTERS = Pieces(name="char", split=list)
-"""Code points: for scripts without spaces, and where no other tokenizer is at hand."""
+"""Code points: for scripts without spaces, and where no other tokenizer is available."""
 
 
 def flores_pieces() -> Pieces:
-    """The pieces of sacrebleu's `flores101`, which the papers count; else `CHARACTERS`.
+    """Return the pieces of sacrebleu's `flores101`, which the papers count; else `CHARACTERS`.
 
-    Only a model file that sacrebleu has already fetched is read (in the folder that $SACREBLEU
-    names, else ~/.sacrebleu); nothing is downloaded here. `sacrebleu --tokenize flores101` on any
-    two files fetches it. The name says which of the two was taken.
+    Only a model file that sacrebleu has already fetched is read (from $SACREBLEU, else from
+    ~/.sacrebleu); nothing is downloaded. `sacrebleu --tokenize flores101` on any two files fetches
+    it. The name of the result tells which of the two was used.
 
     Raises:
-        InputError: the file is there and cannot be read.
+        InputError: the model file exists and cannot be read.
     """
     folder = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
     path = folder / "models" / "sacrebleu_tokenizer_spm.model"
-    # a fetch that failed leaves an empty file, which sacrebleu too takes for none
+    # a failed download leaves an empty file, which sacrebleu ignores, too
     if not path.is_file() or path.stat().st_size == 0:
         return CHARACTERS
     try:
@@ -81,7 +79,7 @@ def flores_pieces() -> Pieces:
 
 
 def erasure(before: Sequence[str], after: Sequence[str]) -> int:
-    """Pieces of the text before that an update took away or rewrote."""
+    """Count the pieces of the previous text that an update removed or rewrote."""
     return len(before) - common_prefix(before, after)
 
 
@@ -94,11 +92,11 @@ def normalised_erasure(shown: Sequence[str], pieces: Pieces) -> float | None:
 
 
 def segments(records: Iterable[UpdateRecord]) -> list[list[UpdateRecord]]:
-    """The records of each segment, in order.
+    """Split records by segment, in order.
 
     Raises:
-        InputError: a segment comes back, goes on after its end or counts its revisions down, as
-            when two streams are in one list. Their texts must not be compared.
+        InputError: a segment comes back, goes on after its end, or its revisions descend, as in
+            two streams in one list, whose texts must not be compared.
     """
     parts: list[list[UpdateRecord]] = []
     for record in records:
@@ -117,12 +115,12 @@ def segments(records: Iterable[UpdateRecord]) -> list[list[UpdateRecord]]:
 
 
 def final_source(part: Sequence[UpdateRecord]) -> str:
-    """What a segment said in the end: its last source that is not empty."""
+    """Return the last source of a segment that is not blank."""
     return next((r.source for r in reversed(part) if r.source.strip()), "")
 
 
 def reference(part: Sequence[UpdateRecord]) -> str:
-    """The translation to compare a segment with; empty when it has none."""
+    """Return the reference of a segment; empty if it has none."""
     return next((r.reference for r in reversed(part) if r.reference), "")
 
 
@@ -132,20 +130,20 @@ def reference(part: Sequence[UpdateRecord]) -> str:
 def tokens_per_second(records: Sequence[UpdateRecord]) -> float | None:
     """Tokens of all outputs / seconds of all updates, prefill and verification included.
 
-    Accepted tokens count: they are output, however cheap.
+    Accepted tokens count: they are output, too.
     """
     return _ratio(sum(r.tokens for r in records), sum(r.seconds for r in records))
 
 
 def decode_tokens_per_second(records: Iterable[UpdateRecord]) -> float | None:
-    """The pace of plain decoding: what came after the first forward of each update, and its time.
+    """Speed of plain decoding: tokens and time after the first forward pass of each update.
 
         tokens of an update   | accepted | 1 |  ...  |
         came from             first forward  | the others
 
-    The first forward gives the accepted tokens and one of its own, so these and `first_seconds`
-    are both left out. The last forward, which finds the end, costs time and gives no token. Only
-    updates of several forwards count, whose first was timed; None when there are none.
+    The first forward pass gives the accepted tokens and one more; these and `first_seconds` are
+    left out. The last forward pass, which gives the end of sequence, takes time and gives no token.
+    Only updates with several forward passes and a timed first one count; None without any.
     """
     timed = [r for r in records if r.forwards > 1 and r.first_seconds > 0]
     tokens = sum(max(0, r.tokens - r.accepted - 1) for r in timed)
@@ -156,7 +154,7 @@ def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -
     """Tokens per second over those of a baseline (decoding without drafts) on the same stream.
 
     Raises:
-        InputError: the two did not translate the same sources: their ratio would mean nothing.
+        InputError: the two did not translate the same sources, so they cannot be compared.
     """
     for ours, theirs in zip(records, baseline, strict=False):
         if (ours.seg, ours.rev, ours.source) != (theirs.seg, theirs.rev, theirs.source):
@@ -176,26 +174,26 @@ def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -
 
 
 def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
-    """c in 1 / speed-up = (1 - A/O) + c: what drafts cost, in decoding steps per output token.
+    """c in 1 / speed-up = (1 - A/O) + c: the cost of drafts, in decoding steps per output token.
 
-    The tokens that were not accepted cost one step each; c is the rest: what judging drafts takes
-    beyond the prefill of the baseline, whose time is in the speed-up already. The tables of SSBD
-    (arXiv 2509.21740) give .13 to .30, a small model on a processor a fraction of that. What was
-    drafted again in the same update saves steps, which makes c smaller, or negative.
+    Every token that was not accepted costs one step; c is the rest: the verification of drafts
+    beyond the prefill of the baseline, whose time is part of the speed-up. The tables of SSBD
+    (arXiv 2509.21740) give .13 to .30, a small model on a CPU a fraction of that. Tokens drafted
+    again in the same update save steps, which makes c smaller, or negative.
     """
     return 1 / speedup - (1 - accepted_of_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """The middle and the slow end of some values."""
+    """Median and 95th percentile of some values."""
 
     p50: float
     p95: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """With linear interpolation between neighbours; None without values."""
+        """Compute both, with linear interpolation; None without values."""
         if not values:
             return None
         p50, p95 = np.quantile(values, [0.5, 0.95])
@@ -207,32 +205,32 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveReport:
-    """What the records of one stream say. A value whose denominator is 0 is None."""
+    """All metrics of one stream but quality. A value whose denominator is 0 is None."""
 
     signature: str
-    """What was counted, and how: two reports compare only when theirs are equal."""
+    """What was counted, and how; only reports with equal signatures are comparable."""
     updates: int
     segments: int
     open_segments: int
-    """Without a final update: for these, what was shown last counts as final."""
+    """Segments without a final update; the last displayed text counts as final."""
     empty_finals: int
-    """Segments whose final text is empty: not in the erasure, whose denominator they are."""
+    """Segments whose final text is empty; excluded from the erasure, as they would divide by 0."""
     degenerate: int
-    """Outputs that said nothing or did not end: never drafted from, but their tokens count."""
+    """Outputs that are empty or did not end: never drafted from, but their tokens count."""
     restarts: int
-    """Updates that were read from scratch because the target had failed."""
+    """Updates that were decoded again with an empty cache because the target failed."""
     longest_freeze: int
-    """Updates in a row, within a segment, that changed nothing for the reader."""
+    """Largest number of successive updates of a segment without a change of the display."""
     erasure_macro: float | None
     """NE, mean over segments."""
     erasure_micro: float | None
     """NE, all erased pieces / all final pieces."""
     accepted_of_drafted: float | None
-    """A/D, all updates together. Of the previous outputs alone."""
+    """A/D over all updates, for drafts from the previous output."""
     accepted_of_tokens: float | None
     """A/O, likewise."""
     reaccepted_of_redrafted: float | None
-    """The same as A/D for what was offered later in an update."""
+    """The same as A/D for tokens drafted in later steps of an update."""
     tokens: int
     drafted: int
     accepted: int
@@ -244,11 +242,11 @@ class LiveReport:
     tokens_per_second: float | None
     decode_tokens_per_second: float | None
     update_ms: Spread | None
-    """Of the updates that took time: an answer that was known already is no measurement."""
+    """Spread over updates that were decoded; repeated sources take no time."""
 
 
 def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
-    """All numbers of one stream.
+    """Compute all metrics of one stream but quality.
 
     Raises:
         InputError: the records are not those of one stream, in order.
@@ -288,7 +286,7 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
 
 
 def _erased_and_length(shown: Sequence[str], pieces: Pieces) -> tuple[int, int]:
-    """Pieces that a segment erased, and those of its last text."""
+    """Count the pieces that a segment erased, and those of its last text."""
     states = [pieces.split(text) for text in shown]
     erased = sum(erasure(before, after) for before, after in pairwise(states))
     return erased, len(states[-1]) if states else 0
@@ -314,7 +312,7 @@ _JAPANESE = {"ja", "jpn", "japanese"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
-    """A segment at its end."""
+    """A finished segment."""
 
     source: str
     text: str
@@ -323,7 +321,7 @@ class Translation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number and what it was measured with; only equal signatures compare."""
+    """A value and how it was measured; only equal signatures are comparable."""
 
     value: float
     signature: str
@@ -331,7 +329,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quality:
-    """Scores of the segments that have a reference; None when none has."""
+    """Scores of the segments with a reference; None without any."""
 
     scored: int
     without_reference: int
@@ -340,10 +338,10 @@ class Quality:
 
 
 def translations(records: Sequence[UpdateRecord]) -> list[Translation]:
-    """The segments that have a reference, each with its last whole output.
+    """Return the segments with a reference, each with its last whole output.
 
-    Where the last update was degenerate, the text that is still shown counts: it is what readers
-    are left with. An empty output stays in, and costs what it should.
+    If the last update was degenerate, the text that is still displayed counts. Empty outputs are
+    included and lower the score.
 
     Raises:
         InputError: the records are not those of one stream, in order.
@@ -359,7 +357,7 @@ def translations(records: Sequence[UpdateRecord]) -> list[Translation]:
 
 
 def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality:
-    """chrF and BLEU of one stream.
+    """Compute chrF and BLEU of one stream.
 
     Raises:
         InputError: sacrebleu is not installed, or the records are not those of one stream.
@@ -374,7 +372,7 @@ def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality
 
 
 def check_installed() -> None:
-    """InputError when chrF and BLEU cannot be computed."""
+    """Raise InputError if chrF and BLEU cannot be computed."""
     _sacrebleu()
 
 
@@ -400,7 +398,7 @@ def bleu(found: Sequence[Translation], *, target_language: str) -> Score | None:
 
 
 def bleu_tokenizer(target_language: str) -> str:
-    """sacrebleu's tokenizer for a language: `zh`, `ja-mecab` (`char` without MeCab), else `13a`.
+    """Return sacrebleu's tokenizer: `zh`, `ja-mecab` (`char` without MeCab), else `13a`.
 
     Languages are codes (zh, zh-CN, zho_Hans, ja, jpn_Jpan) or English names.
     """
@@ -414,17 +412,17 @@ def bleu_tokenizer(target_language: str) -> str:
 
 
 def comet(found: Sequence[Translation], *, checkpoint: Path | None = None) -> Score | None:
-    """Mean COMET of the segments, on the CPU. None without translations.
+    """Compute the mean COMET of the segments, on the CPU. None without translations.
 
     Nothing is downloaded. `checkpoint` is a `model.ckpt` with its `hparams.yaml` one folder up, as
-    COMET keeps them; None takes wmt22-comet-da from the model cache.
+    COMET stores them; None uses wmt22-comet-da from the model cache.
 
     Raises:
-        InputError: unbabel-comet is not installed, or the checkpoint or its encoder is not there.
+        InputError: unbabel-comet, the checkpoint or its encoder is missing.
     """
     if not found:
         return None
-    # as of 2.2.7 the package refuses the transformers that we need: a plain install would break us
+    # version 2.2.7 of the package pins transformers 4: installing it would break this package
     package = _import(
         "comet",
         "COMET",
@@ -451,14 +449,14 @@ def comet(found: Sequence[Translation], *, checkpoint: Path | None = None) -> Sc
 
 
 def write_texts(found: Sequence[Translation], folder: Path) -> None:
-    """source.txt, translation.txt and reference.txt, a line per segment, for other tools."""
+    """Write source.txt, translation.txt and reference.txt, a line per segment, for other tools."""
     columns = {
         "source": [one.source for one in found],
         "translation": [one.text for one in found],
         "reference": [one.reference for one in found],
     }
     for name, texts in columns.items():
-        # a line break inside a text would shift all that follows against the other files
+        # a line break inside a text would misalign the files
         lines = (" ".join(text.splitlines()) for text in texts)
         write_text_atomic(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
 
@@ -479,7 +477,7 @@ def _cached_comet() -> Path:
 def _corpus_score(metric: Any, found: Iterable[Translation]) -> Score:
     texts, references = zip(*((one.text, one.reference) for one in found), strict=True)
     value = metric.corpus_score(texts, [references]).score
-    # only now does the metric know its number of references
+    # the signature is complete only after scoring
     return Score(value=float(value), signature=str(metric.get_signature()))
 
 

@@ -50,7 +50,7 @@ def _bias(rows: Iterable[ReplayRow]) -> float:
 
 
 def pair_of(rows: Sequence[ReplayRow]) -> list[ReplayRow]:
-    """Without drafts and with them, nothing hidden: what table 2 has of a language and target."""
+    """Return the rows for the paper's table 2: nothing hidden, with and without drafts."""
     kept = _bias(rows)
     return [row for row in rows if not row.mask_k and (row.method == "ar" or row.bias == kept)]
 

@@ -123,13 +123,7 @@ def _segment(
         before = translator.last
         update = translator.update(hypothesis.text, final=hypothesis.final)
         if update is not None and update is not before:
-            record = replace(
-                update.record,
-                seg=hypothesis.seg,
-                rev=hypothesis.rev,
-                reference=hypothesis.reference,
-            )
-            yield record, update.tokens
+            yield update.record_of(hypothesis), update.tokens
     if not part[-1].final:
         translator.close()
 

@@ -25,7 +25,7 @@ from draftsmith.errors import InputError
 from draftsmith.live.config import LiveConfig
 from draftsmith.live.display import Shown, make_display, without_thoughts, word_ends
 from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine
-from draftsmith.live.records import UpdateRecord
+from draftsmith.live.records import Hypothesis, UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
@@ -53,6 +53,11 @@ class Update:
     @property
     def final(self) -> bool:
         return self.record.final
+
+    def record_of(self, hypothesis: Hypothesis) -> UpdateRecord:
+        """The record with the segment, revision and reference of the hypothesis."""
+        seg, rev, reference = hypothesis.seg, hypothesis.rev, hypothesis.reference
+        return replace(self.record, seg=seg, rev=rev, reference=reference)
 
 
 class SourceTooLong(InputError):

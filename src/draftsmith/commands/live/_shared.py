@@ -1,7 +1,6 @@
-"""What the `live` verbs share: from options to a translator, and words to look at.
+"""Shared by the `live` verbs: translators, subtitles, and the joined table of several replays.
 
-Replays of several languages and targets in one table, as the paper's second (SSBD, arXiv
-2509.21740).
+The joined table has several languages and targets, like table 2 of SSBD (arXiv 2509.21740).
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
 
 
 def make_template(options: PromptConfig, target: HFTarget) -> Template:
-    """The prompts that these options ask for.
+    """Make the template that the configuration selects.
 
     Raises:
-        InputError: the model has no chat template where one is asked for.
+        InputError: `chat` is selected and the model has no chat template.
     """
     chats = bool(getattr(target.tokenizer, "chat_template", None))
     chat = options.template == "chat" or (options.template == "auto" and chats)
@@ -84,7 +83,7 @@ def maker(
 
 
 def units_of(language: str) -> Pieces:
-    """What a reader counts as units of a text in this language, by its name or code."""
+    """Return the units in which texts of this language (a name or code) are counted."""
     known = find(language)
     if known is not None:
         return CHARACTERS if known.script in _UNSPACED_SCRIPTS else WORDS
@@ -93,14 +92,14 @@ def units_of(language: str) -> Pieces:
 
 
 def warn(*biases: float | None) -> None:
-    """Say on stderr what a large bias does."""
+    """Print a note about a large bias on stderr."""
     sentence = bias_warning(*biases)
     if sentence is not None:
         print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def coloured(update: Update) -> Text:
-    """What stays in plain letters, what may still change dimmed."""
+    """Format the displayed text; the part that may still change is dim."""
     text = Text(update.text[: update.stable])
     text.append(update.text[update.stable :], style="" if update.final else "dim")
     return text
@@ -111,7 +110,7 @@ Line = tuple[float, float, str]
 
 
 def subtitles(lines: Sequence[Line], *, kind: str) -> str:
-    """These lines as SRT or VTT."""
+    """Format lines as SRT or VTT."""
     comma = "," if kind == "srt" else "."
 
     def stamp(seconds: float) -> str:
@@ -129,14 +128,14 @@ def subtitles(lines: Sequence[Line], *, kind: str) -> str:
 
 
 def write_subtitles(folder: Path, name: str, lines: Sequence[Line]) -> None:
-    """NAME.srt and NAME.vtt."""
+    """Write NAME.srt and NAME.vtt."""
     for kind in ("srt", "vtt"):
         write_text_atomic(folder / f"{name}.{kind}", subtitles(lines, kind=kind))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What one `live replay` left in its folder, without and with drafts."""
+    """The rows of one `live replay`, without and with drafts."""
 
     language: str
     target: str
@@ -146,7 +145,7 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedResult:
-    """What `--json` prints for a folder."""
+    """The JSON object for a folder of replays."""
 
     replays: tuple[Replay, ...]
 
@@ -164,10 +163,10 @@ class JoinedResult:
 
 
 def join(folder: Path) -> JoinedResult:
-    """The replays in the folders of this folder.
+    """Join the replays in the subfolders of a folder.
 
     Raises:
-        InputError: there are none, one cannot be read, or their erasures do not compare.
+        InputError: there are none, one cannot be read, or they count erasure differently.
     """
     replays = tuple(_read(path) for path in sorted(folder.glob("*/table.json")))
     if not replays:

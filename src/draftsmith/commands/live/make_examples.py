@@ -1,4 +1,4 @@
-"""`draftsmith live make-examples`: sentence pairs and beginnings of them, to learn from."""
+"""`draftsmith live make-examples`: training examples from sentence pairs and prefixes of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from draftsmith.provenance import write_text_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesResult:
-    """What was written."""
+    """The JSON object: what was written."""
 
     out: str
     pairs: int
@@ -50,7 +50,7 @@ def run(options: LiveMakeExamplesOptions) -> ExamplesResult:
 
 
 def read(path: Path, limit: int | None) -> list[tuple[str, str]]:
-    """The last two columns of every line.
+    """Read the last two columns of every line.
 
     Raises:
         InputError: the file or a line (by number) cannot be read.

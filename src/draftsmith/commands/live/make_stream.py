@@ -16,7 +16,7 @@ from draftsmith.live.streams import make_stream
 
 @dataclass(frozen=True, kw_only=True)
 class StreamResult:
-    """What was written."""
+    """The JSON object: what was written."""
 
     out: str
     segments: int

@@ -28,19 +28,19 @@ from draftsmith.live.translator import LiveTranslator
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
 
 SECONDS = 1.0
-"""Between updates of a stream that has no times."""
+"""Seconds between updates of a stream without times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """What `--json` prints."""
+    """The JSON object."""
 
     rows: tuple[ReplayRow, ...]
     signature: str
-    """Of the erasure."""
+    """What the erasure counts."""
     updates: int
     degenerate: dict[str, int]
-    """Per setting, outputs that said nothing or did not end; the other figures count them, too."""
+    """Per setting, outputs that are empty or did not end; the other metrics include them."""
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,7 +52,7 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     stream = read_stream(options.stream, options.limit)
     has_references = any(one.reference for one in stream)
     if has_references:
-        check_installed()  # before hours of decoding, not behind them
+        check_installed()  # fail before hours of decoding
     record = start_run("live replay", options)
     target = open_model(options.model)
     methods = [known for known in get_args(Method) if known in options.methods()]
@@ -82,10 +82,10 @@ def run(options: LiveReplayOptions) -> ReplayResult:
 
 
 def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
-    """The first segments of a stream.
+    """Read the first segments of a stream.
 
     Raises:
-        InputError: it cannot be read, is empty, or is in no order.
+        InputError: the stream cannot be read, is empty, or is not in order.
     """
     stream = list(read_lines(path, Hypothesis))
     if not stream:
@@ -105,7 +105,7 @@ def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
 
 
 def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: Path) -> None:
-    """InputError for what could not be translated, before hours of decoding."""
+    """Raise InputError for a source that cannot be translated, before hours of decoding."""
     for one in stream:
         try:
             source = translator.wanted(one.text)
@@ -145,11 +145,11 @@ def write(
         lines = simuleval_lines(one.records, target=units_of(facts["language"]))
         log = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_text_atomic(own / "instances.log", log)
-        write_subtitles(own, "subtitles", spoken(one.records, times))
+        write_subtitles(own, "subtitles", displayed(one.records, times))
 
 
 def notes(result: ReplayResult) -> str:
-    """What stands below the tables."""
+    """Return the notes below the tables."""
     odd = ", ".join(f"{name} {count}" for name, count in result.degenerate.items() if count)
     return (
         f"NE counts: {result.signature}. c: cost of drafts, in decoding steps per output token.\n"
@@ -159,9 +159,9 @@ def notes(result: ReplayResult) -> str:
 
 
 def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
-    """When each update came, in seconds; one after the other where the stream does not say it.
+    """Return the arrival of each update in seconds: one per second in a stream without times.
 
-    They never go back: an update that came late has the time of the one before it.
+    An update with an earlier time than its predecessor gets the predecessor's.
     """
     times: dict[tuple[int, int], float] = {}
     now = -SECONDS
@@ -171,8 +171,8 @@ def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
     return times
 
 
-def spoken(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
-    """What was shown and how long: every state of the screen until the next."""
+def displayed(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
+    """Return every state of the display, with its begin and end."""
     begins = [times[one.seg, one.rev] for one in records]
     ends = [*begins[1:], begins[-1] + SECONDS] if begins else []
     return [

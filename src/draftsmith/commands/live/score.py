@@ -1,4 +1,4 @@
-"""`draftsmith live score`: what records of a live translation say."""
+"""`draftsmith live score`: metrics from the records of a live translation."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from draftsmith.provenance import write_text_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """All figures."""
+    """The JSON object: all metrics."""
 
     steadiness: LiveReport
     latency: Latency
     quality: Quality | None
-    """None: nothing to compare with."""
+    """None: the records have no references."""
     comet: Score | None
-    """None: not asked for."""
+    """None without --comet."""
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
-    """Read, score, print. A folder of replays has been scored: its tables are joined."""
+    """Score records; the tables in a folder of replays are joined instead."""
     if options.records.is_dir():
         for name in ("stream", "comet", "texts", "out"):
             sentence = f"--{name} needs the records of one setting, not a folder"
@@ -57,7 +57,7 @@ def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
     records = list(read_lines(options.records, UpdateRecord))
     if not records:
         raise InputError(f"{options.records} holds no records")
-    units, heard = units_of(options.language), units_of(options.source_language)
+    units, source_units = units_of(options.language), units_of(options.source_language)
     clock = None
     if options.stream is not None:
         clock = moments(records, read_lines(options.stream, Hypothesis))
@@ -66,7 +66,7 @@ def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
         raise InputError("--comet and --texts need references: no segment has one")
     result = ScoreResult(
         steadiness=report(records, flores_pieces()),
-        latency=latency(records, source=heard, target=units, clock=clock),
+        latency=latency(records, source=source_units, target=units, clock=clock),
         quality=quality(records, target_language=options.language) if scored else None,
         comet=comet(scored) if options.comet else None,
     )
@@ -75,7 +75,7 @@ def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
         options.texts.mkdir(parents=True, exist_ok=True)
         write_texts(scored, options.texts)
     if options.out is not None:
-        lines = simuleval_lines(records, source=heard, target=units, clock=clock)
+        lines = simuleval_lines(records, source=source_units, target=units, clock=clock)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(options.out, text)
@@ -90,13 +90,13 @@ def _show(result: ScoreResult) -> None:
         table = Table(title=title, show_header=False)
         for name, value in values.items():
             if value is not None:
-                table.add_row(name.replace("_", " "), _said(value))
+                table.add_row(name.replace("_", " "), _text(value))
         console.print(table)
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "  ".join(f"{name} {_said(one)}" for name, one in value.items())
+        return "  ".join(f"{name} {_text(one)}" for name, one in value.items())
     return str(value)

@@ -1,4 +1,4 @@
-"""`draftsmith live serve`: live translation for programs and people."""
+"""`draftsmith live serve`: a live translation server with a WebSocket and a page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Taken before the model is loaded: who cannot have the port need not wait for it."""
+    """Open the port before the model is loaded, so that an error comes at once."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, reuse_port=False)

@@ -25,7 +25,7 @@ from draftsmith.live.translator import LiveTranslator
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One that is final."""
+    """A final segment."""
 
     seg: int
     source: str
@@ -34,24 +34,24 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateResult:
-    """What `--json` prints."""
+    """The JSON object."""
 
     segments: tuple[Segment, ...]
     updates: int
     accepted_of_drafted: float | None
     tokens_per_second: float | None
     left_out: tuple[str, ...]
-    """Lines and hypotheses that could not be used, and why; the translation went on."""
+    """Lines and hypotheses that were skipped, with the reason."""
 
     def json_payload(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def run(options: LiveTranslateOptions) -> TranslateResult:
-    """Translate until the input ends. On an interrupt, what was said so far is still written.
+    """Translate until the input ends; after an interrupt the records so far are still written.
 
     Raises:
-        InputError: not a line of the input could be used.
+        InputError: no line of the input could be used.
     """
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_model(options.model)
@@ -83,29 +83,29 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
 
 
 class _Follower:
-    """Update by update; a terminal shows the segment growing, other readers get it when it ends."""
+    """Translates a feed; a terminal shows every update, other outputs get final segments only."""
 
     def __init__(self, translator: LiveTranslator) -> None:
         self.translator = translator
         self.records: list[UpdateRecord] = []
         self.left_out: list[str] = []
-        """What could not be used, in words."""
+        """Errors of the skipped lines."""
         self._console = Console(highlight=False, markup=False)
         self._screen = Live(console=self._console, auto_refresh=False, transient=True)
 
     def follow(self, feed: Feed) -> None:
-        """All of stdin. An interrupt, also in mid-update, makes what was heard last final."""
+        """Translate stdin. An interrupt, also during an update, makes the last hypothesis final."""
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-        heard: Hypothesis | None = None
+        hypothesis: Hypothesis | None = None
         with self._screen:
             try:
-                for heard in open_feed(feed)(sys.stdin, self._leave_out):
-                    self._hear(heard)
+                for hypothesis in open_feed(feed)(sys.stdin, self._leave_out):
+                    self._update(hypothesis)
             except KeyboardInterrupt:
-                if heard is not None and not self._is_over(heard.seg):
-                    rev = heard.rev if heard.final else heard.rev + 1
-                    self._hear(replace(heard, rev=rev, final=True))
+                if hypothesis is not None and not self._is_over(hypothesis.seg):
+                    rev = hypothesis.rev if hypothesis.final else hypothesis.rev + 1
+                    self._update(replace(hypothesis, rev=rev, final=True))
                 raise
 
     def _leave_out(self, error: InputError) -> None:
@@ -115,19 +115,19 @@ class _Follower:
     def _is_over(self, seg: int) -> bool:
         return bool(self.records) and self.records[-1].final and self.records[-1].seg == seg
 
-    def _hear(self, heard: Hypothesis) -> None:
+    def _update(self, hypothesis: Hypothesis) -> None:
         before = self.translator.last
         try:
-            update = self.translator.update(heard.text, final=heard.final)
-        except InputError as error:  # too long, or no text: the segment stays as it was before
-            self._leave_out(InputError(f"segment {heard.seg} revision {heard.rev}: {error}"))
-            if not heard.final:
+            update = self.translator.update(hypothesis.text, final=hypothesis.final)
+        except InputError as error:  # too long, or no text: the segment stays as it was
+            place = f"segment {hypothesis.seg} revision {hypothesis.rev}"
+            self._leave_out(InputError(f"{place}: {error}"))
+            if not hypothesis.final:
                 return
             update = self.translator.update("", final=True)
         if update is None or update is before:
             return
-        own = replace(update.record, seg=heard.seg, rev=heard.rev, reference=heard.reference)
-        self.records.append(own)
+        self.records.append(update.record_of(hypothesis))
         if update.final:
             self._screen.update(Text(""), refresh=True)
             self._console.print(Text(update.text), soft_wrap=True)
