@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 
 from draftsmith.commands import collect, distill
-from draftsmith.commands._loading import quieten
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.stdlib_prompts import training_prompts
@@ -36,6 +35,7 @@ from draftsmith.distill.trainer import Trainer
 from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.hf import quieten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared
 

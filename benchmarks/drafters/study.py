@@ -44,13 +44,13 @@ from drafters.pictures import save_pictures
 from drafters.runs import BATCH_TOKENS, LEARNING_RATE, SUBJECTS, Amounts, Lab
 from drafters.tables import write
 from drafters.timing import timed
-from draftsmith.commands._loading import quieten
 from draftsmith.provenance import (
     machine_summary,
     versions,
     write_json_atomic,
     write_text_atomic,
 )
+from draftsmith.targets.hf import quieten
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Amounts(

@@ -42,10 +42,9 @@ import mini_code
 from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Item
-from draftsmith.commands._loading import quieten
 from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.provenance import jsonable, machine_summary, versions, write_json_atomic
-from draftsmith.targets.hf import load_target
+from draftsmith.targets.hf import load_target, quieten
 
 FULL = Amounts(
     steps=1000,

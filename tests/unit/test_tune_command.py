@@ -19,6 +19,7 @@ from draftsmith import cli
 from draftsmith.bench import tuner
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostTable, DraftCost
+from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
@@ -27,6 +28,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
 from draftsmith.plan.tune import Candidate, Measurement, Tuning
+from draftsmith.targets import registry
 from draftsmith.targets.hf import load_target
 
 
@@ -206,7 +208,12 @@ class LinearMeter:
 
 def tuned(models: Path, out: Path, *more: str) -> Tuning:
     options = cli.parse("tune", words(models, out, *more)[1:])
-    return tuner.Tuner(options).tune()
+    return tune.open_tuner(options).tune()
+
+
+def candidates(names: Sequence[str], drafting: DraftingOptions, target: Any) -> Any:
+    arms = open_drafters(names, dataclasses.replace(drafting, draft_length="auto"), target)
+    return tuner.candidates_of(names, arms, drafting, 4)
 
 
 def together(measurement: Measurement, rows: int) -> float:
@@ -303,7 +310,7 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     target = load_target(str(models / "target"))
     drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
-    lookup, model = tuner.open_candidates(names, drafting, target, 4)
+    lookup, model = candidates(names, drafting, target)
     assert lookup.chain.drafter.config.length == 7
     assert (lookup.flags, lookup.trees) == ((), ())
     assert model.flags == ("--draft-proposal", "sampled")
@@ -317,14 +324,14 @@ def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "open_meter", LinearMeter)
-    opened = tuner.open_model
+    opened = registry.load_target
 
-    def ended(options: Any) -> Any:
-        target = opened(options)
+    def ended(*source: Any, **options: Any) -> Any:
+        target = opened(*source, **options)
         target.end_ids = frozenset(range(target.vocab_size))
         return target
 
-    monkeypatch.setattr(tuner, "open_model", ended)
+    monkeypatch.setattr(registry, "load_target", ended)
     with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
         tuned(models, tmp_path, "--drafter", "prompt_lookup")
 
@@ -344,7 +351,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
 def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
     target = load_target(str(models / "target"))
     names = [f"independent:{models / 'draft'}"]
-    (entrant,) = tuner.open_candidates(names, DraftingOptions(), target, 4)
+    (entrant,) = candidates(names, DraftingOptions(), target)
     chain = entrant.chain.drafter
     assert chain.config.proposal == "sampled"
     assert entrant.trees

@@ -1,8 +1,4 @@
-"""`draftsmith bench --perplexity`: what `draftsmith plan` reads, measured on one's own models.
-
-OUT/observations.csv   a line per pair: perplexities and acceptance rate with margins
-OUT/counts.csv         a line per pair, prompt, draft length and accepted length: how many steps
-OUT/run.json           how it was made; written last
+"""Perplexity and acceptance of pairs of target and draft model: what `draftsmith plan` reads.
 
 A draft model with another tokenizer has two lines: `decoded`, the rate of our own decoder, and
 `retokenised`, which is how the scaling-laws paper measured such pairs and no rate of a decoder.
@@ -11,8 +7,8 @@ A draft model with another tokenizer has two lines: `decoded`, the rate of our o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,21 +22,15 @@ from draftsmith.bench.pairs import (
     parameters_of,
 )
 from draftsmith.bench.perplexity import LONGEST, Perplexity, perplexity
-from draftsmith.commands._loading import make_sampler, open_drafters, open_target
-from draftsmith.commands._verbs import BenchOptions
-from draftsmith.commands.bench import make_items, refuse_used_folder
-from draftsmith.commands.plan._shared import say, say_written, show, write_csv
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Generation
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import text
-from draftsmith.data.suites import load_suite
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
 from draftsmith.plan.acceptance import AcceptanceEstimate, estimate
-from draftsmith.provenance import Run, jsonable, portable_text
 from draftsmith.targets.base import Target
 
 _log = logging.getLogger(__name__)
@@ -79,26 +69,66 @@ class Pair:
         return estimate([count for trial in self.trials for count in trial.counts])
 
 
-def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
-    """Measure every pair, and write both files to `options.out`."""
-    refuse_used_folder(options.out)
-    refuse_others(options.drafters())
-    files = text_files(options.perplexity)
-    prompts = load_suite(options.suite, limit=options.limit)
-    target = open_target(options.model)
-    unshaped = replace(options.drafting, draft_length=None)
-    arms = open_drafters(options.drafters(), unshaped, target)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A target and its draft models, measured on the same text and prompts."""
+
+    target: Target
+    perplexity: Perplexity
+    """Of the target."""
+    pairs: tuple[Pair, ...]
+
+    def rows(self, name: str, temperature: float) -> list[dict[str, Any]]:
+        """The lines of observations.csv; `name`: of the target.
+
+        Raises:
+            InputError: no draft was whole, so that there is nothing to write.
+        """
+        rows = [
+            row
+            for pair in self.pairs
+            for row in observations(name, self.target, self.perplexity, pair, temperature)
+        ]
+        if not rows:
+            raise InputError(
+                "no draft of any length was whole: give a larger --max-new-tokens, or shorter "
+                "drafts"
+            )
+        return rows
+
+    def counts(self, name: str) -> list[dict[str, Any]]:
+        """The lines of counts.csv; `name`: of the target."""
+        return [
+            {
+                "target": name,
+                "draft": pair.name,
+                "prompt": count.prompt,
+                "gamma": count.gamma,
+                "accepted_length": count.accepted,
+                "count": count.count,
+            }
+            for pair in self.pairs
+            for trial in pair.trials
+            for count in trial.counts
+        ]
+
+
+def measure_pairs(
+    target: Target,
+    arms: Sequence[Arm],
+    files: Sequence[text.TextFile],
+    prompts: Sequence[Sequence[int]],
+    decoding: DecodeOptions,
+    lengths: Sequence[int],
+    batch_size: int,
+) -> Measured:
+    """Perplexity on `files`, acceptance of drafts of each length behind `prompts` (token ids).
+
+    Raises:
+        InputError: a draft model without a finite perplexity, or a draft longer than the context.
+    """
     drafts = [draft_model(arm) for arm in arms]
-    lengths = options.drafting.lengths() or LENGTHS
     check_room(target, lengths)
-    temperature = options.temperatures()[0]
-    decoding = DecodeOptions(
-        sampler=make_sampler(temperature, options.sampling),
-        max_new_tokens=options.max_new_tokens,
-        rule=options.drafting.rule,
-        seed=options.sampling.seed,
-    )
-    items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
     _log.info("perplexity of %s: %d files", target.name, len(files))
     own = perplexity(target, text.documents(files))
     pairs = []
@@ -108,10 +138,10 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
         trials, made = count_accepted(
             target,
             arm.drafter,
-            items,
+            prompts,
             decoding,
             lengths,
-            batch_size=options.batch_size,
+            batch_size=batch_size,
             on_length=partial(_log.info, "%s: drafts of %d", arm.name),
         )
         pairs.append(
@@ -124,7 +154,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
                 agreement=retokenised(arm, draft, target, made, decoding.sampler),
             )
         )
-    return write(options, record, target, own, pairs, temperature)
+    return Measured(target=target, perplexity=own, pairs=tuple(pairs))
 
 
 def refuse_others(names: Sequence[str]) -> None:
@@ -193,55 +223,6 @@ def retokenised(
     return agreement(draft, target.tokenizer, made, sampler)
 
 
-# --------------------------------------------------------------------------- what is written
-
-
-def write(
-    options: BenchOptions,
-    record: Run,
-    target: Target,
-    own: Perplexity,
-    pairs: Sequence[Pair],
-    temperature: float,
-) -> dict[str, Any]:
-    """Write the files and the table; return the JSON."""
-    name = portable_text(options.model.target)
-    rows = [row for pair in pairs for row in observations(name, target, own, pair, temperature)]
-    if not rows:
-        raise InputError(
-            "no draft of any length was whole: give a larger --max-new-tokens, or shorter drafts"
-        )
-    counts: list[dict[str, Any]] = [
-        {
-            "target": name,
-            "draft": pair.name,
-            "prompt": count.prompt,
-            "gamma": count.gamma,
-            "accepted_length": count.accepted,
-            "count": count.count,
-        }
-        for pair in pairs
-        for trial in pair.trials
-        for count in trial.counts
-    ]
-    for file, lines in (("counts.csv", counts), ("observations.csv", rows)):
-        write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
-    notes = warnings(target, own, pairs)
-    content = {
-        "target": name,
-        "temperature": temperature,
-        "perplexity": {name: asdict(own)} | {one.name: asdict(one.perplexity) for one in pairs},
-        "observations": rows,
-        "steps": {pair.name: pair.steps for pair in pairs},
-        "steps_left_out": {pair.name: pair.left_out for pair in pairs},
-        "warnings": notes,
-    }
-    payload: dict[str, Any] = jsonable(content)
-    record.write(options.out, results=payload)
-    tell(options, own, pairs, rows, notes)
-    return payload
-
-
 def observations(
     name: str, target: Target, own: Perplexity, pair: Pair, temperature: float
 ) -> list[dict[str, Any]]:
@@ -277,9 +258,10 @@ def observations(
     ]
 
 
-def warnings(target: Target, own: Perplexity, pairs: Sequence[Pair]) -> list[str]:
+def warnings(measured: Measured) -> list[str]:
     """Return warnings about how far the numbers can be used."""
-    notes = []
+    target, own, pairs = measured.target, measured.perplexity, measured.pairs
+    said = []
     reads = {target.name: own} | {pair.name: pair.perplexity for pair in pairs}
     for name, read in reads.items():
         if read.longest < LONGEST:
@@ -306,45 +288,4 @@ def warnings(target: Target, own: Perplexity, pairs: Sequence[Pair]) -> list[str
                 f"{pair.name} has another tokenizer: its perplexity is per token of its own, and "
                 f"the row {RETOKENISED!r} is the paper's protocol, not the rate of a decoder"
             )
-    return notes
-
-
-def tell(
-    options: BenchOptions,
-    own: Perplexity,
-    pairs: Sequence[Pair],
-    rows: Sequence[dict[str, Any]],
-    notes: Iterable[str],
-) -> None:
-    """Print the results."""
-    documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
-    show(
-        f"{rows[0]['target']}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} "
-        f"tokens of {documents}, {own.cut} of them cut",
-        ("draft", "perplexity", "acceptance rate", "least squares", "protocol"),
-        [
-            (
-                row["draft"],
-                _with_margin(row["draft_ppl"], row["draft_ppl_moe"]),
-                _with_margin(row["alpha"], row["moe"]),
-                row["alpha_least_squares"],
-                row["protocol"],
-            )
-            for row in rows
-        ],
-    )
-    for pair in pairs:
-        lengths = [trial.gamma for trial in pair.trials]
-        say(
-            [
-                f"{pair.steps} whole drafts of {lengths[0]} to {lengths[-1]} tokens counted; "
-                f"{pair.left_out} steps left out, whose draft was shorter"
-            ],
-            pair.name,
-        )
-    say(notes)
-    say_written(options.out)
-
-
-def _with_margin(value: float, moe: float | None) -> str:
-    return f"{value:.5g}" + ("" if moe is None else f" +- {moe:.2g}")
+    return said

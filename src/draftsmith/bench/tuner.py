@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.config import TuneConfig
 from draftsmith.bench.costs import CostMeter, CostTable
+from draftsmith.bench.drafters import proposal_of
 from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.step_costs import (
     ROUNDS,
@@ -25,20 +27,10 @@ from draftsmith.bench.step_costs import (
     open_meter,
     step_costs,
 )
-from draftsmith.commands._loading import (
-    check_predictions,
-    make_sampler,
-    open_drafters,
-    open_model,
-    prediction,
-    proposal_of,
-)
-from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import DraftCounts, encode
+from draftsmith.core.generation import DraftCounts
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.data.suites import load_suite
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import DraftingOptions
 from draftsmith.errors import InputError
@@ -117,18 +109,10 @@ class CandidateDrafter:
         )
 
 
-def open_candidates(
-    names: Sequence[str],
-    options: DraftingOptions,
-    target: HFTarget,
-    longest: int,
+def candidates_of(
+    names: Sequence[str], arms: Sequence[Arm], options: DraftingOptions, longest: int
 ) -> tuple[CandidateDrafter, ...]:
-    """Load the drafters.
-
-    Raises:
-        InputError: see `open_drafters`.
-    """
-    arms = open_drafters(names, replace(options, draft_length="auto"), target)
+    """Each drafter with chains of at most `longest` tokens, and with its trees."""
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
@@ -256,35 +240,37 @@ def redrawn(meter: CostMeter, seed: int) -> tuple[CostTable, ...]:
 
 
 class Tuner:
-    """Loads the target and the drafters, and compares draft shapes."""
+    """Compare drafters, lengths and trees on one target.
 
-    def __init__(self, options: TuneOptions) -> None:
-        self._options = options
-        prompts = load_suite(options.suite, limit=options.limit)
-        self.target: HFTarget = open_model(options.model)
-        self._sampler: Sampler = make_sampler(options.temperature, options.sampling)
-        self._candidates = open_candidates(
-            options.drafters(),
-            options.drafting,
-            self.target,
-            options.longest,
-        )
-        check_predictions(prompts, [candidate.chain for candidate in self._candidates])
-        self._prompts = [encode(prompt, self.target) for prompt in prompts]
-        self._predictions = [prediction(prompt, self.target) for prompt in prompts]
+    `arms`: a bound drafter for each of `config.drafters()`. `prompts`: token ids; `predictions`:
+    what is expected behind each, as token ids, for drafters that read it.
+    """
+
+    def __init__(
+        self,
+        config: TuneConfig,
+        target: HFTarget,
+        arms: Sequence[Arm],
+        sampler: Sampler,
+        prompts: Sequence[Sequence[int]],
+        predictions: Sequence[Sequence[int]],
+    ) -> None:
+        self._config, self.target, self._sampler = config, target, sampler
+        self._candidates = candidates_of(config.drafters(), arms, config.drafting, config.longest)
+        self._prompts, self._predictions = prompts, predictions
         self._decoding = DecodeOptions(
-            sampler=self._sampler,
-            max_new_tokens=options.max_new_tokens,
-            rule=options.drafting.used_rule,
-            allow_lossy=options.drafting.lossy,
-            seed=options.sampling.seed,
+            sampler=sampler,
+            max_new_tokens=config.max_new_tokens,
+            rule=config.drafting.used_rule,
+            allow_lossy=config.drafting.lossy,
+            seed=config.sampling.seed,
         )
 
     def tune(self) -> Tuning:
         """Measure costs, decode with every shape, predict."""
         warn_if_busy()
         meter, costs = self._measure(1)
-        table, draws = meter.table(), redrawn(meter, self._options.sampling.seed)
+        table, draws = meter.table(), redrawn(meter, self._config.sampling.seed)
         measurements = [
             measurement
             for candidate in self._candidates
@@ -314,7 +300,7 @@ class Tuner:
         _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
         workload = Workload(
             prompts=self._prompts,
-            max_new_tokens=self._options.max_new_tokens,
+            max_new_tokens=self._config.max_new_tokens,
             predictions=self._predictions,
             rows=rows,
         )
@@ -345,7 +331,7 @@ class Tuner:
         chains = self._judged(candidate.entries(candidate.lengths))
         if not chains:
             raise InputError(
-                f"--suite {self._options.suite}: no prompt gave a step to judge, since each text "
+                f"--suite {self._config.suite}: no prompt gave a step to judge, since each text "
                 "ended in the step of its prompt; give prompts with longer texts, or a larger "
                 "--max-new-tokens."
             )
@@ -370,7 +356,7 @@ class Tuner:
     ) -> tuple[BatchEstimate, ...]:
         """Find the best draft of each drafter at each batch size."""
         found = []
-        for rows in self._options.sizes():
+        for rows in self._config.sizes():
             priced, own = table, list(measurements)
             if rows > 1:
                 meter, costs = self._measure(rows)

@@ -5,13 +5,18 @@ OUT/summary.json     the figures;   OUT/report.html, OUT/figures/   the same to 
 OUT/run.json         how it was made; once all is measured
 
 Expected acceptance joins summary and page after that.
+
+With --perplexity, what `draftsmith plan` reads is measured in place of speed:
+
+OUT/observations.csv   a line per pair: perplexities and acceptance rate with margins
+OUT/counts.csv         a line per pair, prompt, draft length and accepted length: how many steps
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import Arm
+from draftsmith.bench.drafters import check_predictions, open_drafters
 from draftsmith.bench.expected import as_section, expectations
 from draftsmith.bench.html import write_report
 from draftsmith.bench.machine_load import warn_if_busy
+from draftsmith.bench.observations import (
+    LENGTHS,
+    Measured,
+    measure_pairs,
+    refuse_others,
+    text_files,
+    warnings,
+)
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
@@ -34,12 +48,12 @@ from draftsmith.bench.summary import (
     terminal_table,
 )
 from draftsmith.commands._loading import (
-    check_predictions,
     make_sampler,
-    open_drafters,
+    open_model,
     open_target,
     prediction,
 )
+from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.commands._verbs import BenchOptions
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import encode, generate
@@ -47,7 +61,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_suite
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.provenance import Run, portable_text, refuse_file, start_run
+from draftsmith.provenance import Run, jsonable, portable_text, refuse_file, start_run
 from draftsmith.targets.base import Target
 
 
@@ -55,8 +69,6 @@ def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
     record = start_run("bench", options, seed=options.sampling.seed)
     if options.perplexity:
-        from draftsmith.bench.observations import observe  # which takes parts of this module
-
         return observe(options, record)
     refuse_used_folder(options.out)
     prompts = load_suite(options.suite, limit=options.limit)
@@ -220,3 +232,83 @@ def say_results(report: BenchReport, console: Console, out: Path) -> None:
     for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
+
+
+# --------------------------------------------------------------------------- bench --perplexity
+
+
+def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
+    """Measure every pair, and write both files to `options.out`."""
+    refuse_used_folder(options.out)
+    refuse_others(options.drafters())
+    files = text_files(options.perplexity)
+    prompts = load_suite(options.suite, limit=options.limit)
+    target = open_model(options.model)
+    unshaped = replace(options.drafting, draft_length=None)
+    arms = open_drafters(options.drafters(), unshaped, target)
+    temperature = options.temperatures()[0]
+    decoding = DecodeOptions(
+        sampler=make_sampler(temperature, options.sampling),
+        max_new_tokens=options.max_new_tokens,
+        rule=options.drafting.rule,
+        seed=options.sampling.seed,
+    )
+    items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
+    lengths = options.drafting.lengths() or LENGTHS
+    found = measure_pairs(target, arms, files, items, decoding, lengths, options.batch_size)
+    name = portable_text(options.model.target)
+    rows = found.rows(name, temperature)
+    for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
+        write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
+    remarks = warnings(found)
+    perplexities = {pair.name: asdict(pair.perplexity) for pair in found.pairs}
+    payload: dict[str, Any] = jsonable(
+        {
+            "target": name,
+            "temperature": temperature,
+            "perplexity": {name: asdict(found.perplexity)} | perplexities,
+            "observations": rows,
+            "steps": {pair.name: pair.steps for pair in found.pairs},
+            "steps_left_out": {pair.name: pair.left_out for pair in found.pairs},
+            "warnings": remarks,
+        }
+    )
+    record.write(options.out, results=payload)
+    show_pairs(found, rows)
+    say(remarks)
+    say_written(options.out)
+    return payload
+
+
+def show_pairs(found: Measured, rows: Sequence[dict[str, Any]]) -> None:
+    """Print the table of pairs, and how many drafts were counted."""
+    own = found.perplexity
+    documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
+    show(
+        f"{rows[0]['target']}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} "
+        f"tokens of {documents}, {own.cut} of them cut",
+        ("draft", "perplexity", "acceptance rate", "least squares", "protocol"),
+        [
+            (
+                row["draft"],
+                _with_margin(row["draft_ppl"], row["draft_ppl_moe"]),
+                _with_margin(row["alpha"], row["moe"]),
+                row["alpha_least_squares"],
+                row["protocol"],
+            )
+            for row in rows
+        ],
+    )
+    for pair in found.pairs:
+        lengths = [trial.gamma for trial in pair.trials]
+        say(
+            [
+                f"{pair.steps} whole drafts of {lengths[0]} to {lengths[-1]} tokens counted; "
+                f"{pair.left_out} steps left out, whose draft was shorter"
+            ],
+            pair.name,
+        )
+
+
+def _with_margin(value: float, moe: float | None) -> str:
+    return f"{value:.5g}" + ("" if moe is None else f" +- {moe:.2g}")

@@ -13,7 +13,6 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from draftsmith.commands._loading import quieten
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.config import Duration, as_dict
 from draftsmith.distill import datasets, tokenizer_training
@@ -35,7 +34,7 @@ from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text, start_run
-from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.hf import HFTarget, load_target, quieten
 from draftsmith.targets.views import VocabLimitedTarget
 
 

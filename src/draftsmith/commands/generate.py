@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from draftsmith.bench.drafters import check_predictions, open_drafters
 from draftsmith.bench.step_costs import Workload, with_controllers
 from draftsmith.commands._loading import (
-    check_predictions,
-    open_drafters,
     open_target,
     prediction,
 )

@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from draftsmith.commands._loading import quieten
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.config import Duration, as_dict
 from draftsmith.distill.batches import BatchSource
@@ -47,6 +46,7 @@ from draftsmith.distill.training import (
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, start_run
+from draftsmith.targets.hf import quieten
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,7 @@ from rich.text import Text
 
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import ForwardProbe
+from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.html import write_report
 from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.metrics import (
@@ -87,7 +88,7 @@ from draftsmith.commands import (
 from draftsmith.commands import (
     distill as distill_recipe,
 )
-from draftsmith.commands._loading import open_drafters, open_model
+from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions, QuickstartOptions
 from draftsmith.commands.generate import DRAFTED, Stream

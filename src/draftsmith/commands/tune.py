@@ -16,12 +16,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from draftsmith.bench.drafters import check_predictions, open_drafters
 from draftsmith.bench.plots import save_tuning_plots
 from draftsmith.bench.summary import short_name
 from draftsmith.bench.tuner import Tuner
+from draftsmith.commands._loading import (
+    make_sampler,
+    open_model,
+    prediction,
+)
 from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.commands._verbs import GenerateOptions
 from draftsmith.config import to_argv
+from draftsmith.core.generation import encode
+from draftsmith.data.suites import load_suite
 from draftsmith.plan.tune import (
     Candidate,
     Measurement,
@@ -47,7 +55,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
     """Measure, decode, rank; everything goes to `options.out`."""
     record = start_run("tune", options, seed=options.sampling.seed)
     refuse_file(options.out)
-    tuner = Tuner(options)
+    tuner = open_tuner(options)
     tuning = tuner.tune()
     console = Console(highlight=False)
     sentences = {
@@ -66,6 +74,19 @@ def run(options: TuneOptions) -> dict[str, Any]:
     for sentence in filter(None, [*sentences.values(), command]):
         console.print(sentence, soft_wrap=True, markup=False)
     return content
+
+
+def open_tuner(options: TuneOptions) -> Tuner:
+    """Load the target, the drafters and the prompts."""
+    prompts = load_suite(options.suite, limit=options.limit)
+    target = open_model(options.model)
+    sampler = make_sampler(options.temperature, options.sampling)
+    longest = replace(options.drafting, draft_length="auto")
+    arms = open_drafters(options.drafters(), longest, target)
+    check_predictions(prompts, arms)
+    ids = [encode(prompt, target) for prompt in prompts]
+    expected = [prediction(prompt, target) for prompt in prompts]
+    return Tuner(options, target, arms, sampler, ids, expected)
 
 
 def paste(options: TuneOptions, winner: Candidate) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from draftsmith.config import (
+    Duration,
+    Many,
     OptionGroup,
     at_least,
     each_at_least,
@@ -16,6 +18,7 @@ from draftsmith.config import (
     require,
     unused,
 )
+from draftsmith.data.config import TextOptions
 
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]
 """Presets of `pretrain`; see `distill/model_sizes.py`."""
@@ -229,3 +232,146 @@ class DivergenceOptions(OptionGroup):
         value = self.teacher_temperature
         good = math.isfinite(value) and value > 0
         require(good, f"--teacher-temperature must be above 0, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(OptionGroup):
+    """A pretraining: the text, the model and the training."""
+
+    data: TextOptions
+    model: ArchitectureOptions = field(default_factory=ArchitectureOptions)
+    training: ScheduleOptions = field(default_factory=ScheduleOptions)
+    out: Path
+    """Folder for the model; an interrupted run with the same --out continues."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Weights are float32."""
+    save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Number format of the saved model."""
+    seed: int = 0
+    """Keys the first weights, the order of the text and all noise."""
+    save_every: int = 200
+    """Steps between checkpoints."""
+    eval_every: int = 0
+    """Steps between evaluations on part of the held-out text; 0: only at the end."""
+    report_to: str = "none"
+    """Where figures go beside stderr: tensorboard, wandb, trackio, ... or several by comma."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(1, "--save-every", self.save_every)
+        at_least(0, "--eval-every", self.eval_every)
+        at_least(0, "--seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(OptionGroup):
+    """A distillation: the target, the drafter, the data, the objective and the training."""
+
+    target: str
+    """Folder or hub id of the target: its tokenizer, and its laws with --laws teacher."""
+    drafter: str
+    """A draft model to start from (folder or hub id), or a kind of drafter over hidden states:
+    eagle, eagle3, hass, fspad, griffin, medusa, or one of these with a folder, KIND:FOLDER."""
+    drafter_option: Many = ()
+    """An option of that drafter, as KEY=VALUE."""
+    store: tuple[Path, ...] = ()
+    """Stores that `draftsmith collect` wrote."""
+    online: bool = False
+    """Let the target continue --prompts while training, anew for every step."""
+    prompts: Path | None = None
+    """With --online: JSONL or one per line, also .gz and .xz."""
+    bad_prompts: BadPromptOptions = field(default_factory=BadPromptOptions)
+    on_policy: float = 0.0
+    """With --online: the share of prompts that the draft model continues itself."""
+    prompts_per_step: int = 8
+    """With --online: prompts per optimiser step."""
+    beams: int | None = None
+    """With --online: beams of the target per prompt (left out: one sample); with --store: use only
+    the best so many trajectories of each prompt."""
+    max_new_tokens: int = 128
+    """With --online: longest continuation."""
+    laws: Literal["store", "teacher"] = "store"
+    """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
+    fitting: FittingOptions = field(default_factory=FittingOptions)
+    objective: DivergenceOptions = field(default_factory=lambda: DivergenceOptions())
+    imitation: ImitationOptions = field(default_factory=lambda: ImitationOptions())
+    aggregate: Literal["per_beam", "mixture"] = "per_beam"
+    """Several trajectories: each has its own laws, or all the mean of theirs."""
+    beam_weights: Literal["uniform", "score"] = "uniform"
+    """Several trajectories count alike, or by the softmax of their scores."""
+    score_temperature: float = 1.0
+    """With --beam-weights score: divides the scores."""
+    text: tuple[str, ...] = ()
+    """Pre-training text to mix in: files, folders or glob patterns, as for `pretrain`."""
+    text_share: float = 0.1
+    """With --text: its share of --batch-tokens; with --online it stands beside the prompts."""
+    hold_out: float = 0.05
+    """Share of prompts, by a hash of their tokens, on which acceptance is measured."""
+    training: ScheduleOptions = field(
+        default_factory=lambda: ScheduleOptions(
+            duration="3epochs",
+            block_length=512,
+            batch_tokens=8192,
+            learning_rate=3e-4,
+            warmup=50,
+            schedule="cosine",
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+        )
+    )
+    out: Path
+    """Folder for the draft model; an interrupted run with the same --out continues."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Weights are float32."""
+    save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Number format of the saved model."""
+    save_every: int = 200
+    """Steps between checkpoints."""
+    eval_every: int = 100
+    """Steps between measurements of held-out acceptance; the best weights are kept."""
+    report_to: str = "none"
+    """Where figures go beside stderr: tensorboard, wandb, trackio, ... or several by comma."""
+    seed: int = 0
+    """Keys the order of the data and all draws."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.store) != self.online, "give either --store FOLDER or --online")
+        duration = Duration.parse(self.training.duration)
+        if self.online:
+            require(self.prompts is not None, "--online needs --prompts FILE")
+            self.fitting.refuse()
+            require(
+                duration.unit != "token",
+                f"--duration {self.training.duration} cannot be kept with --online: how many "
+                "tokens a step has depends on the answers; give steps or epochs",
+            )
+        else:
+            require(self.prompts is None, "--prompts is for --online; a store has its own")
+            unused("--on-bad-prompt", self.bad_prompts.on_bad_prompt, "skip", "--online")
+            unused("--on-policy", self.on_policy, 0.0, "--online")
+            unused("--prompts-per-step", self.prompts_per_step, 8, "--online")
+            unused("--max-new-tokens", self.max_new_tokens, 128, "--online")
+        for text in self.drafter_option:
+            good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
+            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
+        if not self.text:
+            unused("--text-share", self.text_share, 0.1, "--text")
+        if self.beam_weights == "uniform":
+            unused("--score-temperature", self.score_temperature, 1.0, "--beam-weights score")
+        require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
+        require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
+        require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")
+        require(self.score_temperature > 0, "--score-temperature must be above 0")
+        mixture = self.aggregate == "mixture"
+        require(
+            not (mixture and (self.online or self.laws == "teacher")),
+            "--aggregate mixture takes the laws of a store: leave out --online and --laws teacher",
+        )
+        each_at_least(1, self, "prompts_per_step", "beams", "max_new_tokens", "save_every")
+        at_least(0, "--eval-every", self.eval_every)
+        at_least(0, "--seed", self.seed)
+        require(
+            self.training.long_block_length is None,
+            "--long-block-length is for `pretrain`: trajectories are not cut",
+        )

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import Signals
 from draftsmith.data import text as _text
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import BatchSource, PackedBlocks, Weighted, fits
+from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.sources import (
     HeldOutBlocks,
@@ -98,12 +98,12 @@ def held_out(keys: Iterable[str], share: float) -> set[str]:
     return chosen or set(known[:1] if share and len(known) > 1 else [])
 
 
-def text_digest(options: DistillOptions) -> str | None:
+def text_digest(options: DistillConfig) -> str | None:
     """Of the content of --text; None without any."""
     return _text.digest(_text.find_files(options.text)) if options.text else None
 
 
-def _with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> BatchSource:
+def _with_text(options: DistillConfig, tokenizer: Any, source: BatchSource) -> BatchSource:
     """Pre-training text below the rows of `source`, when --text names some."""
     if not options.text:
         return source
@@ -122,7 +122,7 @@ def _with_text(options: DistillOptions, tokenizer: Any, source: BatchSource) -> 
 
 
 def source_of(
-    options: DistillOptions,
+    options: DistillConfig,
     tokenizer: Any,
     source: BatchSource,
     teacher: HFTarget | None,
@@ -139,7 +139,7 @@ def source_of(
 
 
 def held_out_batches(
-    options: DistillOptions,
+    options: DistillConfig,
     tokenizer: Any,
     answers: Sequence[Weighted],
     teacher: HFTarget | None,
@@ -159,7 +159,7 @@ def held_out_batches(
     return HeldOutInLoop(source=blocks, teacher=teacher, signals=signals)
 
 
-def multi_of(options: DistillOptions, most: int | None) -> Multi:
+def multi_of(options: DistillConfig, most: int | None) -> Multi:
     """How trajectories of one prompt count; only the best `most` of them."""
     return Multi(
         aggregate=options.aggregate,
@@ -169,7 +169,7 @@ def multi_of(options: DistillOptions, most: int | None) -> Multi:
     )
 
 
-def batch_blocks(options: DistillOptions) -> int:
+def batch_blocks(options: DistillConfig) -> int:
     """How many blocks a batch has.
 
     Raises:
@@ -185,7 +185,7 @@ def batch_blocks(options: DistillOptions) -> int:
     return blocks
 
 
-def check_batch(options: DistillOptions) -> None:
+def check_batch(options: DistillConfig) -> None:
     """InputError for a batch that cannot be put together or divided; nothing is loaded for this."""
     training, text = options.training, text_blocks(options)
     if options.online:
@@ -197,7 +197,7 @@ def check_batch(options: DistillOptions) -> None:
     check_parts(training, batch_blocks(options) - text, f"blocks ({blocks}{share})")
 
 
-def text_blocks(options: DistillOptions) -> int:
+def text_blocks(options: DistillConfig) -> int:
     """How many blocks of a batch are --text.
 
     Raises:
@@ -326,7 +326,7 @@ def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:
 
 
 def stored_lesson(
-    options: DistillOptions,
+    options: DistillConfig,
     tokenizer: Any,
     vocab_size: int,
     teacher: HFTarget | None,
@@ -446,7 +446,7 @@ def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
 
 
 def online_lesson(
-    options: DistillOptions,
+    options: DistillConfig,
     tokenizer: Any,
     teacher: HFTarget,
     signals: Signals,

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.data import text
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill import tokenizer_training
@@ -23,6 +22,7 @@ from draftsmith.distill.batches import (
     Tokens,
     Weighted,
 )
+from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.evaluation import Evaluation, EvaluationSource
 from draftsmith.distill.objectives.base import CrossEntropy
 from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
@@ -57,7 +57,7 @@ class Data:
         return 0 if self.subset is None else self.subset.unknown
 
 
-def read_data(options: PretrainOptions, work: Path) -> Data:
+def read_data(options: PretrainConfig, work: Path) -> Data:
     """Find, read and tokenise the text; train a tokenizer when no target gives one."""
     chosen = options.data
     found = text.find_files(chosen.text, chosen.include, chosen.exclude)
@@ -133,7 +133,7 @@ def read_data(options: PretrainOptions, work: Path) -> Data:
 
 
 def open_tokenizer(
-    options: PretrainOptions, files: list[text.TextFile], train_sha256: str, work: Path
+    options: PretrainConfig, files: list[text.TextFile], train_sha256: str, work: Path
 ) -> tuple[Any, str]:
     """The target's tokenizer or one of our own, and its digest.
 
@@ -162,7 +162,7 @@ def open_tokenizer(
     return tokenizer, tokenizer_training.sha256(tokenizer, folder)
 
 
-def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource:
+def make_source(options: PretrainConfig, data: Data, steps: int) -> BatchSource:
     """Packed blocks; with --long-block-length a last phase of long ones, in an order of its own."""
     training = options.training
 
@@ -186,9 +186,7 @@ def make_source(options: PretrainOptions, data: Data, steps: int) -> BatchSource
     return Phases(first=first, second=second, second_from=round(steps * (1 - training.long_share)))
 
 
-def example_blocks(
-    options: PretrainOptions, data: Data, length: int, seed: int
-) -> TrajectoryBlocks:
+def example_blocks(options: PretrainConfig, data: Data, length: int, seed: int) -> TrajectoryBlocks:
     """Prompts with completions in blocks. Raises InputError where blocks do not fill a batch."""
     blocks, rest = divmod(options.training.batch_tokens, length)
     if rest or not blocks:

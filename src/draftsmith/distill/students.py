@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.commands._verbs import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.config import ImitationOptions
+from draftsmith.distill.config import DistillConfig, ImitationOptions
 from draftsmith.distill.datasets import Lesson
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
 from draftsmith.distill.objectives.base import Objective
@@ -88,12 +87,12 @@ class Student(abc.ABC):
 
     @abc.abstractmethod
     def write(
-        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+        self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
         """Write the finished drafter and run.json to `options.out`. `text`: of its README."""
 
 
-def open_student(options: DistillOptions, tokenizer: Any) -> Student:
+def open_student(options: DistillConfig, tokenizer: Any) -> Student:
     """The drafter in float32, ready to learn.
 
     Raises:
@@ -124,7 +123,7 @@ class ModelStudent(Student):
 
     figure = "acceptance"
 
-    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+    def __init__(self, options: DistillConfig, tokenizer: Any) -> None:
         if options.drafter_option:
             raise InputError("--drafter-option is for drafters with options, not for draft models")
         if options.imitation != ImitationOptions():
@@ -216,7 +215,7 @@ class ModelStudent(Student):
         return other
 
     def write(
-        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+        self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
         dtype = getattr(torch, options.save_dtype)
         write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
@@ -228,7 +227,7 @@ class NetworkStudent(Student):
     figure = "tokens_per_step"
     vocab_size = None
 
-    def __init__(self, options: DistillOptions, tokenizer: Any) -> None:
+    def __init__(self, options: DistillConfig, tokenizer: Any) -> None:
         self._options = options
         self._kind, _ = drafter_parts(options.drafter)
         config = text_config(options.target)
@@ -310,7 +309,7 @@ class NetworkStudent(Student):
         return other
 
     def write(
-        self, options: DistillOptions, record: Run, results: Mapping[str, object], text: str
+        self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
         dtype = getattr(torch, options.save_dtype)
         write_drafter(options.out, self.learner, self._kind, dtype, record, results, text)

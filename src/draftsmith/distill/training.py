@@ -13,8 +13,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig
 
-from draftsmith.commands._verbs import DistillOptions, PretrainOptions
-from draftsmith.distill.config import ScheduleOptions
+from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleOptions
 from draftsmith.distill.trainer_config import (
     TrainerConfig,
     make_accelerator,
@@ -41,7 +40,7 @@ def trackers(report_to: str) -> list[str]:
 
 
 def start_accelerator(
-    options: PretrainOptions | DistillOptions, training: ScheduleOptions
+    options: PretrainConfig | DistillConfig, training: ScheduleOptions
 ) -> Accelerator:
     """Return the devices, processes, mixed precision and trackers of this run."""
     names = trackers(options.report_to)
@@ -100,7 +99,7 @@ def check_parts(training: ScheduleOptions, rows: int, what: str) -> None:
 
 
 def trainer_config(
-    options: PretrainOptions | DistillOptions, training: ScheduleOptions, steps: int
+    options: PretrainConfig | DistillConfig, training: ScheduleOptions, steps: int
 ) -> TrainerConfig:
     """Settings of the training loop for this many steps."""
     return TrainerConfig(

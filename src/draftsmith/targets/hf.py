@@ -423,3 +423,11 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
         end = getattr(holder, "eos_token_id", None)
         ids.update(end if isinstance(end, list) else [] if end is None else [end])
     return frozenset(ids)
+
+
+def quieten() -> None:
+    """Turn off transformers' progress bars and remarks: we have our own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

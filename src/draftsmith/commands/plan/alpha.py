@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanAlphaOptions
-from draftsmith.commands.plan._shared import interval, say, say_written, show, show_values
+from draftsmith.commands._tables import interval, say, say_written, show, show_values
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.observations import read_counts
 from draftsmith.provenance import jsonable, start_run

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanCheckOptions
+from draftsmith.commands._tables import say, say_written, show
 from draftsmith.commands.plan._measured import read_measured
-from draftsmith.commands.plan._shared import say, say_written, show
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import PREDICTED_KIND, RungComparison, compare, read_predictions
 from draftsmith.provenance import jsonable, start_run, write_json_atomic

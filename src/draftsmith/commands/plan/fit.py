@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanFitOptions
-from draftsmith.commands.plan._shared import interval, say, say_written, show, show_values
+from draftsmith.commands._tables import interval, say, say_written, show, show_values
 from draftsmith.plan.fit import fit_loss
 from draftsmith.plan.observations import naming, read_trained
 from draftsmith.provenance import jsonable, start_run

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanLadderOptions
-from draftsmith.commands.plan._ladder_script import (
-    KINDS,
-    Command,
-    commands,
-    draft_folder,
-    script,
-)
-from draftsmith.commands.plan._shared import (
+from draftsmith.commands._tables import (
     extrapolated,
     interval,
     laws_of,
@@ -29,6 +22,13 @@ from draftsmith.commands.plan._shared import (
     show,
     show_values,
     with_spread,
+)
+from draftsmith.commands.plan._ladder_script import (
+    KINDS,
+    Command,
+    commands,
+    draft_folder,
+    script,
 )
 from draftsmith.config import parse_count
 from draftsmith.distill.model_sizes import (

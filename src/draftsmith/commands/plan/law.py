@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanLawOptions
-from draftsmith.commands.plan._shared import interval, say, say_written, show, show_values
+from draftsmith.commands._tables import interval, say, say_written, show, show_values
 from draftsmith.plan.fit import (
     AffineFit,
     FormFit,

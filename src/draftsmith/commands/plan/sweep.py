@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanSweepOptions
-from draftsmith.commands.plan._shared import (
+from draftsmith.commands._tables import (
     interval,
     laws_of,
     say,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftsmith.commands._plan_verbs import PlanTableOptions
-from draftsmith.commands.plan._shared import say, say_written, show, write_csv
+from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.plan.tables import TABLES, PaperTable, paper_table
 from draftsmith.provenance import jsonable, start_run
 
