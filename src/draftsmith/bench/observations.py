@@ -261,7 +261,7 @@ def observations(
 def warnings(measured: Measured) -> list[str]:
     """Return warnings about how far the numbers can be used."""
     target, own, pairs = measured.target, measured.perplexity, measured.pairs
-    said = []
+    notes = []
     reads = {target.name: own} | {pair.name: pair.perplexity for pair in pairs}
     for name, read in reads.items():
         if read.longest < LONGEST:
@@ -288,4 +288,4 @@ def warnings(measured: Measured) -> list[str]:
                 f"{pair.name} has another tokenizer: its perplexity is per token of its own, and "
                 f"the row {RETOKENISED!r} is the paper's protocol, not the rate of a decoder"
             )
-    return said
+    return notes
