@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.serve.command import COMMAND, SECONDS, Running
+from tests.command_cases import ran
+from tests.serve.command import Running
 from tests.serve.serving import Client, ConnectionClosed
 
 
@@ -41,22 +41,21 @@ def test_the_last_words_are_answered_when_it_is_interrupted(
     assert "Traceback" not in errors
 
 
-def run(*more: str) -> tuple[int, str]:
-    done = subprocess.run([*COMMAND, *more], capture_output=True, text=True, timeout=SECONDS)
-    return done.returncode, done.stderr
+def refused(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """What the command, in this process, fails with before it loads the model."""
+    return str(ran(capsys, "live", "serve", "--target", "nowhere", *more, code=3))
 
 
-def test_a_port_that_is_taken_is_named_with_a_remedy() -> None:
+def test_a_port_that_is_taken_is_named_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        code, errors = run("--port", str(port))
-    assert code == 3 and "Traceback" not in errors
-    assert f"127.0.0.1:{port}" in errors and "--port" in errors
+        sentence = refused(capsys, "--port", str(port))
+    assert f"127.0.0.1:{port}" in sentence and "--port" in sentence
 
 
-def test_a_host_that_is_not_here_is_named_with_a_remedy() -> None:
-    code, errors = run("--host", "203.0.113.7", "--port", "0")
-    assert code == 3 and "203.0.113.7" in errors and "--host" in errors
+def test_a_host_that_is_not_here_is_named_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "--host", "203.0.113.7", "--port", "0")
+    assert "203.0.113.7" in sentence and "--host" in sentence
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1"])

@@ -13,7 +13,7 @@ from tests.command_cases import ran
 from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
-from draftsmith.commands.live._shared import subtitles
+from draftsmith.commands.live.replay import subtitles
 from draftsmith.live.engine import LiveEngine
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 

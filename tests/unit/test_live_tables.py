@@ -10,9 +10,8 @@ import pytest
 from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
-from draftsmith.commands.live._shared import units_of
 from draftsmith.commands.live.replay import clock, displayed
-from draftsmith.live.metrics import CHARACTERS, WORDS, verification_cost
+from draftsmith.live.metrics import CHARACTERS, WORDS, units_of, verification_cost
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
 
 STREAM = [

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from draftsmith.core.rows import common_prefix
+from draftsmith.data.languages import find
 from draftsmith.errors import InputError
 from draftsmith.live.records import UpdateRecord
 from draftsmith.provenance import write_text_atomic
@@ -44,6 +45,21 @@ class Pieces:
 WORDS = Pieces(name="word", split=str.split)
 CHARACTERS = Pieces(name="char", split=list)
 """Code points: for scripts without spaces, and where no other tokenizer is available."""
+
+
+_UNSPACED = frozenset(
+    ("thai", "th", "tha", "lao", "lo", "khmer", "km", "khm", "burmese", "my", "mya")
+)
+_UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
+
+
+def units_of(language: str) -> Pieces:
+    """Return the units in which texts of this language (a name or code) are counted."""
+    known = find(language)
+    if known is not None:
+        return CHARACTERS if known.script in _UNSPACED_SCRIPTS else WORDS
+    first = language.strip().lower().replace("_", "-").split("-")[0]
+    return CHARACTERS if first in _UNSPACED else WORDS
 
 
 def flores_pieces() -> Pieces:

@@ -17,16 +17,18 @@ from rich.markdown import Markdown
 
 from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands._loading import open_model
-from draftsmith.commands.live._shared import Line, maker, units_of, write_subtitles
+from draftsmith.commands.live._shared import maker
 from draftsmith.errors import InputError
 from draftsmith.live import plots
 from draftsmith.live.latency import simuleval_lines
-from draftsmith.live.metrics import check_installed, flores_pieces
+from draftsmith.live.metrics import check_installed, flores_pieces, units_of
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
 from draftsmith.live.replay import Method, ReplayRow, ReplayRun, replay, settings, table
 from draftsmith.live.translator import LiveTranslator
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
 
+Line = tuple[float, float, str]
+"""Begin and end in seconds, and the text."""
 SECONDS = 1.0
 """Seconds between updates of a stream without times."""
 
@@ -180,6 +182,30 @@ def displayed(records: Sequence[UpdateRecord], times: dict[tuple[int, int], floa
         for begin, end, one in zip(begins, ends, records, strict=True)
         if one.shown
     ]
+
+
+def subtitles(lines: Sequence[Line], *, kind: str) -> str:
+    """Format lines as SRT or VTT."""
+    comma = "," if kind == "srt" else "."
+
+    def stamp(seconds: float) -> str:
+        minutes, rest = divmod(int(seconds * 1000 + 0.5), 60_000)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:02}:{minutes:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+
+    blocks = ["WEBVTT\n"] if kind == "vtt" else []
+    for number, (begin, end, text) in enumerate(lines, 1):
+        body = " ".join(text.split()).replace("-->", "->")
+        if kind == "vtt":
+            body = body.replace("&", "&amp;").replace("<", "&lt;")
+        blocks.append(f"{number}\n{stamp(begin)} --> {stamp(end)}\n{body}\n")
+    return "\n".join(blocks)
+
+
+def write_subtitles(folder: Path, name: str, lines: Sequence[Line]) -> None:
+    """Write NAME.srt and NAME.vtt."""
+    for kind in ("srt", "vtt"):
+        write_text_atomic(folder / f"{name}.{kind}", subtitles(lines, kind=kind))
 
 
 def _progress(done: int, of: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +12,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from draftsmith.commands._live_verbs import LiveScoreOptions
-from draftsmith.commands.live._shared import JoinedResult, join, units_of
-from draftsmith.config import require
+from draftsmith.config import from_dict, require
 from draftsmith.errors import InputError
 from draftsmith.live.latency import Latency, latency, moments, simuleval_lines
 from draftsmith.live.metrics import (
@@ -24,9 +24,12 @@ from draftsmith.live.metrics import (
     quality,
     report,
     translations,
+    units_of,
     write_texts,
 )
+from draftsmith.live.plots import named, pair_of, table
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
+from draftsmith.live.replay import ReplayRow
 from draftsmith.provenance import write_text_atomic
 
 
@@ -80,6 +83,60 @@ def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(options.out, text)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """The rows of one `live replay`, without and with drafts."""
+
+    language: str
+    target: str
+    signature: str
+    rows: tuple[ReplayRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedResult:
+    """The JSON object for a folder of replays."""
+
+    replays: tuple[Replay, ...]
+
+    def json_payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def markdown(self) -> str:
+        rows = [
+            (f"{one.language}, {one.target}: {named(row)}", row)
+            for one in self.replays
+            for row in one.rows
+        ]
+        title = "Re-translation with and without drafts, by language and target"
+        return f"{table(title, rows)}\nNE counts: {self.replays[0].signature}\n"
+
+
+def join(folder: Path) -> JoinedResult:
+    """Join the replays in the subfolders of a folder.
+
+    Raises:
+        InputError: there are none, one cannot be read, or they count erasure differently.
+    """
+    replays = tuple(_read(path) for path in sorted(folder.glob("*/table.json")))
+    if not replays:
+        raise InputError(f"{folder} holds no folder of `live replay` (with a table.json)")
+    if len({one.signature for one in replays}) > 1:
+        names = ", ".join(sorted({one.signature for one in replays}))
+        raise InputError(f"{folder}: replays that count NE alike can be joined, got {names}")
+    return JoinedResult(replays=replays)
+
+
+def _read(path: Path) -> Replay:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        rows = [from_dict(ReplayRow, row, where=str(path)) for row in values["rows"]]
+        told = {name: str(values[name]) for name in ("language", "target", "signature")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None
+    return Replay(**told, rows=tuple(pair_of(rows)))
 
 
 def _show(result: ScoreResult) -> None:

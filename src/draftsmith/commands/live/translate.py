@@ -13,14 +13,14 @@ from rich.text import Text
 
 from draftsmith.commands._live_verbs import Feed, LiveTranslateOptions
 from draftsmith.commands._loading import open_model
-from draftsmith.commands.live._shared import coloured, maker, warn
+from draftsmith.commands.live._shared import maker, warn
 from draftsmith.errors import InputError
 from draftsmith.live.config import DisplayConfig
 from draftsmith.live.feeds import open_feed
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
 from draftsmith.live.replay import ReplaySetting
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import LiveTranslator, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +133,13 @@ class _Follower:
             self._console.print(Text(update.text), soft_wrap=True)
         elif self._console.is_terminal:
             self._screen.update(coloured(update), refresh=True)
+
+
+def coloured(update: Update) -> Text:
+    """Format the displayed text; the part that may still change is dim."""
+    text = Text(update.text[: update.stable])
+    text.append(update.text[update.stable :], style="" if update.final else "dim")
+    return text
 
 
 def _summary(result: TranslateResult) -> str:
