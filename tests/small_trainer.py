@@ -36,7 +36,7 @@ class Bigram(Drafter):
 
     trains = True
 
-    def __init__(self, *, dropout: float = 0.1, num_steps: int = 1, backward: Any = "sum") -> None:
+    def __init__(self, *, dropout: float = 0.1, num_steps: int = 1) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.embedding = nn.Parameter(torch.randn(VOCAB, 8, generator=generator))
@@ -44,7 +44,6 @@ class Bigram(Drafter):
         self.norm = nn.Parameter(torch.ones(8))
         self.dropout = dropout
         self.num_steps = num_steps
-        self.backward = backward
 
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
         ahead = 1 if carry is None else carry + 1
@@ -149,8 +148,7 @@ DRAFTERS = {
     "medusa": medusa,
     "bigram": lambda: Bigram(dropout=0),
     "noisy": Bigram,
-    "sum": lambda: Bigram(dropout=0, num_steps=3, backward="sum"),
-    "each": lambda: Bigram(dropout=0, num_steps=3, backward="each"),
+    "sum": lambda: Bigram(dropout=0, num_steps=3),
 }
 
 

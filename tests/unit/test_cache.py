@@ -79,7 +79,6 @@ class CacheMachine(RuleBasedStateMachine):
         """Pending marks of the current step per row; empty: nothing is staged."""
         self.nodes: list[list[int]] = []
         self.parents = np.zeros((3, 0), dtype=np.int64)
-        self.twins: list[tuple[KVCache, list[list[int]]]] = []
 
     @rule(
         counts=st.lists(st.integers(1, 5), min_size=3, max_size=3),
@@ -168,22 +167,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.rows = [self.rows[row] for row in chosen]
         self.head = []
 
-    @rule(swap=st.booleans())
-    def fork(self, swap: bool) -> None:
-        """Go on with the copy, or with the original; the other one must not notice."""
-        twin = self.cache.fork()
-        if swap:
-            self.cache, twin = twin, self.cache
-            twin.rollback()
-            self.head = []
-        self.twins = [*self.twins[-2:], (twin, [list(row) for row in self.rows])]
-
     @invariant()
     def holds_what_was_committed(self) -> None:
-        for cache, rows in [(self.cache, self.rows), *self.twins]:
-            assert cache.lengths_B.tolist() == [len(row) for row in rows]
-            for b, row in enumerate(rows):
-                assert held(cache, b) == row
+        assert self.cache.lengths_B.tolist() == [len(row) for row in self.rows]
+        for b, row in enumerate(self.rows):
+            assert held(self.cache, b) == row
 
 
 CacheMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

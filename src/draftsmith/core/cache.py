@@ -336,15 +336,6 @@ class KVCache:
         self._columns_BC = self.lengths_B[:, None] + np.arange(staged)
         self._staged_at = (stood_BC,)
 
-    def fork(self) -> KVCache:
-        """An independent copy (staged columns are not copied)."""
-        twin = object.__new__(KVCache)
-        twin.spec, twin._keys, twin._values = self.spec, self._keys, self._values
-        twin._stores = [store.clone() for store in self._stores]
-        twin.lengths_B = self.lengths_B.copy()
-        twin.rollback()
-        return twin
-
     def contents(self, row: int) -> list[Tensor]:
         """The committed keys and values of a row, store by store: [G, H, length, D]."""
         length = int(self.lengths_B[row])

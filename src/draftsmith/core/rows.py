@@ -121,7 +121,7 @@ class Row:
     """Positions the target knows."""
     finish: str | None = None
     counts: list[StepCount] = field(default_factory=list)
-    """Of all its steps."""
+    """One per step."""
     stats: RowStats = field(default_factory=RowStats)
     """The same, as policies look at it."""
     asked: int = 0

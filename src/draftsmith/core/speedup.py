@@ -19,7 +19,7 @@ from draftsmith.errors import InputError
 Floats = NDArray[np.float64]
 
 _HALVINGS = 64
-"""Of [0, 1] in the inversion: below the spacing of float64 numbers."""
+"""Bisections of [0, 1] in the inversion: finer than the spacing of float64 numbers."""
 
 
 def tokens_per_step(alpha: ArrayLike, gamma: ArrayLike) -> Floats:

@@ -143,7 +143,7 @@ class DraftTree:
     """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
     origin_BN: Tensor | None = None
     """Which source proposed the node (small integers, meaning is the drafter's). None: all 0.
-    `ALIGNED` in a tree that says so: what somebody expects at just this place."""
+    `ALIGNED`: a token that is expected at exactly this position."""
     fed_BN: Tensor | None = None
     """A note of the drafter's to itself: which of the tokens that it fed its own model the node was
     (-1: none). None: not wanted."""

@@ -1,4 +1,4 @@
-"""The verifier: which drafted tokens the target would have said, and what it says next.
+"""The verifier: which drafted tokens are accepted, and which token follows them.
 
 A rule goes down each row's tree from the root. At a node it asks for the target's law there and
 chooses a child to descend to, or a token of the target's own to stop with:
@@ -15,7 +15,7 @@ Two lossless rules cover everything:
   for several children SpecInfer, Miao et al. 2024). Children drawn without replacement are judged
   by their conditional q; opaque children by a point mass.
 
-Rules that are not lossless stand elsewhere (`core/lossy_rules.py`, `core/lossy_rules.py`).
+Lossy rules are in `core/lossy_rules.py`.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def holding(tree: DraftTree, node: Node, wanted: np.ndarray) -> np.ndarray:
 
 
 def lossy_sentence(rule: str) -> str:
-    """What everyone must know who sees texts or figures made under this rule."""
+    """The sentence that every report of a lossy run carries."""
     return f"rule {rule} is lossy: the output law is not the target's"
 
 

@@ -236,7 +236,7 @@ class _PrecomputedLaws:
 
 @dataclass(frozen=True, slots=True)
 class _PrecomputedNodeLaw:
-    """Of R nodes, behind `passed` children that did not stay (a `NodeLaw`)."""
+    """The laws of R nodes after `passed` of their children were rejected (a `NodeLaw`)."""
 
     laws: _PrecomputedLaws
     rows: np.ndarray

@@ -382,19 +382,15 @@ class Trainer:
         total: Tensor | None = None
         sums = torch.zeros(5, dtype=torch.float64)
         sums[2] = batch.tokens_BT.numel()
-        each = self.drafter.backward == "each"
         for index in range(self.drafter.num_steps):
             last = index == self.drafter.num_steps - 1
             with nullcontext() if sync and last else self.layout.apart():
                 out = self.layout.forward(batch, carry, objectives[index])
                 carry, loss = out["carry"], out["total"] * out["share"]
                 sums[:2] += torch.stack([loss, out["weight"]]).detach().double().cpu()
-                if each:
-                    self.layout.backward(loss * SCALE)
-                else:
-                    total = loss if total is None else total + loss
-                    if last:
-                        self.layout.backward(total * SCALE)
+                total = loss if total is None else total + loss
+                if last:
+                    self.layout.backward(total * SCALE)
         return sums
 
     def _count(self, loss: float, norm: float) -> None:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -85,7 +85,7 @@ class Accepted:
 
 
 class Drafter(nn.Module, abc.ABC):
-    """Proposes what the target may say next."""
+    """Proposes tokens that the target may emit next."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -98,9 +98,6 @@ class Drafter(nn.Module, abc.ABC):
     """How many times a training step calls `forward` (one step further ahead per call)."""
     eval_steps: int | None = None
     """How many times an evaluation does, to see how far its drafts get; None: as in training."""
-    backward: Literal["each", "sum"] = "sum"
-    """Gradients per unrolled step, or once over all of them: the same sums. (No drafter here goes
-    backward after each step: their later steps read keys of the earlier ones.)"""
     loss_weights: LossWeights = LossWeights()
     default_shape: TreeShape = TreeShape.chain(5)
     takes_trees: bool = False
@@ -156,8 +153,8 @@ class Drafter(nn.Module, abc.ABC):
         raise self._untrained()
 
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
-        """Training: told before the first step how often the answers hold each token; None: nobody
-        knows yet."""
+        """Training: called before the first step with the counts of each token in the answers; None
+        where they are unknown."""
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Training: write what was learnt, so that `kind:folder` loads it."""
@@ -179,11 +176,11 @@ class Drafter(nn.Module, abc.ABC):
 TRAINING = {"when": "training"}
 """Metadata of a field that decoding does not read."""
 STRUCTURE = {**TRAINING, "fixed": True}
-"""Of a field that weights which are there already have settled."""
+"""Metadata of a training option that is fixed once weights exist."""
 
 
 COST = {**TRAINING, "free": True}
-"""Of a field that changes the time and memory of training alone."""
+"""Metadata of a training option that changes time and memory, and not what is learnt."""
 
 
 def training_options(config: Any) -> frozenset[str]:

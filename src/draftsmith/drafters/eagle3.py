@@ -4,8 +4,8 @@
     attention reads [rms e(x_{t+1}) ; rms f_t]          twice as wide; the residual is f_t
     logits = lm_head(rms(g)) over the draft vocabulary, g goes on un-normed
 
-Training is the roll-out of `_rollout.py` in one graph (training-time test): no feature is imitated,
-later steps count 0.8 ** step.
+Training unrolls the drafter (`hidden/unroll.py`) in one graph (training-time test): no feature is
+imitated, later steps count 0.8 ** step.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSN
 
 
 class FeatureSampling(nn.Module):
-    """In place of EAGLE's `fc`."""
+    """Fuses token and feature; it replaces EAGLE's `fc`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

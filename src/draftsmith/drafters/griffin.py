@@ -51,7 +51,7 @@ class Guidance(nn.Module):
 
 
 class TokenGuidedFusion(nn.Module):
-    """In place of EAGLE's `fc`."""
+    """Fuses token and feature; it replaces EAGLE's `fc`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
     step 0     features of the target                             as EAGLE
     step j     states of step j - 1, seen from the same place     what decoding will see
 
-Harmonised context alignment is the roll-out of `_rollout.py`, as `_aligned.py` learns from it.
+Harmonised context alignment unrolls the drafter (`hidden/unroll.py`, `hidden/aligned.py`).
 Harmonised objective distillation is the top-10 term of the objective. Weights load and decode as
 EAGLE's.
 """

@@ -3,7 +3,7 @@ Chen et al. 2023, arXiv 2302.01318).
 
 Chains and trees, sampled with their true q, sampled without replacement, or greedy. The draft model
 may share the target's tokenizer (also with a padded vocabulary, or a subset of it), or bring
-another one: then its text is re-encoded (`_reencode.py`) and verified by token match.
+another one: then its text is re-encoded (`vocabulary.py`) and verified by token match.
 
 After a full acceptance the draft model's cache lacks its own last token; it is simply still pending
 and fed at the next step together with the target's token.
@@ -85,7 +85,7 @@ class Independent(Drafter):
         dtype: str = "auto"
         """auto: the target's."""
         revision: str = ""
-        """Of a hub model; empty: its main branch."""
+        """Branch, tag or commit of a hub model; empty: its main branch."""
 
     config: Config
     trains = True

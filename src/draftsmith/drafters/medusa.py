@@ -85,7 +85,7 @@ class Heads(nn.ModuleList):
 
     @property
     def shape_VH(self) -> tuple[int, int]:
-        """Of a linear layer."""
+        """Output and input width of a head's last linear layer."""
         last = self._head(0)[-1]
         assert isinstance(last, nn.Linear)
         return last.out_features, last.in_features

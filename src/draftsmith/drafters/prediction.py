@@ -1,4 +1,4 @@
-"""`prediction`: draft from a continuation that somebody expects ("predicted outputs").
+"""`prediction`: draft from a continuation that is expected ("predicted outputs").
 
 An edited file, a re-translated caption, a corrected answer: most of the text is known beforehand.
 While the output follows the prediction, the draft is what comes next in it. After a divergence it

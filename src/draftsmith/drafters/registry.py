@@ -60,7 +60,7 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
 
 
 def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
-    """As `load_drafter`, but a kind without a source is one that nobody has trained yet."""
+    """As `load_drafter`, but a kind without a source is an untrained drafter."""
     given: dict[str, object] = {}
     kind, source = drafter_parts(spec)
     if kind not in kinds() and kind != spec and source == spec:  # a folder said its kind

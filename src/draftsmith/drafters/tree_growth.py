@@ -66,7 +66,7 @@ class Vocabularies:
     """How the draft model's ids and the target's correspond."""
 
     size: int
-    """Of the target's vocabulary."""
+    """Number of tokens in the target's vocabulary."""
     to_draft: Callable[[Tensor], Tensor]
     """Target ids -> ids that the draft model is fed."""
     to_target: Callable[[Tensor], Tensor]
@@ -215,7 +215,7 @@ class ChildSelection:
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
     ) -> list[History]:
-        """The tokens before the law behind each node, row by row; none if nobody reads them."""
+        """The tokens before each node's law, row by row; empty unless the sampler reads them."""
         if not self.sampler.needs_history:
             return []
         drafted_BN = tokens_BN.cpu().numpy()

@@ -58,7 +58,7 @@ class CapturedOutputs:
 
     @property
     def signals_BTS(self) -> Tensor | None:
-        """Side by side, in the order of the modules; None: nobody was listened to."""
+        """Side by side, in the order of the modules; None: no module was captured."""
         if not self.states:
             return None
         return torch.cat([state for (state,) in self.states], -1)
@@ -136,7 +136,7 @@ class HFTarget:
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         self.end_ids = end_ids_of(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # Gemma 4 drops tokens whose logits nobody wants from the layers that share keys.
+        # Gemma 4 drops tokens whose logits are not asked for from the layers that share keys.
         self._drops = bool(getattr(self.config, "num_kv_shared_layers", 0))
         model.eval().requires_grad_(False)
         if self.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):

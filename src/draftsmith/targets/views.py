@@ -1,13 +1,13 @@
-"""Both ends of a target without its layers: what a drafter over hidden states borrows of it.
+"""`EmbeddingAndHead`: what a drafter over hidden states borrows, without the target's layers.
 
     tokens -> [embedding] -> (layers, not loaded) -> states after the final norm -> [head] -> logits
 
 Training from stored hidden states needs no more of an 8 B model than these two matrices.
 
-A target that says only its first tokens.
+`VocabLimitedTarget`: a target restricted to its first tokens.
 
 Two models with one tokenizer may have heads padded to different sizes (Qwen2.5: 152,064 and 151,936
-entries). What one of them draws, the other has to be able to read.
+entries). Tokens drawn from one of them must exist in the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EmbeddingAndHead:
 
     @classmethod
     def load(cls, name: str, config: Any, tokenizer: Any) -> EmbeddingAndHead:
-        """Of a model folder or hub id; its layers are not read.
+        """Read both from a model folder or hub id, without the layers.
 
         Raises:
             BackendError: the folder is missing, unreadable or incomplete.

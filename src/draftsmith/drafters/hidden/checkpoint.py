@@ -46,7 +46,7 @@ MANIFEST = "drafter.json"
 EMBEDDING = "embed_tokens.weight"
 D2T, T2D = "d2t", "t2d"
 COMPARED_ROWS = 4096
-"""Of a copy of the embedding."""
+"""Rows of a stored copy of the embedding that are compared with the target's."""
 RENAMED = {"draft_id_to_target_id": D2T}
 """Names that serving engines give to tensors."""
 

@@ -120,7 +120,7 @@ class FeatureDrafter(Drafter):
             load_network(self.network, source, target)
 
     def network_config(self, target: TargetView) -> LlamaConfig:
-        """Of a network that nobody has trained yet."""
+        """The configuration of an untrained network for this target."""
         return draft_config(target.config)
 
     def save(self, folder: Path, *, kind: str) -> None:

@@ -36,7 +36,7 @@ class Rollout:
     feature_BTH: Tensor
     """What the network goes on with."""
     keys_and_values: tuple[Tensor, ...] = ()
-    """Of the steps so far, in turn; those of step 0 are the text's."""
+    """One entry per step so far; step 0 is the text's."""
     survived_BT: Tensor | None = None
     """Chains that a drafter still follows (GRIFFIN); None: all."""
     fed_BT: Tensor | None = None
