@@ -1,7 +1,7 @@
 """Equality with plain decoding at temperature 0, and what a difference means.
 
 Exact arithmetic would give equal tokens. Rounding depends on how many tokens a forward is fed, so
-near-ties can flip in any engine, and in half precision they do. Two figures keep the claim honest:
+near-ties can flip in any engine, and in half precision they do. Two metrics keep the claim honest:
 
 * the *gap* at the first divergence: how far the target, decoding plainly in its own dtype, held its
   first choice above its second. It must lie under a *bound* that rounding explains;

@@ -38,7 +38,7 @@ class Expectation:
     temperature: float
     acceptance: AcceptanceReport
     gamma: int | None
-    """Length of its chains; None for trees and lengths that vary, which no closed formula knows."""
+    """Length of its chains; None for trees and varying lengths, which no closed formula covers."""
     parameters: tuple[int, int] | None
     """Weights of the draft model and of the target; None: one of them is no network."""
 

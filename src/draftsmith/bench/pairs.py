@@ -2,7 +2,7 @@
 of a fixed length are accepted, and how often the two agree on the target's texts.
 
 Counting: chains are drafted and verified as in any decoding. Only whole drafts count. One that was
-shorter than asked says nothing about its length: where the room for text ends, where an accepted
+shorter than asked is no evidence about its length: where the room for text ends, where an accepted
 end token stands inside it, where another tokenizer spells it with fewer tokens.
 
     draft of 4    accepted 2    1 1 0        tried 3, accepted 2

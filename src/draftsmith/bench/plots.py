@@ -247,7 +247,7 @@ def predicted(report: BenchReport) -> Figure | None:
             linestyle="none",
             capsize=3,
         )
-    # colour says which drafter, shape which temperature: one entry for each of them
+    # colour stands for the drafter, shape for the temperature: one entry for each of them
     for name in dict.fromkeys(entry.name for entry in points):
         axis.plot([], [], marker="s", linestyle="none", color=colours[name], label=labels[name])
     for temperature, shape in shapes.items():

@@ -1,6 +1,6 @@
 """One line of records.jsonl: one prompt, one drafter, one temperature, one repeat.
 
-Every figure of a report can be rebuilt from these lines alone. Seconds are wall-clock. The step
+Every metric of a report can be rebuilt from these lines alone. Seconds are wall-clock. The step
 that carries the prompt is kept apart (`prefill_*`): speed-ups compare the decoding behind it.
 
 Prompts that were decoded together form a group; seconds are the whole group's, on each of its

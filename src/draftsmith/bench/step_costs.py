@@ -248,7 +248,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
 
 def _folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # a relative one is to be ignored, says the specification
+    # the specification has relative ones ignored
     if os.path.isabs(given):
         return Path(given) / "draftsmith" / "costs"
     try:

@@ -50,7 +50,7 @@ class BenchReport:
     max_new_tokens: int
     costs: CostTable | None = None
     sections: tuple[Section, ...] = ()
-    """What the page tells beside the measurement."""
+    """Further parts of the page."""
     expected: Mapping[tuple[str, float], Mapping[str, Any]] = field(default_factory=dict)
     """By drafter and temperature: expected acceptance, computed and not counted (`expected`)."""
 

@@ -176,17 +176,9 @@ def _tokens(count: int) -> str:
 
 def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """Return untried lengths halfway to the tried neighbours."""
-    near = [other for other in (_below(length, lengths), _above(length, lengths)) if other]
-    middles = {(length + other) // 2 for other in near}
-    return tuple(sorted(middles - set(lengths)))
-
-
-def _below(length: int, lengths: Sequence[int]) -> int | None:
-    return max((other for other in lengths if other < length), default=None)
-
-
-def _above(length: int, lengths: Sequence[int]) -> int | None:
-    return min((other for other in lengths if other > length), default=None)
+    below = [other for other in lengths if 0 < other < length][-1:]
+    above = [other for other in lengths if other > length][:1]
+    return tuple(sorted({(length + other) // 2 for other in (*below, *above)} - set(lengths)))
 
 
 def decode_entry(

@@ -2,7 +2,7 @@
 
 Two estimates from one histogram. The paper's ("Speculative Decoding Scaling Laws", appendix B) fits
 the tokens per step at several draft lengths; the binomial one counts every judged token as one
-trial. A test says whether all places have one rate.
+trial. A test shows whether all places have one rate.
 
 Where counts name their prompts, prompts are the sampling units of intervals and test; elsewhere
 every judged token counts as an independent draw. Tokens of one text are not independent, least of
@@ -196,7 +196,7 @@ def least_squares(gamma: Floats, tokens: Floats) -> RateEstimate:
     # at 0 no residual is above 0, at 1 none is below
     alpha = float(brentq(stationary, 0.0, 1.0, xtol=1e-15, rtol=1e-15))
     missed, slope = parts(alpha)
-    if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR tells nothing
+    if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR means nothing
         return RateEstimate(alpha=alpha, se=None, ci95=None)
     se = float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope)))
     ends = (max(alpha - Z95 * se, 0.0), min(alpha + Z95 * se, 1.0))

@@ -1,7 +1,7 @@
 """Laws of the acceptance rate, fitted to measured pairs: the affine law, and one per target.
 
 Equations and tables are those of "Speculative Decoding Scaling Laws". Fits are those of statsmodels
-and scipy; this module says which, and what their errors mean.
+and scipy; this module documents which, and what their errors mean.
 
 The loss law fitted to one's own training runs, as Hoffmann et al. and Besiroglu et al. do it.
 """

@@ -5,7 +5,7 @@ A size that has a name is taken where it is near; else one is built for it.
 What `plan ladder` predicted, beside what was measured later.
 
 Predictions are for drafts as they are pre-trained: the acceptance law is one of perplexities, and a
-distilled draft is accepted more than its perplexity says. Both are set beside them.
+distilled draft is accepted more than its perplexity suggests. Both are compared with them.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def compare(
 ) -> tuple[tuple[RungComparison, ...], tuple[str, ...]]:
     """Compare what was measured with what was predicted; warn about what has no counterpart.
 
-    The first figure of a draft counts, so better sources come first.
+    The first value of a draft counts, so better sources come first.
 
     Raises:
         InputError: a measured draft may be several predicted ones, or a predicted one several

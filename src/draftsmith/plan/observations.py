@@ -217,7 +217,7 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     """Read a histogram: gamma, accepted_length (without the target's own token) and count.
 
     Where there are columns `target` and `draft`, it must be of one pair: `draft` says of which. A
-    column `prompt` says which steps belong to one text. The folder of a bench stands for its file.
+    column `prompt` groups the steps of one text. The folder of a bench stands for its file.
     """
     path = of_bench(path, "counts.csv")
     found = []

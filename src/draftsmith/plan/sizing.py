@@ -25,7 +25,7 @@ _POINTS = 2001
 _STEP = 1e-4
 """Relative change of a coefficient in a derivative."""
 _MOST_FACTOR = 1e6
-"""An interval of N* that reaches further says nothing."""
+"""An interval of N* that is wider than this factor is meaningless."""
 _AT_FLOOR = 1e-9
 """Distance in ln N."""
 

@@ -188,7 +188,7 @@ def _ranges() -> PaperTable:
     used = GRIDS["paper"]
     tokens = (_range((used.least_tokens, used.most_tokens)), str(used.token_counts))
     points = f"{used.draft_points_ratio} (Table 8), {used.draft_points_size} (Table 9)"
-    told = {
+    used_ranges = {
         "N": (_range(used.draft_params), points),
         "M": (_range(used.target_params), str(used.targets)),
         "D": tokens,
@@ -200,7 +200,7 @@ def _ranges() -> PaperTable:
         title="The sizes that are pooled",
         columns=("parameter", "role", "range printed", "points printed", "range", "points"),
         rows=tuple(
-            (*map(row.text, names), *told[row.text("parameter")]) for row in paper.printed(7)
+            (*map(row.text, names), *used_ranges[row.text("parameter")]) for row in paper.printed(7)
         ),
         notes=(
             "The printed ranges do not give Tables 8 and 9 (`plan sweep --grid printed`); the "

@@ -157,7 +157,7 @@ def speedup(
     )
     steps = steps_W.sum()
     if not steps:
-        raise ValueError("no step says nothing of speed")
+        raise ValueError("there is no step to judge speed by")
     seconds_W = np.array([costs.by_width[width] for width in measurement.widths])
     widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
     return float(tokens * costs.plain / (steps * (widest_W @ seconds_W)))
@@ -216,7 +216,7 @@ def evidence(winner: Candidate, tried: int) -> str:
 
 def batch_advice(speedups: Mapping[int, float]) -> str:
     """Name the batch sizes at which drafting pays; `speedups`: the best of each batch size. Empty
-    where single rows are all that was asked for: `advice` says it."""
+    where single rows are all that was asked for: `advice` covers it."""
     sizes = sorted(speedups)
     if sizes == [1]:
         return ""

@@ -5,8 +5,8 @@
     scope        target and decoding temperature: only settings of one scope are ranked together
 
 The study that this follows is DistillBeam's (its tables 2 and 3). What a study varies on purpose
-(`FACTORS`) has fields of its own. All else that a distil run was told and that changes its result
-stands in a flat list of (name, value), so that two runs with other tails, other steps or another
+(`FACTORS`) has fields of its own. All other options that change the result of a distil run
+stand in a flat list of (name, value), so that two runs with other tails, other steps or another
 rate are never taken for two seeds of one setting.
 """
 
@@ -24,7 +24,7 @@ from draftsmith.provenance import digest
 
 Option = str | int | float | bool | None
 Options = tuple[tuple[str, Option], ...]
-"""Names and values of what a run was told, factors aside."""
+"""Names and values of a run's options, factors aside."""
 UNDISTILLED = "none"
 """The objective of a draft model that was not distilled: what gains are counted from."""
 FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
@@ -363,8 +363,8 @@ _ELSEWHERE = frozenset(
     )
 )
 _WITHOUT_EFFECT = frozenset(
-    # where results go, what is said or refused on the way, and how the work is divided; the digest
-    # of the stores says which shards were left out
+    # where results go, what is logged or refused, and how the work is divided; the digest
+    # of the stores shows which shards were left out
     (
         "out",
         "json",
@@ -403,7 +403,7 @@ def options_of(given: object, results: Mapping[str, Any], where: str) -> Options
 def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
     """Keep those options alone in which distilled runs differ, all in one order.
 
-    An option that some runs do not record differs from any value: nobody knows what it was.
+    An option that some runs do not record differs from any value: it is unknown.
     """
     known = {id(run): dict(run.options) for run in runs if run.objective not in (None, UNDISTILLED)}
     names = dict.fromkeys(name for own in known.values() for name in own)

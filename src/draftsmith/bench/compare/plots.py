@@ -1,6 +1,6 @@
 """The plots of a comparison, all of one scope (target and decoding temperature).
 
-Each function returns a figure, or a sentence that says why there is none. Where a plot shows the
+Each function returns a figure, or the reason why there is none. Where a plot shows the
 effect of one factor, lines and groups join settings that differ in that factor alone.
 """
 
@@ -44,7 +44,7 @@ from draftsmith.plots import (
 _COLOURS = (*COLOURS[:6], "#882255", "#999933", "#332288")
 _MARKERS = "osD^vP<>X"
 MAX_LINES = 8
-"""More lines than this cannot be told apart; see `controlled`."""
+"""Most lines in a plot; more are hard to distinguish. See `controlled`."""
 MAX_POLYGONS = 5
 """Settings in the plot of languages."""
 LABELS = {
@@ -184,7 +184,7 @@ def _by_turns(
 
 
 def _shown(axis: Any, lines: Sequence[Line]) -> Sequence[Line]:
-    """Return as many lines as can be told apart; the legend counts the others."""
+    """Return the lines to draw; the legend counts the others."""
     if len(lines) > MAX_LINES:
         more = len(lines) - MAX_LINES
         axis.plot([], [], linestyle="none", label=f"not drawn: {more} more")
