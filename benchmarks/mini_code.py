@@ -13,15 +13,15 @@ from pathlib import Path
 
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.pretrain import PretrainResult, run
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
 from draftsmith.data.text import STANDARD_LIBRARY
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 
 
-def text() -> TextOptions:
+def text() -> TextConfig:
     """The .py files of the running Python, without installed packages and character tables."""
-    return TextOptions(
+    return TextConfig(
         text=(STANDARD_LIBRARY,),
         include=INCLUDE,
         exclude=EXCLUDE,
@@ -33,8 +33,8 @@ def target(folder: Path) -> PretrainOptions:
     """8.4 M parameters: 10 layers of 256."""
     return PretrainOptions(
         data=text(),
-        model=ArchitectureOptions(size="8m", kv_heads=2, vocab_size=4096),
-        training=ScheduleOptions(
+        model=ArchitectureConfig(size="8m", kv_heads=2, vocab_size=4096),
+        training=ScheduleConfig(
             duration="1900steps",
             block_length=512,
             long_block_length=2048,
@@ -56,7 +56,7 @@ def draft(folder: Path) -> PretrainOptions:
     """0.7 M parameters: one layer of 128, with the target's tokenizer."""
     return PretrainOptions(
         data=text(),
-        model=ArchitectureOptions(
+        model=ArchitectureConfig(
             tokenizer=str(folder / "target"),
             layers=1,
             heads=2,
@@ -64,7 +64,7 @@ def draft(folder: Path) -> PretrainOptions:
             hidden=128,
             intermediate=352,
         ),
-        training=ScheduleOptions(
+        training=ScheduleConfig(
             duration="1500steps",
             block_length=512,
             long_block_length=2048,

@@ -27,10 +27,10 @@ import numpy as np
 
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.pretrain import PretrainResult
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.data.prompts import MINI, filled
 from draftsmith.data.text import read_text
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_text_atomic
 from mini_code import train_missing
@@ -62,12 +62,12 @@ def _write(path: Path, pairs: list[Pair], passes: int) -> None:
     write_text_atomic(path, "\n".join(lines) + "\n")
 
 
-def target(folder: Path, data: TextOptions) -> PretrainOptions:
+def target(folder: Path, data: TextConfig) -> PretrainOptions:
     """9.5 M parameters: 10 layers of 256."""
     return PretrainOptions(
         data=data,
-        model=ArchitectureOptions(size="8m", kv_heads=2, vocab_size=8192, context=1024),
-        training=ScheduleOptions(
+        model=ArchitectureConfig(size="8m", kv_heads=2, vocab_size=8192, context=1024),
+        training=ScheduleConfig(
             duration="6000steps",
             block_length=256,
             batch_tokens=2048,
@@ -83,11 +83,11 @@ def target(folder: Path, data: TextOptions) -> PretrainOptions:
     )
 
 
-def draft(folder: Path, data: TextOptions) -> PretrainOptions:
+def draft(folder: Path, data: TextConfig) -> PretrainOptions:
     """1.4 M parameters: two layers of 128, with the target's tokenizer."""
     return PretrainOptions(
         data=data,
-        model=ArchitectureOptions(
+        model=ArchitectureConfig(
             tokenizer=str(folder / "target"),
             layers=2,
             heads=2,
@@ -96,7 +96,7 @@ def draft(folder: Path, data: TextOptions) -> PretrainOptions:
             intermediate=352,
             context=1024,
         ),
-        training=ScheduleOptions(
+        training=ScheduleConfig(
             duration="3000steps",
             block_length=256,
             batch_tokens=2048,
@@ -114,7 +114,7 @@ def draft(folder: Path, data: TextOptions) -> PretrainOptions:
 def main(pairs_file: Path, folder: Path) -> list[PretrainResult]:
     """Train both; what is finished already is left alone, what was interrupted continues."""
     train, held_out = write_examples(pairs_file, folder / "examples")
-    data = TextOptions(text=(str(train),), eval_text=(str(held_out),))
+    data = TextConfig(text=(str(train),), eval_text=(str(held_out),))
     return train_missing((target(folder, data), draft(folder, data)))
 
 

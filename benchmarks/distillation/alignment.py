@@ -48,9 +48,9 @@ from draftsmith.data.stdlib_prompts import (
     training_prompts,
     training_texts,
 )
-from draftsmith.distill.config import DivergenceOptions, KeptOptions
+from draftsmith.distill.config import DivergenceConfig, KeptConfig
 from draftsmith.provenance import write_text_atomic
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import load_model, load_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +58,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 BOOKS = ROOT.parent / "shared" / "data" / "text" / "gutenberg"
 GAMMAS = (3, 5)
 LOSSES = {
-    "kl": DivergenceOptions(objective="kl"),
-    "tvd": DivergenceOptions(objective="tvd"),
-    "tvdpp": DivergenceOptions(objective="tvdpp", reading="exact"),
-    "tvdpp-uniform": DivergenceOptions(objective="tvdpp", reading="uniform"),
+    "kl": DivergenceConfig(objective="kl"),
+    "tvd": DivergenceConfig(objective="tvd"),
+    "tvdpp": DivergenceConfig(objective="tvdpp", reading="exact"),
+    "tvdpp-uniform": DivergenceConfig(objective="tvdpp", reading="uniform"),
 }
 SEEDS = 3
 PROSE_WORDS = 60
@@ -149,7 +149,7 @@ class Lab:
         known = {"code": training_prompts(), "prose": iter(self.prose(held_out=False))}
         count = self.amounts.prompts if name == "code" else self.amounts.prompts // 4
         return CollectOptions(
-            model=ModelOptions(target=self.models.target),
+            model=ModelConfig(target=self.models.target),
             prompts=self._file(f"learn-{name}", islice(known[name], count)),
             out=self.work / "stores" / name,
             samples=1,
@@ -157,7 +157,7 @@ class Lab:
             top_p=0.95,
             max_new_tokens=self.amounts.tokens,
             batch_size=64,
-            kept=KeptOptions(top_k=0),  # whole laws, as in the paper
+            kept=KeptConfig(top_k=0),  # whole laws, as in the paper
         )
 
     def run(

@@ -13,7 +13,7 @@ from study import Run
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.commands.collect import make_requests, make_settings
 from draftsmith.data.suites import load_prompts
-from draftsmith.distill.config import DivergenceOptions
+from draftsmith.distill.config import DivergenceConfig
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.provenance import write_json_atomic
 from draftsmith.targets.hf import load_target
@@ -21,7 +21,7 @@ from draftsmith.targets.hf import load_target
 SOFT = ("kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk")
 WIDTHS = (2, 4, 8, 16)
 """Beside these the greedy text, which is the one best beam."""
-GOLD = DivergenceOptions(tail="renormalise")
+GOLD = DivergenceConfig(tail="renormalise")
 """The paper's treatment of cut laws; the only one with a meaning at every temperature."""
 TEMPERATURES = (0.7, 1.0, 2.0)
 MORE = 4
@@ -85,12 +85,12 @@ def draws(lab: Lab) -> list[Run]:
 def tails(lab: Lab) -> list[Run]:
     made = []
     for seed in range(3):
-        changes: list[tuple[str, str, DivergenceOptions]] = []
+        changes: list[tuple[str, str, DivergenceConfig]] = []
         for objective in ("kl", "rkl"):
             for tail in ("bucket", "renormalise", "floor"):
-                changes.append((objective, tail, DivergenceOptions(tail=tail)))
+                changes.append((objective, tail, DivergenceConfig(tail=tail)))
         for reading in ("exact", "sampled", "uniform"):
-            changes.append(("tvdpp", reading, DivergenceOptions(reading=reading)))
+            changes.append(("tvdpp", reading, DivergenceConfig(reading=reading)))
         for objective, name, change in changes:
             made.append(
                 lab.run(
@@ -98,7 +98,7 @@ def tails(lab: Lab) -> list[Run]:
                     objective,
                     change=change,
                     seed=seed,
-                    name="" if change == DivergenceOptions() else name,
+                    name="" if change == DivergenceConfig() else name,
                     label=f"{objective}, {name}",
                 )
             )

@@ -19,10 +19,10 @@ from study import Evaluated, Models, Run, collect, examine, is_trained, train, t
 
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
-from draftsmith.distill.config import DivergenceOptions
+from draftsmith.distill.config import DivergenceConfig
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, write_json_atomic
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import load_target
 
 
@@ -79,7 +79,7 @@ class Lab:
         way, _, limit = name.partition("@")
         kind, _, number = way.partition("-")
         bare = CollectOptions(
-            model=ModelOptions(target=self.models.target),
+            model=ModelConfig(target=self.models.target),
             prompts=self.learn,
             out=self.work / "stores" / name,
             max_new_tokens=self.max_new_tokens,
@@ -99,7 +99,7 @@ class Lab:
         store: str,
         objective: str,
         *,
-        change: DivergenceOptions | None = None,
+        change: DivergenceConfig | None = None,
         seed: int = 0,
         name: str = "",
         label: str | None = None,
@@ -114,7 +114,7 @@ class Lab:
                 target=self.models.target,
                 drafter=self.models.draft,
                 store=(self.work / "stores" / store,),
-                objective=replace(change or DivergenceOptions(), objective=objective),
+                objective=replace(change or DivergenceConfig(), objective=objective),
                 training=training(
                     steps, block_length=256, batch_tokens=2048, rate=self.learning_rate
                 ),

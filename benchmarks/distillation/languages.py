@@ -44,7 +44,7 @@ from writing import (
 import mini_ende
 from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.core.types import TreeShape
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import load_model, load_target
 from mini_code import train_missing
@@ -114,7 +114,7 @@ def train_models(work: Path, *, quick: bool) -> Path:
         for name, path in beginnings.items():
             if not path.exists():
                 widen(ende.MODELS / name, characters(found), path)
-    data = TextOptions(text=(str(paths[0]),), eval_text=(str(paths[1]),))
+    data = TextConfig(text=(str(paths[0]),), eval_text=(str(paths[1]),))
     recipes = {"target": mini_ende.target(folder, data), "draft": mini_ende.draft(folder, data)}
     train_missing(
         replace(

@@ -28,13 +28,13 @@ from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.stdlib_prompts import training_prompts
 from draftsmith.distill.batches import BatchSource
-from draftsmith.distill.config import ScheduleOptions
+from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
 from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import quieten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the models are shared
@@ -96,7 +96,7 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
     """The same distillation, three times."""
     target = str(MINI_CODE / "target")
     store = CollectOptions(
-        model=ModelOptions(target=target),
+        model=ModelConfig(target=target),
         prompts=prompts,
         out=folder / "store",
         samples=1,
@@ -108,7 +108,7 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
         target=target,
         drafter=str(MINI_CODE / "draft"),
         store=(store.out,),
-        training=ScheduleOptions(duration="1000steps", block_length=1024, batch_tokens=2048),
+        training=ScheduleConfig(duration="1000steps", block_length=1024, batch_tokens=2048),
         out=folder / "draft",
     )
     online = replace(

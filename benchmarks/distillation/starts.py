@@ -29,7 +29,7 @@ from study import Run
 from writing import as_row, difference, places, plain, write_study
 
 import mini_ende
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from mini_code import train_missing
 
 STEPS = (150, 600)
@@ -61,7 +61,7 @@ def young_draft(lab: Lab, steps: int) -> str:
     folder = lab.work / "starts"
     texts = mini_ende.write_examples(ende.DATA / "en-de.train.tsv.xz", folder / "examples")
     train, held_out = map(str, texts)
-    full = mini_ende.draft(folder, TextOptions(text=(train,), eval_text=(held_out,)))
+    full = mini_ende.draft(folder, TextConfig(text=(train,), eval_text=(held_out,)))
     options = replace(
         full,
         model=replace(full.model, tokenizer=lab.models.target),

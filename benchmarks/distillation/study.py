@@ -28,7 +28,7 @@ from draftsmith.bench.compare.model import flattened
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
-from draftsmith.distill.config import ScheduleOptions
+from draftsmith.distill.config import ScheduleConfig
 from draftsmith.drafters.base import free_options
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.drafters.registry import drafter_class
@@ -92,9 +92,9 @@ class Evaluated:
     marks: Scores
 
 
-def training(steps: int, *, block_length: int, batch_tokens: int, rate: float) -> ScheduleOptions:
+def training(steps: int, *, block_length: int, batch_tokens: int, rate: float) -> ScheduleConfig:
     """AdamW without decay; a short warm-up, then a cosine to zero."""
-    return ScheduleOptions(
+    return ScheduleConfig(
         duration=f"{steps}steps",
         block_length=block_length,
         batch_tokens=batch_tokens,

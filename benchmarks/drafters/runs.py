@@ -20,10 +20,10 @@ from study import Evaluated, Models, Run, collect, examine, training
 from draftsmith.commands._verbs import CollectOptions, DistillOptions
 from draftsmith.core.types import TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
-from draftsmith.distill.config import DivergenceOptions, ImitationOptions, KeptOptions, ScaleOptions
+from draftsmith.distill.config import DivergenceConfig, ImitationConfig, KeptConfig, ScaleConfig
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.registry import drafter_class
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 CHAIN = TreeShape.chain(5)
 DRAWN = TreeShape(widths=(4, 2, 2, 1))
@@ -174,13 +174,13 @@ class Lab:
         forcing = name.removesuffix("-eagle3")
         kind, _, number = forcing.partition("-")
         bare = CollectOptions(
-            model=ModelOptions(target=self.models.target),
+            model=ModelConfig(target=self.models.target),
             prompts=self.learn,
             out=self.work / "stores" / name,
-            kept=KeptOptions(top_k=50, features="last" if forcing == name else "eagle3"),
+            kept=KeptConfig(top_k=50, features="last" if forcing == name else "eagle3"),
             max_new_tokens=self.subject.answer_tokens,
             batch_size=64,
-            scale=ScaleOptions(shard_size=100),
+            scale=ScaleConfig(shard_size=100),
             limit=self.amounts.prompts,
         )
         ways: dict[str, Callable[[], CollectOptions]] = {
@@ -204,8 +204,8 @@ class Lab:
                 drafter=setting.kind,
                 drafter_option=(*setting.options, *own),
                 store=(self.work / "stores" / setting.store,),
-                objective=DivergenceOptions(objective=setting.objective),
-                imitation=ImitationOptions(token_weight=setting.token_weight),
+                objective=DivergenceConfig(objective=setting.objective),
+                imitation=ImitationConfig(token_weight=setting.token_weight),
                 training=training(
                     steps,
                     block_length=self.subject.block_length,

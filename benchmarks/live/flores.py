@@ -26,7 +26,7 @@ from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "parallel" / "flores200"
@@ -56,7 +56,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     stream = work / "stream.jsonl"
     write_lines(stream, make_stream(sides[0], sides[1], lag=3))
-    model = ModelOptions(target=str(given.target), dtype=given.dtype)
+    model = ModelConfig(target=str(given.target), dtype=given.dtype)
 
     def replayed(name: str, bias: str, masks: str, redraft: RedraftConfig) -> list[Any]:
         options = LiveReplayOptions(

@@ -27,8 +27,8 @@ import numpy as np
 from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.live import replay
-from draftsmith.data.config import TextOptions
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.data.config import TextConfig
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines
 from draftsmith.live.streams import make_stream, prefix_pairs
@@ -38,7 +38,7 @@ from draftsmith.provenance import (
     write_json_atomic,
     write_text_atomic,
 )
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from mini_code import train_missing
 from mini_ende import CORPORA, HELD_OUT, MOST_JOINED, Pair, examples, read_pairs
 
@@ -69,17 +69,17 @@ def write_examples(path: Path, pairs: Sequence[Pair], share: float) -> Path:
 def training(work: Path, name: str, share: float, steps: int) -> PretrainOptions:
     """The shipped model's measures and weights, other examples."""
     kept = [p for p in read_pairs(DATA / "en-de.train.tsv.xz", CORPORA) if p.key >= HELD_OUT]
-    data = TextOptions(text=(str(write_examples(work / f"{name}.jsonl", kept, share)),))
+    data = TextConfig(text=(str(write_examples(work / f"{name}.jsonl", kept, share)),))
     return PretrainOptions(
         data=data,
-        model=ArchitectureOptions(
+        model=ArchitectureConfig(
             size="8m",
             kv_heads=2,
             context=1024,
             tokenizer=str(TARGET),
             init=f"subclone:{TARGET}",
         ),
-        training=ScheduleOptions(
+        training=ScheduleConfig(
             duration=f"{steps}steps",
             block_length=256,
             batch_tokens=2048,
@@ -127,7 +127,7 @@ def main() -> None:
         for name, model in models.items():
             options = LiveReplayOptions(
                 stream=stream,
-                model=ModelOptions(target=str(model), dtype="float32"),
+                model=ModelConfig(target=str(model), dtype="float32"),
                 bias="0,0.2",
                 mask_k="0,5",
                 prompt=PromptConfig(language="German"),

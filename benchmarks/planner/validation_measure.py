@@ -33,14 +33,14 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data import text as _text
 from draftsmith.data.stdlib_prompts import held_out_prompts
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.plan.length_policy import StepCosts
 from draftsmith.plan.sizing import Z95
 from draftsmith.provenance import append_jsonl, write_json_atomic, write_text_atomic
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def training(work: Path, name: str, amounts: Amounts) -> PretrainOptions:
     heads, hidden, intermediate = SHAPES[name]
     return PretrainOptions(
         data=replace(mini_code.text(), include=(amounts.text,)),
-        model=ArchitectureOptions(
+        model=ArchitectureConfig(
             tokenizer=str(TARGET),
             layers=2,
             heads=heads,
@@ -91,7 +91,7 @@ def training(work: Path, name: str, amounts: Amounts) -> PretrainOptions:
             hidden=hidden,
             intermediate=intermediate,
         ),
-        training=ScheduleOptions(
+        training=ScheduleConfig(
             duration=f"{amounts.steps}steps",
             block_length=512,
             long_block_length=2048,
@@ -119,13 +119,13 @@ def observe(work: Path, drafts: Sequence[Path], amounts: Amounts) -> list[dict[s
         files = _text.find_files(chosen.text, chosen.include, chosen.exclude)
         _, held = _text.hold_out(files, mini_code.HELD_OUT)
         options = BenchOptions(
-            model=ModelOptions(target=str(TARGET)),
+            model=ModelConfig(target=str(TARGET)),
             drafter=",".join(map(str, drafts)),
             suite=str(suite),
             max_new_tokens=amounts.tokens,
             temperature="0",
             perplexity=tuple(str(file.path) for file in held[: amounts.files]),
-            drafting=DraftingOptions(draft_length=f"1..{amounts.longest}"),
+            drafting=DraftingConfig(draft_length=f"1..{amounts.longest}"),
             out=out,
         )
         options.validate()

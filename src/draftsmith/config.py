@@ -578,14 +578,14 @@ Range = Annotated[str, Form(r"[0-9]+\.\.[0-9]+")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionGroup:
-    """Options that belong together."""
+class Configuration:
+    """Values that belong together, with their checks."""
 
     def validate(self) -> None:
         """Raise `InputError` for values that cannot be used; nested groups check themselves."""
         for f in dataclasses.fields(self):
             group = getattr(self, f.name)
-            if isinstance(group, OptionGroup):
+            if isinstance(group, Configuration):
                 group.validate()
 
 
@@ -604,7 +604,7 @@ def at_least(least: int, flag: str, value: int | None) -> None:
     require(good, f"{flag} must be at least {least}, got {value}")
 
 
-def each_at_least(least: int, options: OptionGroup, *names: str) -> None:
+def each_at_least(least: int, options: Configuration, *names: str) -> None:
     """Of these fields."""
     for name in names:
         at_least(least, f"--{name.replace('_', '-')}", getattr(options, name))

@@ -15,7 +15,7 @@ from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.equality import first_difference
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import structure_options
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, load_drafter
 from draftsmith.errors import InputError
@@ -28,7 +28,7 @@ TARGET = TabularTarget(8)
 
 
 def opened(*names: str, **options: object) -> tuple[Arm, ...]:
-    return open_drafters(names, DraftingOptions(**options), TARGET)
+    return open_drafters(names, DraftingConfig(**options), TARGET)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened_folders(*names: Path | str, **options: Any) -> tuple[Arm, ...]:
-    return open_drafters([str(name) for name in names], DraftingOptions(**options), TINY)
+    return open_drafters([str(name) for name in names], DraftingConfig(**options), TINY)
 
 
 def refusal(*names: Path | str, **options: Any) -> str:
@@ -200,7 +200,7 @@ def test_a_model_folder_is_a_draft_model(tmp_path: Path) -> None:
     drafter = load_drafter(str(folder), ["proposal=greedy"])
     assert isinstance(drafter, Independent)
     assert drafter.config == Independent.Config(source=str(folder), proposal="greedy")
-    own = DraftingOptions(drafter_option=("independent.dtype=float32",))
+    own = DraftingConfig(drafter_option=("independent.dtype=float32",))
     own.check_assignments(("none", str(folder)))
     assert own.assignments(str(folder), alone=False) == ("dtype=float32",)
 

@@ -17,7 +17,7 @@ from draftsmith.bench.step_costs import REFRESH
 from draftsmith.config import from_dict
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.targets.base import Target
@@ -178,7 +178,7 @@ def test_a_context_too_short_to_draft_in_is_refused(
     models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TARGET, "max_length", 30)
-    (arm,) = open_drafters(["prompt_lookup"], DraftingOptions(draft_length="auto"), TARGET)
+    (arm,) = open_drafters(["prompt_lookup"], DraftingConfig(draft_length="auto"), TARGET)
     with pytest.raises(InputError, match="too few to measure drafts of 16 tokens in"):
         _auto_length.costs_of(arm, TARGET, Sampler(), WORK, None)
 
@@ -187,7 +187,7 @@ def test_only_arms_that_follow_the_option_get_a_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_auto_length, "costs_of", lambda *_: CHEAP)
-    auto = DraftingOptions(draft_length="auto")
+    auto = DraftingConfig(draft_length="auto")
     names = ["none", "prompt_lookup", "lookahead"]
     arms = _auto_length.with_controllers(
         open_drafters(names, auto, TARGET), auto, TARGET, Sampler(), WORK
@@ -200,7 +200,7 @@ def test_only_arms_that_follow_the_option_get_a_controller(
         assert isinstance(arm.policy, Learning)
         assert arm.policy.policy == CostAware(costs=CHEAP)
     assert lookup.policy is not ahead.policy  # each learns of its own drafts
-    fixed = DraftingOptions(draft_length=3)
+    fixed = DraftingConfig(draft_length=3)
     arms = open_drafters(["prompt_lookup"], fixed, TARGET)
     assert _auto_length.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms
 

@@ -22,11 +22,11 @@ from draftsmith import provenance
 from draftsmith.commands import collect as recipe
 from draftsmith.commands._verbs import CollectOptions
 from draftsmith.data.suites import load_prompts
-from draftsmith.distill.config import KeptOptions, ScaleOptions
+from draftsmith.distill.config import KeptConfig, ScaleConfig
 from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectRequest
 from draftsmith.distill.trajectories.workers import ShardDone, split
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_turns_that_cannot_be_asked_are_told(
 ) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"id": "b", "turns": ["left", "right", "left"]}) + "\n")
-    model = ModelOptions(target=str(folder / "target"))
+    model = ModelConfig(target=str(folder / "target"))
     recipe.run(CollectOptions(model=model, prompts=path, out=tmp_path / "store", max_new_tokens=2))
     said = capsys.readouterr().err
     assert "2 further turns of chats are not asked" in said
@@ -364,12 +364,12 @@ def test_the_least_that_hidden_states_take_is_told_and_not_more_than_they_take(
     for length in (1, 6):
         out = tmp_path / str(length)
         options = CollectOptions(
-            model=ModelOptions(target=str(folder / "target")),
+            model=ModelConfig(target=str(folder / "target")),
             prompts=folder / "prompts.jsonl",
             out=out,
             samples=2,
             max_new_tokens=length,
-            kept=KeptOptions(features="last"),
+            kept=KeptConfig(features="last"),
         )
         capsys.readouterr()
         result = recipe.run(options)
@@ -454,11 +454,11 @@ def test_checks_are_told_of_only_while_they_last(
 ) -> None:
     collect(tmp_path / "store")
     options = CollectOptions(
-        model=ModelOptions(target=str(folder / "target")),
+        model=ModelConfig(target=str(folder / "target")),
         prompts=folder / "prompts.jsonl",
         out=tmp_path / "store",
         max_new_tokens=6,
-        scale=ScaleOptions(shard_size=2),
+        scale=ScaleConfig(shard_size=2),
     )
     for every, told in ((60.0, []), (0.0, ["checked 1 of 3 shards", "checked 2 of 3 shards"])):
         monkeypatch.setattr(recipe, "SAID_EVERY", every)
@@ -481,7 +481,7 @@ def test_progress_moves_within_a_shard(
 ) -> None:
     monkeypatch.setattr(recipe, "SAID_EVERY", 0.0)
     options = CollectOptions(
-        model=ModelOptions(target=str(folder / "target")),
+        model=ModelConfig(target=str(folder / "target")),
         prompts=folder / "prompts.jsonl",
         out=tmp_path / "store",
         max_new_tokens=6,

@@ -14,10 +14,10 @@ from draftsmith.bench.compare.pool import compare
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.distill.config import (
-    BadPromptOptions,
-    DivergenceOptions,
-    FittingOptions,
-    ScheduleOptions,
+    BadPromptConfig,
+    DivergenceConfig,
+    FittingConfig,
+    ScheduleConfig,
 )
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_json_atomic
@@ -40,8 +40,8 @@ def a_distillation(
     }
     told = DistillOptions(
         target="models/t",
-        objective=DivergenceOptions(**{"objective": "tvdpp", **(objective or {})}),
-        training=ScheduleOptions(**{"duration": "240steps", **(training or {})}),
+        objective=DivergenceConfig(**{"objective": "tvdpp", **(objective or {})}),
+        training=ScheduleConfig(**{"duration": "240steps", **(training or {})}),
         seed=seed,
         **{**usual, **(options or {})},
     )
@@ -104,9 +104,9 @@ def test_where_results_go_and_how_the_work_is_divided_makes_no_setting(tmp_path:
             "json": True,
             "report_to": "tensorboard",
             "save_every": 7,
-            "bad_prompts": BadPromptOptions(on_bad_prompt="error"),
+            "bad_prompts": BadPromptConfig(on_bad_prompt="error"),
             "store": (Path("../stores/draws"),),  # the same files, from another folder
-            "fitting": FittingOptions(on_bad_shard="skip"),  # and the same shards of it
+            "fitting": FittingConfig(on_bad_shard="skip"),  # and the same shards of it
         },
         training={"gradient_checkpointing": True},
     )

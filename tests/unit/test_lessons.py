@@ -16,7 +16,7 @@ from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.batches import Weighted
-from draftsmith.distill.config import FittingOptions, ScheduleOptions
+from draftsmith.distill.config import FittingConfig, ScheduleConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
 from draftsmith.distill.trajectories import shards
@@ -50,7 +50,7 @@ def options(tmp_path: Path) -> DistillOptions:
         store=(tmp_path / "a", tmp_path / "b"),
         out=tmp_path / "out",
         hold_out=0.2,
-        training=ScheduleOptions(block_length=32, batch_tokens=64),
+        training=ScheduleConfig(block_length=32, batch_tokens=64),
     )
 
 
@@ -192,7 +192,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     length = 8
     short = replace(options, training=replace(options.training, block_length=length))
-    dropping = replace(short, fitting=FittingOptions(long_texts="drop"))
+    dropping = replace(short, fitting=FittingConfig(long_texts="drop"))
     texts = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
     too_long = sum(len(one.prompt) + len(one.tokens) > length for one in texts)
     cut, left = (stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping))
@@ -284,7 +284,7 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    alone = replace(options, fitting=FittingOptions(one_per_block=True))
+    alone = replace(options, fitting=FittingConfig(one_per_block=True))
     packed, single = (
         stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
     )

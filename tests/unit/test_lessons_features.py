@@ -18,7 +18,7 @@ from tests.unit.test_stored_features import rewrite
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.config import FittingOptions, ScheduleOptions
+from draftsmith.distill.config import FittingConfig, ScheduleConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate
 from draftsmith.distill.trajectories.collect import TransformersBackend
@@ -63,7 +63,7 @@ def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
         store=(tmp_path / "store",),
         out=tmp_path / "out",
         hold_out=0.2,
-        training=ScheduleOptions(block_length=32, batch_tokens=64),
+        training=ScheduleConfig(block_length=32, batch_tokens=64),
     )
 
 
@@ -143,7 +143,7 @@ def test_one_that_is_not_a_number_is_named_before_anything_is_learnt(
     said = rf"shard {number} of .*, trajectory 1: its hidden states hold NaN"
     with pytest.raises(BackendError, match=said):
         from_store(options, LAST)
-    lesson = from_store(replace(options, fitting=FittingOptions(on_bad_shard="skip")), LAST)
+    lesson = from_store(replace(options, fitting=FittingConfig(on_bad_shard="skip")), LAST)
     assert lesson.facts["bad_shards"] == 1
     learnt = lesson.facts["prompts"] + lesson.facts["held_out_prompts"]
     assert learnt == len({one.prompt for one in store.read(0)})
@@ -199,7 +199,7 @@ def test_hidden_states_that_a_store_lacks_or_of_another_width_are_named(
         spoilt = replace(options, store=(folder, *options.store))
         with pytest.raises(BackendError, match=said[name]):
             from_store(spoilt, LAST)
-        lesson = from_store(replace(spoilt, fitting=FittingOptions(on_bad_shard="skip")), LAST)
+        lesson = from_store(replace(spoilt, fitting=FittingConfig(on_bad_shard="skip")), LAST)
         assert lesson.facts["bad_shards"] == 1
         assert lesson.facts["data"][1:] == from_store(options, LAST).facts["data"]
 

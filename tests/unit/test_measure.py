@@ -20,8 +20,8 @@ from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.types import Signals, TargetOutput, TreeShape
 from draftsmith.distill import acceptance
 from draftsmith.distill.acceptance import (
+    AcceptanceConfig,
     AcceptanceReport,
-    MeasureOptions,
     expected_acceptance,
     measure_acceptance,
     overlap,
@@ -101,7 +101,7 @@ def test_acceptance_is_the_overlap_of_the_laws_at_every_token(
     temperature: float, top_p: float, batch_size: int
 ) -> None:
     target, draft = TabularTarget(V, seed=0), TabularTarget(V, seed=1)
-    options = MeasureOptions(
+    options = AcceptanceConfig(
         sampler=Sampler(temperature=temperature, top_p=top_p), batch_size=batch_size
     )
     texts = ragged(V)
@@ -115,7 +115,7 @@ def test_acceptance_is_the_overlap_of_the_laws_at_every_token(
 def test_a_tiny_transformer_is_measured_as_a_plain_forward_has_it(temperature: float) -> None:
     target, draft = tiny_target(64, seed=0), tiny_target(64, seed=1, layers=1)
     texts = ragged(64)
-    options = MeasureOptions(sampler=Sampler(temperature=temperature), max_logits=4 * 64 * 5)
+    options = AcceptanceConfig(sampler=Sampler(temperature=temperature), max_logits=4 * 64 * 5)
     found = expected_acceptance(target, draft, texts, options)
     for one, betas in zip(texts, found, strict=True):
         laws = []
@@ -137,7 +137,7 @@ def test_a_tiny_transformer_is_measured_as_a_plain_forward_has_it(temperature: f
 def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
     target = tiny_target(64)
     for temperature in (0.0, 1.0):
-        options = MeasureOptions(sampler=Sampler(temperature=temperature, top_p=0.9))
+        options = AcceptanceConfig(sampler=Sampler(temperature=temperature, top_p=0.9))
         report = measure_acceptance(target, tiny_target(64), ragged(64), options)
         assert report.alpha == pytest.approx(1.0, abs=1e-12)
         assert report.alpha <= 1.0
@@ -148,7 +148,7 @@ def test_pieces_and_batches_do_not_change_the_answer(monkeypatch: pytest.MonkeyP
     whole = expected_acceptance(target, draft, ragged(64))
     monkeypatch.setattr(acceptance, "CHUNK", 3)  # prompts in pieces too
     for batch_size, columns in ((1, 1), (2, 4), (6, 7)):
-        options = MeasureOptions(batch_size=batch_size, max_logits=batch_size * columns * 64)
+        options = AcceptanceConfig(batch_size=batch_size, max_logits=batch_size * columns * 64)
         pieces = expected_acceptance(target, draft, ragged(64), options)
         for left, right in zip(whole, pieces, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-9)
@@ -183,7 +183,7 @@ def test_long_prompts_are_fed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_no_more_logits_exist_at_once_than_allowed() -> None:
     target, draft = Spy(tiny_target(64)), Spy(tiny_target(64, seed=1))
-    options = MeasureOptions(batch_size=3, max_logits=64 * 3 * 4)
+    options = AcceptanceConfig(batch_size=3, max_logits=64 * 3 * 4)
     expected_acceptance(target, draft, ragged(64), options)
     for spy in (target, draft):
         assert max(spy.asked) == options.max_logits
@@ -195,14 +195,14 @@ def test_penalties_see_the_tokens_before_each_place() -> None:
     target, draft = TabularTarget(V, seed=0), TabularTarget(V, seed=1)
     sampler = Sampler(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.3)
     one = text([1, 2], [3, 1, 1, 4])
-    (found,) = expected_acceptance(target, draft, [one], MeasureOptions(sampler=sampler))
+    (found,) = expected_acceptance(target, draft, [one], AcceptanceConfig(sampler=sampler))
     for i, beta in enumerate(found):
         known = [*one.prompt, *one.tokens[:i]]
         history = [acceptance.History(tokens=known, num_prompt=2)]
         p, q = (sampler.law(m.logits_after(known)[None], history) for m in (target, draft))
         assert beta == pytest.approx(float(torch.minimum(p.probs(), q.probs()).sum()), abs=1e-12)
     plain = Sampler(temperature=0.8)
-    (other,) = expected_acceptance(target, draft, [one], MeasureOptions(sampler=plain))
+    (other,) = expected_acceptance(target, draft, [one], AcceptanceConfig(sampler=plain))
     assert np.abs(found - other).max() > 1e-3
 
 
@@ -247,7 +247,7 @@ def test_decoding_accepts_as_often_as_expected(top_p: float) -> None:
                 trials[b].append((len(made[b]), step.accepted[b]))
             made[b].extend(new)
     texts = [text(prompt, tokens) for prompt, tokens in zip(prompts, made, strict=True)]
-    betas = expected_acceptance(target, draft, texts, MeasureOptions(sampler=sampler))
+    betas = expected_acceptance(target, draft, texts, AcceptanceConfig(sampler=sampler))
     expected = np.concatenate([b[[at for at, _ in t]] for b, t in zip(betas, trials, strict=True)])
     accepted = np.array([took for t in trials for _, took in t])
     assert len(accepted) > 1500
@@ -340,7 +340,7 @@ def two_prompts() -> AcceptanceReport:
         text([2], [2, 2, 2, 2, 1], prompt_id="b", language="Korean", tag="x"),
         text([0], [2], prompt_id="a", language="French"),
     ]
-    options = MeasureOptions(gammas=(2, 4), cost_ratio=0.1)
+    options = AcceptanceConfig(gammas=(2, 4), cost_ratio=0.1)
     return measure_acceptance(target, draft, texts, options)
 
 
@@ -429,7 +429,7 @@ def test_a_text_that_does_not_fit_is_named(one: Trajectory, named: str) -> None:
 def test_options_that_mean_nothing_are_refused() -> None:
     for wrong in ({"gammas": ()}, {"gammas": (0,)}, {"batch_size": 0}):
         with pytest.raises(InputError):
-            MeasureOptions(**wrong)
+            AcceptanceConfig(**wrong)
 
 
 def test_the_law_of_a_point_mass_overlaps_with_itself_only() -> None:

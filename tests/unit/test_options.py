@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from draftsmith.cli import parse
 from draftsmith.commands._verbs import BenchOptions, GenerateOptions
 from draftsmith.config import flags_of, to_argv
-from draftsmith.core.config import SamplingOptions, TreeText
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.core.config import SamplingConfig, TreeText
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 BASE = ["--target", "T", "--prompt", "hello"]
 
@@ -87,7 +87,7 @@ def test_bench_refuses_in_one_sentence(words: list[str], message: str) -> None:
 def test_defaults_are_valid_and_code_from_the_hub_never_runs_by_default() -> None:
     options = parse("generate", BASE)
     options.validate()
-    assert options == GenerateOptions(model=ModelOptions(target="T"), prompt=("hello",))
+    assert options == GenerateOptions(model=ModelConfig(target="T"), prompt=("hello",))
     assert options.model.trust_remote_code is False
     assert options.temperature == 0.0
 
@@ -108,14 +108,14 @@ def test_lists_biases_and_trees_are_parsed(tmp_path: Path) -> None:
     assert isinstance(bench, BenchOptions)
     assert bench.temperatures() == (0.0, 0.8)
     assert bench.drafters() == ("none", "prompt_lookup")
-    assert SamplingOptions(logit_bias="17:-5,42:-inf").biases() == {17: -5.0, 42: -math.inf}
-    assert DraftingOptions(draft_tree="4,2,2,1").tree() == TreeText(widths=(4, 2, 2, 1))
-    assert DraftingOptions(draft_tree="10x3:59").tree() == TreeText(widths=(10, 10, 10), keep=59)
-    assert DraftingOptions(draft_length=3).tree() == TreeText(widths=(1, 1, 1))
-    assert DraftingOptions(draft_length="adaptive").tree() is None
+    assert SamplingConfig(logit_bias="17:-5,42:-inf").biases() == {17: -5.0, 42: -math.inf}
+    assert DraftingConfig(draft_tree="4,2,2,1").tree() == TreeText(widths=(4, 2, 2, 1))
+    assert DraftingConfig(draft_tree="10x3:59").tree() == TreeText(widths=(10, 10, 10), keep=59)
+    assert DraftingConfig(draft_length=3).tree() == TreeText(widths=(1, 1, 1))
+    assert DraftingConfig(draft_length="adaptive").tree() is None
     path = tmp_path / "tree.json"
     path.write_text("[[1], [0], [0, 0]]")
-    assert DraftingOptions(draft_tree=str(path)).tree() == TreeText(paths=((0,), (1,), (0, 0)))
+    assert DraftingConfig(draft_tree=str(path)).tree() == TreeText(paths=((0,), (1,), (0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_file_of_paths_is_checked(content: str, said: str, tmp_path: Path) -> 
     path = tmp_path / "tree.json"
     path.write_text(content)
     with pytest.raises(InputError, match=said):
-        DraftingOptions(draft_tree=str(path)).validate()
+        DraftingConfig(draft_tree=str(path)).validate()
 
 
 @pytest.mark.parametrize("text", ["", "3,x", "10x6", "0x3:4", "3x2:0", "2,0", "gone.json"])
 def test_a_tree_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--draft-tree"):
-        DraftingOptions(draft_tree=text).validate()
+        DraftingConfig(draft_tree=text).validate()
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_tree_that_is_none_is_refused(text: str) -> None:
 def test_a_tree_of_fixed_shape_is_drawn_and_one_that_grows_takes_the_best(
     tree: str, proposal: Literal["greedy", "sampled"] | None
 ) -> None:
-    DraftingOptions(draft_tree=tree, draft_proposal=proposal).validate()
+    DraftingConfig(draft_tree=tree, draft_proposal=proposal).validate()
 
 
 def test_drafter_options_go_to_the_drafter_they_name() -> None:
-    options = DraftingOptions(drafter_option=("lookahead.window=7", "prompt_lookup.max_ngram=3"))
+    options = DraftingConfig(drafter_option=("lookahead.window=7", "prompt_lookup.max_ngram=3"))
     assert options.assignments("lookahead", alone=False) == ("window=7",)
     assert options.assignments("independent:x", alone=False) == ()
-    assert DraftingOptions(drafter_option=("a=1",)).assignments("x:y", alone=True) == ("a=1",)
+    assert DraftingConfig(drafter_option=("a=1",)).assignments("x:y", alone=True) == ("a=1",)
 
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)
@@ -181,12 +181,12 @@ def test_options_become_flags_and_come_back(
     length: object,
 ) -> None:
     options = GenerateOptions(
-        model=ModelOptions(target="T", revision=revision, trust_remote_code=stream),
+        model=ModelConfig(target="T", revision=revision, trust_remote_code=stream),
         prompt=tuple(prompts),
         temperature=temperature,
         stream=stream,
-        sampling=SamplingOptions(logit_bias=f"{bias}:{bias}"),
-        drafting=DraftingOptions(draft_length=length),
+        sampling=SamplingConfig(logit_bias=f"{bias}:{bias}"),
+        drafting=DraftingConfig(draft_length=length),
     )
     assert parse("generate", to_argv(options)) == options
 

@@ -30,7 +30,7 @@ from transformers import (
 
 from draftsmith import cli
 from draftsmith.commands._verbs import PretrainOptions
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import student_config
 from draftsmith.distill.model_sizes import (
     PRESETS,
@@ -91,7 +91,7 @@ def test_weights_are_counted_from_config_json(name: str, tmp_path: Path) -> None
     config = read_config(tmp_path)
     assert count_parameters(config, "here") == weights(CONFIGS[name])
     for size, preset in PRESETS.items():
-        options = ArchitectureOptions(size=size, tokenizer=str(tmp_path))
+        options = ArchitectureConfig(size=size, tokenizer=str(tmp_path))
         student = student_config(options, vocab_size=320, end_id=0, pad_id=0, context=100)
         assert count_parameters(resized(config, preset), "here") == weights(student)
 
@@ -232,7 +232,7 @@ def test_a_small_budget_has_many_small_steps(plan: Any, tmp_path: Path, tokens: 
         steps = tokens / plans.batch_tokens
         assert plans.batch_tokens % plans.block_length == 0
         assert steps >= 1000 or plans.batch_tokens == plans.block_length
-        assert steps < 2000 or plans.batch_tokens == ScheduleOptions().batch_tokens
+        assert steps < 2000 or plans.batch_tokens == ScheduleConfig().batch_tokens
         assert 10 <= plans.warmup <= min(100, 0.1 * steps)
     rates = [plans.learning_rate for plans in trainings]
     assert 1.2e-3 < rates[2] < rates[1] < rates[0] < 1.6e-3, "small drafts learn at higher rates"
@@ -253,7 +253,7 @@ def test_large_drafts_learn_at_the_usual_rate(plan: Any, tmp_path: Path) -> None
     largest = [cli.parse("pretrain", words[2:]) for words in made if words[1] == "pretrain"][-1]
     assert isinstance(largest, PretrainOptions)
     assert found["rungs"][-1]["params"] > 13e9, "where the formula is below zero"
-    assert largest.training.learning_rate == ScheduleOptions().learning_rate
+    assert largest.training.learning_rate == ScheduleConfig().learning_rate
 
 
 def test_budgets_in_every_form(plan: Any, target: Path, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
 from draftsmith.drafters.causal_lm import causal_forward, document_positions
 from draftsmith.errors import BackendError, InputError
@@ -70,9 +70,9 @@ def options(corpus: Path, out: Path, **training: Any) -> PretrainOptions:
         "warmup": 5,
     }
     return PretrainOptions(
-        data=TextOptions(text=(str(corpus),), hold_out=0.2),
-        model=ArchitectureOptions(size="tiny", vocab_size=320),
-        training=ScheduleOptions(**(settings | training)),
+        data=TextConfig(text=(str(corpus),), hold_out=0.2),
+        model=ArchitectureConfig(size="tiny", vocab_size=320),
+        training=ScheduleConfig(**(settings | training)),
         out=out,
         dtype="float32",
         save_dtype="float32",
@@ -270,7 +270,7 @@ def test_a_drafter_takes_the_targets_tokenizer_and_family(
     trained: Path, corpus: Path, tmp_path: Path
 ) -> None:
     base = options(corpus, tmp_path, duration="3steps")
-    model = ArchitectureOptions(
+    model = ArchitectureConfig(
         tokenizer=str(trained), layers=1, heads=2, hidden=32, intermediate=48, size="tiny"
     )
     pretrain.run(replace(base, model=model))
@@ -285,7 +285,7 @@ def test_a_vocabulary_subset_keeps_frequent_and_end_tokens(
     trained: Path, corpus: Path, tmp_path: Path
 ) -> None:
     base = options(corpus, tmp_path, duration="3steps")
-    model = ArchitectureOptions(
+    model = ArchitectureConfig(
         tokenizer=str(trained), vocab_subset=60, layers=1, size="tiny", init=f"subclone:{trained}"
     )
     pretrain.run(replace(base, model=model))
@@ -332,7 +332,7 @@ def family(name: str) -> Any:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "opt"])
 def test_every_family_gives_a_smaller_sister_that_runs(name: str, tmp_path: Path) -> None:
     family(name).save_pretrained(tmp_path)
-    wanted = ArchitectureOptions(
+    wanted = ArchitectureConfig(
         tokenizer=str(tmp_path), layers=2, heads=2, kv_heads=1, hidden=32, intermediate=40
     )
     config = student_config(wanted, vocab_size=96, end_id=1, pad_id=1, context=64)
@@ -365,7 +365,7 @@ def test_first_weights_are_a_function_of_the_seed() -> None:
     ],
 )
 def test_dimensions_that_do_not_fit_are_refused(change: dict[str, int], message: str) -> None:
-    wanted = replace(ArchitectureOptions(), **change)
+    wanted = replace(ArchitectureConfig(), **change)
     with pytest.raises(InputError, match=message):
         student_config(wanted, vocab_size=300, end_id=0, pad_id=0, context=64)
 
@@ -426,7 +426,7 @@ def test_a_full_size_subclone_is_the_target(name: str) -> None:
 def test_a_smaller_subclone_is_finite(name: str, tmp_path: Path) -> None:
     target = build_student(family(name), seed=0)
     target.save_pretrained(tmp_path)
-    wanted = ArchitectureOptions(
+    wanted = ArchitectureConfig(
         tokenizer=str(tmp_path), layers=2, heads=2, kv_heads=1, hidden=32, intermediate=40
     )
     config = student_config(wanted, vocab_size=96, end_id=1, pad_id=1, context=64)
@@ -442,7 +442,7 @@ def test_a_subclone_of_a_trained_target_starts_better_than_random(
     losses = {}
     for init in ("random", f"subclone:{trained}"):
         out = tmp_path / init.split(":")[0]
-        model = ArchitectureOptions(
+        model = ArchitectureConfig(
             tokenizer=str(trained), layers=1, heads=2, hidden=48, intermediate=96, init=init
         )
         # One step at a rate of nothing: the first weights are what is measured.

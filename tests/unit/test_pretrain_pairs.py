@@ -13,9 +13,9 @@ from tests.unit.test_pretrain import options as pretrain_options
 from draftsmith.commands import pretrain
 from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.data import text
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.config import ArchitectureOptions
+from draftsmith.distill.config import ArchitectureConfig
 from draftsmith.errors import InputError
 
 
@@ -36,7 +36,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def options(pairs: Path, out: Path, *held: Path, **training: Any) -> PretrainOptions:
-    data = TextOptions(text=(str(pairs),), eval_text=tuple(map(str, held)))
+    data = TextConfig(text=(str(pairs),), eval_text=tuple(map(str, held)))
     return replace(pretrain_options(pairs, out, **training), data=data)
 
 
@@ -69,6 +69,6 @@ def test_a_line_that_is_no_example_is_named(tmp_path: Path) -> None:
 def test_a_vocabulary_subset_needs_plain_text(pairs: Path, tmp_path: Path) -> None:
     whole = options(pairs, tmp_path / "out", duration="2steps")
     pretrain.run(whole)
-    model = ArchitectureOptions(size="tiny", tokenizer=str(tmp_path / "out"), vocab_subset=300)
+    model = ArchitectureConfig(size="tiny", tokenizer=str(tmp_path / "out"), vocab_subset=300)
     with pytest.raises(InputError, match="--vocab-subset needs plain text"):
         pretrain.run(replace(whole, model=model, out=tmp_path / "subset"))

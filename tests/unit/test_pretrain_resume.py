@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from draftsmith.commands import pretrain
 from draftsmith.commands._verbs import PretrainOptions
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.callbacks import Callback
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.errors import InputError
 
 
@@ -35,11 +35,11 @@ def corpus(tmp_path: Path) -> Path:
 def options(corpus: Path, out: Path, vocab_size: int = 300, **training: Any) -> PretrainOptions:
     settings = {"duration": "10steps", "block_length": 16, "batch_tokens": 64, "warmup": 1}
     return PretrainOptions(
-        data=TextOptions(text=(str(corpus),), hold_out=0.0),
-        model=ArchitectureOptions(
+        data=TextConfig(text=(str(corpus),), hold_out=0.0),
+        model=ArchitectureConfig(
             size="tiny", layers=1, heads=2, hidden=16, intermediate=16, vocab_size=vocab_size
         ),
-        training=ScheduleOptions(**(settings | training)),
+        training=ScheduleConfig(**(settings | training)),
         out=out,
         dtype="float32",
         save_every=100,

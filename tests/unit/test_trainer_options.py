@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftsmith.core.types import FullLaws, TopLaws, TrajectoryBatch
 from draftsmith.distill import trainer_config
-from draftsmith.distill.config import ScheduleOptions
+from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.distributed import to_device
 from draftsmith.distill.trainer import Trainer
 from draftsmith.distill.trainer_config import (
@@ -140,5 +140,5 @@ def test_the_tiny_llama_of_these_tests_has_a_frozen_parameter_and_tied_ones() ->
 
 def test_deepspeed_is_refused_and_what_replaces_it_is_named() -> None:
     with pytest.raises(InputError, match=r"--deepspeed .*cannot resume.* --parallel sharded"):
-        ScheduleOptions(deepspeed=Path("ds.json")).validate()
-    ScheduleOptions().validate()
+        ScheduleConfig(deepspeed=Path("ds.json")).validate()
+    ScheduleConfig().validate()

@@ -25,7 +25,7 @@ from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
 from draftsmith.commands._tune_verb import TuneOptions
 from draftsmith.core.sampling import Sampler
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.tune import Candidate, Measurement, Tuning
 from draftsmith.targets import registry
@@ -211,7 +211,7 @@ def tuned(models: Path, out: Path, *more: str) -> Tuning:
     return tune.open_tuner(options).tune()
 
 
-def candidates(names: Sequence[str], drafting: DraftingOptions, target: Any) -> Any:
+def candidates(names: Sequence[str], drafting: DraftingConfig, target: Any) -> Any:
     arms = open_drafters(names, dataclasses.replace(drafting, draft_length="auto"), target)
     return tuner.candidates_of(names, arms, drafting, 4)
 
@@ -308,7 +308,7 @@ def test_lengths_between_those_tried() -> None:
 
 def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None:
     target = load_target(str(models / "target"))
-    drafting = DraftingOptions(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
+    drafting = DraftingConfig(draft_proposal="sampled", drafter_option=("prompt_lookup.length=7",))
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
     lookup, model = candidates(names, drafting, target)
     assert lookup.chain.drafter.config.length == 7
@@ -351,7 +351,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
 def test_trees_share_the_weights_of_their_chain(models: Path) -> None:
     target = load_target(str(models / "target"))
     names = [f"independent:{models / 'draft'}"]
-    (entrant,) = candidates(names, DraftingOptions(), target)
+    (entrant,) = candidates(names, DraftingConfig(), target)
     chain = entrant.chain.drafter
     assert chain.config.proposal == "sampled"
     assert entrant.trees

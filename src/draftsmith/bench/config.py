@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftsmith.config import OptionGroup, at_least, each_at_least, parse_list, require
-from draftsmith.core.config import SamplingOptions, check_temperature
-from draftsmith.drafters.config import DraftingOptions
-from draftsmith.targets.config import ModelOptions
+from draftsmith.config import Configuration, at_least, each_at_least, parse_list, require
+from draftsmith.core.config import SamplingConfig, check_temperature
+from draftsmith.drafters.config import DraftingConfig
+from draftsmith.targets.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig(OptionGroup):
+class BenchConfig(Configuration):
     """A measurement: what is compared, on which prompts, how often."""
 
-    model: ModelOptions
+    model: ModelConfig
     drafter: str = "none,prompt_lookup"
     """Drafters to compare, separated by commas (see `draftsmith generate --help`)."""
     suite: str
@@ -39,8 +39,8 @@ class BenchConfig(OptionGroup):
     acceptance of draft models, for `draftsmith plan`, in place of speed."""
     out: Path = Path("runs/bench")
     """Folder for report.html, summary.json, records.jsonl and run.json."""
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    drafting: DraftingOptions = field(default_factory=DraftingOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
 
     def drafters(self) -> tuple[str, ...]:
         return parse_list(self.drafter, str, name="--drafter")
@@ -69,10 +69,10 @@ class BenchConfig(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig(OptionGroup):
+class TuneConfig(Configuration):
     """A search: which drafters, on which prompts, up to which length."""
 
-    model: ModelOptions
+    model: ModelConfig
     drafter: str
     """Drafters to choose among, separated by commas (see `draftsmith generate --help`)."""
     suite: str
@@ -89,8 +89,8 @@ class TuneConfig(OptionGroup):
     """Drafted tokens in the longest chains that are tried."""
     out: Path = Path("runs/tune")
     """Folder for tune.json, run.json and figures."""
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    drafting: DraftingOptions = field(default_factory=DraftingOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
 
     def drafters(self) -> tuple[str, ...]:
         return parse_list(self.drafter, str, name="--drafter")

@@ -12,7 +12,7 @@ from draftsmith.bench.step_costs import LONGEST
 from draftsmith.core.types import LengthPolicy, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.base import Drafter, training_options
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
@@ -24,7 +24,7 @@ _OWN_SHAPE: dict[str, Any] = {"draft_length": None, "draft_tree": None}
 
 
 def open_drafters(
-    names: Sequence[str], options: DraftingOptions, target: BindableTarget
+    names: Sequence[str], options: DraftingConfig, target: BindableTarget
 ) -> tuple[Arm, ...]:
     """Load and bind the drafters.
 
@@ -93,7 +93,7 @@ def _undrawn(name: str, arm: Arm) -> str | None:
     )
 
 
-def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: bool) -> str | None:
+def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bool) -> str | None:
     """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
     shape = _shape(options) or TreeShape()
     longest = drafter.longest
@@ -117,7 +117,7 @@ def _unusable(name: str, drafter: Drafter, options: DraftingOptions, *, alone: b
     return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
 
 
-def _shape(options: DraftingOptions) -> TreeShape | None:
+def _shape(options: DraftingConfig) -> TreeShape | None:
     """What --draft-length or --draft-tree asks for; None: the drafter's own."""
     asked = options.tree()
     if asked is None:
@@ -125,7 +125,7 @@ def _shape(options: DraftingOptions) -> TreeShape | None:
     return TreeShape(widths=asked.widths, paths=asked.paths, keep=asked.keep)
 
 
-def _shaped(name: str, drafter: Drafter, options: DraftingOptions, target: Target) -> Arm:
+def _shaped(name: str, drafter: Drafter, options: DraftingConfig, target: Target) -> Arm:
     shape = _shape(options)
     policy: LengthPolicy | None = None
     if options.draft_length == "auto":  # the policy comes when costs are known: `_auto_length`

@@ -21,8 +21,8 @@ from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import Proposal
 from draftsmith.core.verify_step import make_rule
 from draftsmith.distill.acceptance import (
+    AcceptanceConfig,
     AcceptanceReport,
-    MeasureOptions,
     measure_acceptance,
 )
 from draftsmith.distill.trajectories.types import Trajectory
@@ -81,7 +81,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
         return None
     shape = arm.used_shape
     gamma = shape.depth if shape.is_chain and shape.depth and arm.policy is None else None
-    options = MeasureOptions(
+    options = AcceptanceConfig(
         sampler=sampler,
         batch_size=bench.plan.batch_size,
         gammas=(gamma or 1,),

@@ -42,7 +42,7 @@ from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import DraftsmithError, InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import (
@@ -276,7 +276,7 @@ def _structure(model: nn.Module) -> str:
 
 def with_controllers(
     arms: Sequence[Arm],
-    drafting: DraftingOptions,
+    drafting: DraftingConfig,
     target: Target,
     sampler: Sampler,
     workload: Workload,

@@ -32,7 +32,7 @@ from draftsmith.core.generation import DraftCounts
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.plan.tune import (
@@ -110,7 +110,7 @@ class CandidateDrafter:
 
 
 def candidates_of(
-    names: Sequence[str], arms: Sequence[Arm], options: DraftingOptions, longest: int
+    names: Sequence[str], arms: Sequence[Arm], options: DraftingConfig, longest: int
 ) -> tuple[CandidateDrafter, ...]:
     """Each drafter with chains of at most `longest` tokens, and with its trees."""
     candidates = []
@@ -132,7 +132,7 @@ def candidates_of(
     return tuple(candidates)
 
 
-def _trees(name: str, chain: Arm, options: DraftingOptions) -> tuple[CandidateShape, ...]:
+def _trees(name: str, chain: Arm, options: DraftingConfig) -> tuple[CandidateShape, ...]:
     """Return trees, drawn in the way that is best verified unless the user chose one."""
     arm, proposal = chain, options.draft_proposal
     if proposal is None and proposal_of(chain.drafter):

@@ -12,7 +12,7 @@ from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import MINI, check_prompt
 from draftsmith.live.config import MaskConfig, PromptConfig, RedraftConfig
 from draftsmith.serve.config import SessionLimits
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
 
@@ -21,7 +21,7 @@ Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", 
 class LiveTranslateOptions(VerbOptions):
     """Translate what comes in on stdin, anew with every line, drafting with the last output."""
 
-    model: ModelOptions
+    model: ModelConfig
     format: Feed = "lines"
     """Of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what a
     recogniser sends."""
@@ -110,7 +110,7 @@ class LiveReplayOptions(VerbOptions):
 
     stream: Annotated[Path, Leading]
     """What `live make-stream` wrote, or a recording of the same form."""
-    model: ModelOptions
+    model: ModelConfig
     compare: str = "ar,ssbd"
     """ar: re-translation without drafts, the base of speed-ups. ssbd: with the last output."""
     bias: str = "0.2"
@@ -178,7 +178,7 @@ class LiveScoreOptions(VerbOptions):
 class LiveServeOptions(VerbOptions):
     """Serve live translation: a WebSocket for programs, a page for people."""
 
-    model: ModelOptions
+    model: ModelConfig
     host: str = "127.0.0.1"
     """Address to listen at; the default is this machine alone."""
     port: int = 8765

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftsmith.core.config import SamplingOptions
+from draftsmith.core.config import SamplingConfig
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.errors import InputError
 from draftsmith.targets.base import BindableTarget, Target
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
     from draftsmith.targets.hf import HFTarget
 
 
-def open_target(model: ModelOptions) -> BindableTarget:
+def open_target(model: ModelConfig) -> BindableTarget:
     """Load the target, without the progress bars of transformers."""
     from draftsmith.targets.hf import quieten
     from draftsmith.targets.registry import open_target as open_named
@@ -31,7 +31,7 @@ def open_target(model: ModelOptions) -> BindableTarget:
     )
 
 
-def open_model(model: ModelOptions) -> HFTarget:
+def open_model(model: ModelConfig) -> HFTarget:
     """As `open_target`, for verbs that read the modules of a transformers model.
 
     Raises:
@@ -53,7 +53,7 @@ def prediction(prompt: Prompt, target: Target, turn: int = 0) -> tuple[int, ...]
     return tuple(target.tokenizer.encode(expected[0], add_special_tokens=False))
 
 
-def make_sampler(temperature: float, sampling: SamplingOptions) -> Sampler:
+def make_sampler(temperature: float, sampling: SamplingConfig) -> Sampler:
     return Sampler(
         temperature=temperature,
         top_k=sampling.top_k,

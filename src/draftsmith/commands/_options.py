@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftsmith.config import OptionGroup
+from draftsmith.config import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerbOptions(OptionGroup):
+class VerbOptions(Configuration):
     """What every verb takes."""
 
     json: bool = False

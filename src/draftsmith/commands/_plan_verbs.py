@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import (
+    Configuration,
     Leading,
     Many,
-    OptionGroup,
     at_least,
     parse_count,
     parse_list,
@@ -23,7 +23,7 @@ TableName = Literal["1", "2", "3", "4", "5", "6", "7", "8", "9", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LawsOptions(OptionGroup):
+class LawsOptions(Configuration):
     """The laws that a plan goes by."""
 
     coefficients: str | None = None

@@ -23,16 +23,16 @@ from draftsmith.config import (
     require,
     unused,
 )
-from draftsmith.core.config import SamplingOptions, check_temperature
+from draftsmith.core.config import SamplingConfig, check_temperature
 from draftsmith.distill.config import (
-    BadPromptOptions,
+    BadPromptConfig,
     DistillConfig,
-    KeptOptions,
+    KeptConfig,
     PretrainConfig,
-    ScaleOptions,
+    ScaleConfig,
 )
-from draftsmith.drafters.config import DraftingOptions
-from draftsmith.targets.config import ModelOptions
+from draftsmith.drafters.config import DraftingConfig
+from draftsmith.targets.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class QuickstartOptions(VerbOptions):
 class GenerateOptions(VerbOptions):
     """Continue prompts with a target and a drafter, without changing what the target says."""
 
-    model: ModelOptions
+    model: ModelConfig
     drafter: str = "none"
     """none, prompt_lookup, lookahead, independent:MODEL, prediction, or a draft model's folder."""
     prompt: Many = ()
@@ -87,8 +87,8 @@ class GenerateOptions(VerbOptions):
     """0 takes the most probable token; 1 draws from the model's own law."""
     stream: bool = False
     """Print tokens as they come; drafted tokens that were accepted are coloured."""
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    drafting: DraftingOptions = field(default_factory=DraftingOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
 
     def validate(self) -> None:
         super().validate()
@@ -125,7 +125,7 @@ class PretrainOptions(PretrainConfig, VerbOptions):
 class CollectOptions(VerbOptions):
     """Collect what a target says: trajectories and laws to distil a draft model from."""
 
-    model: ModelOptions
+    model: ModelConfig
     prompts: Path
     """Prompts: JSONL or one per line, also .gz and .xz."""
     limit: int | None = None
@@ -150,13 +150,13 @@ class CollectOptions(VerbOptions):
     """With --beams: compare by score / length ** this."""
     gold: bool = False
     """Take the field `reference` of the prompts as continuations."""
-    kept: KeptOptions = field(default_factory=KeptOptions)
+    kept: KeptConfig = field(default_factory=KeptConfig)
     max_new_tokens: int = 256
     """Longest continuation; a longer reference of --gold is cut there, and counted."""
     batch_size: int = 16
     """Texts that are continued together."""
-    scale: ScaleOptions = field(default_factory=ScaleOptions)
-    bad_prompts: BadPromptOptions = field(default_factory=BadPromptOptions)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    bad_prompts: BadPromptConfig = field(default_factory=BadPromptConfig)
     seed: int = 0
     """Seed of all draws."""
 

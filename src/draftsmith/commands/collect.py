@@ -50,7 +50,7 @@ from draftsmith.distill.trajectories.workers import (
 )
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, portable_text, refuse_file, start_run
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 SAID_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
@@ -272,14 +272,14 @@ def make_backend(
 
 
 def _transformers(
-    model: ModelOptions, batch_size: int, on_done: Callable[[int, int], None] | None
+    model: ModelConfig, batch_size: int, on_done: Callable[[int, int], None] | None
 ) -> Backend:
     from draftsmith.distill.trajectories.collect import TransformersBackend
 
     return TransformersBackend(open_target(model), batch_size=batch_size, on_done=on_done)
 
 
-def _vllm(model: ModelOptions) -> Backend:
+def _vllm(model: ModelConfig) -> Backend:
     from draftsmith.distill.trajectories.vllm import VllmBackend
 
     if model.dtype == "float64":

@@ -98,8 +98,8 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.acceptance import MeasureOptions, measure_acceptance
-from draftsmith.distill.config import KeptOptions, ScaleOptions, ScheduleOptions
+from draftsmith.distill.acceptance import AcceptanceConfig, measure_acceptance
+from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
 from draftsmith.distill.students import open_student
 from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.distill.trajectories.collect import TransformersBackend
@@ -109,7 +109,7 @@ from draftsmith.distill.trajectories.types import (
     CollectSettings,
     Trajectory,
 )
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import (
@@ -123,7 +123,7 @@ from draftsmith.provenance import (
     write_json_atomic,
 )
 from draftsmith.targets.base import Target
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget
 
 BEFORE, AFTER = "shipped draft", "distilled draft"
@@ -214,10 +214,10 @@ def alphas(target: Target, draft: Path, texts: Texts) -> dict[float, float]:
         BackendError: the folder holds no model that can be loaded.
     """
     dtype: Any = str(target.dtype).removeprefix("torch.")
-    model = open_model(ModelOptions(target=str(draft), dtype=dtype, device=str(target.device)))
+    model = open_model(ModelConfig(target=str(draft), dtype=dtype, device=str(target.device)))
     return {
         temperature: measure_acceptance(
-            target, model, some, MeasureOptions(sampler=Sampler(temperature=temperature))
+            target, model, some, AcceptanceConfig(sampler=Sampler(temperature=temperature))
         ).alpha
         for temperature, some in texts.items()
     }
@@ -334,15 +334,15 @@ def collect(
     path = folder / "prompts.jsonl"
     append_jsonl(path, *({"id": prompt.id, "text": prompt.text} for prompt in chosen))
     options = CollectOptions(
-        model=ModelOptions(target=source),
+        model=ModelConfig(target=source),
         prompts=path,
         out=folder / "store",
         samples=1,
         temperatures=",".join(f"{temperature:g}" for temperature in temperatures),
-        kept=KeptOptions(top_k=min(TOP_K, target.vocab_size)),
+        kept=KeptConfig(top_k=min(TOP_K, target.vocab_size)),
         max_new_tokens=max_new_tokens,
         batch_size=BATCH,
-        scale=ScaleOptions(shard_size=BATCH),
+        scale=ScaleConfig(shard_size=BATCH),
         seed=seed,
     )
     options.validate()
@@ -415,7 +415,7 @@ def distil(
         drafter=draft,
         store=(collected.store,),
         out=folder / "draft",
-        training=ScheduleOptions(
+        training=ScheduleConfig(
             duration=f"{TRIAL_STEPS}steps",
             block_length=block,
             batch_tokens=BATCH_BLOCKS * block,
@@ -529,7 +529,7 @@ def set_scene(options: QuickstartOptions, num_prompts: int) -> Scene:
     models = find_models(options.models)
     check_out(options.out)
     prompts = held_out_prompts(options.limit or num_prompts)
-    target = open_model(ModelOptions(target=str(models / "target")))
+    target = open_model(ModelConfig(target=str(models / "target")))
     return Scene(
         options=options,
         console=Console(highlight=False),
@@ -537,7 +537,7 @@ def set_scene(options: QuickstartOptions, num_prompts: int) -> Scene:
         models=models,
         target=target,
         draft=open_draft(models / "draft", target),
-        rivals=open_drafters(("prompt_lookup", "lookahead"), DraftingOptions(), target),
+        rivals=open_drafters(("prompt_lookup", "lookahead"), DraftingConfig(), target),
         items=tuple(Item(prompt=p.id, tokens=encode(p, target)) for p in prompts),
         samplers=tuple(Sampler(temperature=t) for t in options.temperatures()),
     )
@@ -545,7 +545,7 @@ def set_scene(options: QuickstartOptions, num_prompts: int) -> Scene:
 
 def open_draft(folder: Path, target: HFTarget) -> Arm:
     """A draft model that drafts as far as pays, which the distilled one may do further."""
-    drafting = DraftingOptions(draft_length=DRAFT_LENGTH)
+    drafting = DraftingConfig(draft_length=DRAFT_LENGTH)
     (arm,) = open_drafters((f"independent:{folder}",), drafting, target)
     return arm
 

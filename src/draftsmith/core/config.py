@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol, Self
 
-from draftsmith.config import OptionGroup, parse_list, require
+from draftsmith.config import Configuration, parse_list, require
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import RULES as INSTALLED_RULES
 from draftsmith.plugins import plugin_names
@@ -119,7 +119,7 @@ def check_rule_name(name: str, built_in: Sequence[str], flag: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions(OptionGroup):
+class SamplingConfig(Configuration):
     """What turns logits into the law that is drawn from, beside the temperature."""
 
     top_k: int = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftsmith.config import OptionGroup, require
+from draftsmith.config import Configuration, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(OptionGroup):
+class TextConfig(Configuration):
     """What is learnt from, and what is held out."""
 
     text: tuple[str, ...]

@@ -38,7 +38,7 @@ Betas = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasureOptions:
+class AcceptanceConfig:
     """What is asked, and how much memory the answer may take."""
 
     sampler: Sampler = field(default_factory=lambda: Sampler(temperature=1.0))
@@ -138,7 +138,7 @@ def measure_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    options: MeasureOptions | None = None,
+    options: AcceptanceConfig | None = None,
     *,
     vocabularies: Vocabularies | None = None,
 ) -> AcceptanceReport:
@@ -152,7 +152,7 @@ def measure_acceptance(
     Raises:
         InputError: nothing to measure, a text that does not fit, or vocabularies that differ.
     """
-    options = options or MeasureOptions()
+    options = options or AcceptanceConfig()
     betas = expected_acceptance(target, draft, trajectories, options, vocabularies=vocabularies)
     return _report(trajectories, betas, options)
 
@@ -162,12 +162,12 @@ def expected_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    options: MeasureOptions | None = None,
+    options: AcceptanceConfig | None = None,
     *,
     vocabularies: Vocabularies | None = None,
 ) -> list[Betas]:
     """Per trajectory, beta at each of its tokens. As `measure_acceptance`, without the summing."""
-    options = options or MeasureOptions()
+    options = options or AcceptanceConfig()
     ids = shared_vocabulary(draft, target) if vocabularies is None else vocabularies
     for one in trajectories:
         _check(one, target, draft)
@@ -302,7 +302,7 @@ def _check(one: Trajectory, target: Target, draft: Target) -> None:
 
 
 def _report(
-    trajectories: Sequence[Trajectory], betas: Sequence[Betas], options: MeasureOptions
+    trajectories: Sequence[Trajectory], betas: Sequence[Betas], options: AcceptanceConfig
 ) -> AcceptanceReport:
     pairs = [(one, beta) for one, beta in zip(trajectories, betas, strict=True) if len(beta)]
     if not pairs:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from draftsmith.config import (
+    Configuration,
     Duration,
     Many,
-    OptionGroup,
     at_least,
     each_at_least,
     parse_bytes,
@@ -18,14 +18,14 @@ from draftsmith.config import (
     require,
     unused,
 )
-from draftsmith.data.config import TextOptions
+from draftsmith.data.config import TextConfig
 
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]
 """Presets of `pretrain`; see `distill/model_sizes.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchitectureOptions(OptionGroup):
+class ArchitectureConfig(Configuration):
     """The model; a dimension that is left out comes from --size."""
 
     size: Size = "8m"
@@ -65,7 +65,7 @@ class ArchitectureOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(OptionGroup):
+class ScheduleConfig(Configuration):
     """How long, in what batches, at what rate."""
 
     duration: str = "1epochs"
@@ -123,7 +123,7 @@ class ScheduleOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadPromptOptions(OptionGroup):
+class BadPromptConfig(Configuration):
     """What becomes of prompts of a file that cannot be used."""
 
     on_bad_prompt: Literal["skip", "error"] = "skip"
@@ -131,7 +131,7 @@ class BadPromptOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptOptions(OptionGroup):
+class KeptConfig(Configuration):
     """What is kept of every place of a trajectory, beside its token."""
 
     top_k: int = 50
@@ -150,7 +150,7 @@ class KeptOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleOptions(OptionGroup):
+class ScaleConfig(Configuration):
     """How a collection is divided, who computes it, and how large it may become."""
 
     shard_size: int = 256
@@ -177,7 +177,7 @@ class ScaleOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittingOptions(OptionGroup):
+class FittingConfig(Configuration):
     """Which texts of a store are learnt from, and how they are put into blocks."""
 
     on_bad_shard: Literal["stop", "skip"] = "stop"
@@ -195,7 +195,7 @@ class FittingOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImitationOptions(OptionGroup):
+class ImitationConfig(Configuration):
     """What a drafter over hidden states learns beside the divergence; left out: as published."""
 
     token_weight: float | None = None
@@ -213,7 +213,7 @@ class ImitationOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivergenceOptions(OptionGroup):
+class DivergenceConfig(Configuration):
     """What the draft model is trained for."""
 
     objective: str = "kl"
@@ -235,12 +235,12 @@ class DivergenceOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(OptionGroup):
+class PretrainConfig(Configuration):
     """A pretraining: the text, the model and the training."""
 
-    data: TextOptions
-    model: ArchitectureOptions = field(default_factory=ArchitectureOptions)
-    training: ScheduleOptions = field(default_factory=ScheduleOptions)
+    data: TextConfig
+    model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    training: ScheduleConfig = field(default_factory=ScheduleConfig)
     out: Path
     """Folder for the model; an interrupted run with the same --out continues."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -264,7 +264,7 @@ class PretrainConfig(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(OptionGroup):
+class DistillConfig(Configuration):
     """A distillation: the target, the drafter, the data, the objective and the training."""
 
     target: str
@@ -280,7 +280,7 @@ class DistillConfig(OptionGroup):
     """Let the target continue --prompts while training, anew for every step."""
     prompts: Path | None = None
     """With --online: JSONL or one per line, also .gz and .xz."""
-    bad_prompts: BadPromptOptions = field(default_factory=BadPromptOptions)
+    bad_prompts: BadPromptConfig = field(default_factory=BadPromptConfig)
     on_policy: float = 0.0
     """With --online: the share of prompts that the draft model continues itself."""
     prompts_per_step: int = 8
@@ -292,9 +292,9 @@ class DistillConfig(OptionGroup):
     """With --online: longest continuation."""
     laws: Literal["store", "teacher"] = "store"
     """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
-    fitting: FittingOptions = field(default_factory=FittingOptions)
-    objective: DivergenceOptions = field(default_factory=lambda: DivergenceOptions())
-    imitation: ImitationOptions = field(default_factory=lambda: ImitationOptions())
+    fitting: FittingConfig = field(default_factory=FittingConfig)
+    objective: DivergenceConfig = field(default_factory=lambda: DivergenceConfig())
+    imitation: ImitationConfig = field(default_factory=lambda: ImitationConfig())
     aggregate: Literal["per_beam", "mixture"] = "per_beam"
     """Several trajectories: each has its own laws, or all the mean of theirs."""
     beam_weights: Literal["uniform", "score"] = "uniform"
@@ -307,8 +307,8 @@ class DistillConfig(OptionGroup):
     """With --text: its share of --batch-tokens; with --online it stands beside the prompts."""
     hold_out: float = 0.05
     """Share of prompts, by a hash of their tokens, on which acceptance is measured."""
-    training: ScheduleOptions = field(
-        default_factory=lambda: ScheduleOptions(
+    training: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(
             duration="3epochs",
             block_length=512,
             batch_tokens=8192,

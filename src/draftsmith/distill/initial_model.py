@@ -29,13 +29,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from draftsmith.distill.config import ArchitectureOptions
+from draftsmith.distill.config import ArchitectureConfig
 from draftsmith.distill.model_sizes import PRESETS
 from draftsmith.errors import BackendError, InputError
 
 
 def student_config(
-    options: ArchitectureOptions, *, vocab_size: int, end_id: int, pad_id: int, context: int
+    options: ArchitectureConfig, *, vocab_size: int, end_id: int, pad_id: int, context: int
 ) -> PretrainedConfig:
     """The configuration of the new model. Raises InputError when dimensions do not fit together."""
     preset = PRESETS[options.size]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.config import DistillConfig, ImitationOptions
+from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import Lesson
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
 from draftsmith.distill.objectives.base import Objective
@@ -126,7 +126,7 @@ class ModelStudent(Student):
     def __init__(self, options: DistillConfig, tokenizer: Any) -> None:
         if options.drafter_option:
             raise InputError("--drafter-option is for drafters with options, not for draft models")
-        if options.imitation != ImitationOptions():
+        if options.imitation != ImitationConfig():
             raise InputError(
                 "--token-weight, --feature-weight and --top-weight are for drafters over hidden "
                 "states: a draft model learns the divergence alone"

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig
 
-from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleOptions
+from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleConfig
 from draftsmith.distill.trainer_config import (
     TrainerConfig,
     make_accelerator,
@@ -40,7 +40,7 @@ def trackers(report_to: str) -> list[str]:
 
 
 def start_accelerator(
-    options: PretrainConfig | DistillConfig, training: ScheduleOptions
+    options: PretrainConfig | DistillConfig, training: ScheduleConfig
 ) -> Accelerator:
     """Return the devices, processes, mixed precision and trackers of this run."""
     names = trackers(options.report_to)
@@ -86,7 +86,7 @@ def text_config(source: str, revision: str | None = None, trust_remote_code: boo
     return config.get_text_config(decoder=True)
 
 
-def check_parts(training: ScheduleOptions, rows: int, what: str) -> None:
+def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:
     """InputError for more parts of a step than it has rows; `what`: these, by their flags."""
     passes, processes = training.gradient_accumulation, started()
     parts = passes * processes
@@ -99,7 +99,7 @@ def check_parts(training: ScheduleOptions, rows: int, what: str) -> None:
 
 
 def trainer_config(
-    options: PretrainConfig | DistillConfig, training: ScheduleOptions, steps: int
+    options: PretrainConfig | DistillConfig, training: ScheduleConfig, steps: int
 ) -> TrainerConfig:
     """Settings of the training loop for this many steps."""
     return TrainerConfig(

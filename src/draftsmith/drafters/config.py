@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from draftsmith.config import Many, OptionGroup, Range, require
+from draftsmith.config import Configuration, Many, Range, require
 from draftsmith.core.config import LOSSY_RULES, RULES, TreeText, check_rule_name, parse_tree
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftingOptions(OptionGroup):
+class DraftingConfig(Configuration):
     """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
 
     draft_length: int | Literal["adaptive", "auto"] | Range | None = None

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from draftsmith.config import OptionGroup, at_least, require
+from draftsmith.config import Configuration, at_least, require
 from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import check_prompt
 from draftsmith.errors import InputError
@@ -19,7 +19,7 @@ Unit = Literal["token", "word", "char"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptConfig(OptionGroup):
+class PromptConfig(Configuration):
     """How a source becomes a prompt."""
 
     language: str = "German"
@@ -38,7 +38,7 @@ class PromptConfig(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RedraftConfig(OptionGroup):
+class RedraftConfig(Configuration):
     """How the last output is drafted from."""
 
     final_bias: float | None = None
@@ -68,7 +68,7 @@ class RedraftConfig(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskConfig(OptionGroup):
+class MaskConfig(Configuration):
     """What is on the screen before a segment is final."""
 
     mask_k: int = 0

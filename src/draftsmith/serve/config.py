@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftsmith.config import OptionGroup, at_least, require
+from draftsmith.config import Configuration, at_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionLimits(OptionGroup):
+class SessionLimits(Configuration):
     """How many sessions a server keeps, and for how long."""
 
     sessions: int = 32

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from draftsmith.config import OptionGroup, require
+from draftsmith.config import Configuration, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(OptionGroup):
+class ModelConfig(Configuration):
     """The target: the model whose output law is preserved."""
 
     target: str

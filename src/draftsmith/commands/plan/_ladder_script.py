@@ -25,13 +25,13 @@ from draftsmith.commands._verbs import (
     PretrainOptions,
 )
 from draftsmith.config import to_argv
-from draftsmith.data.config import TextOptions
-from draftsmith.distill.config import ArchitectureOptions, ScheduleOptions
+from draftsmith.data.config import TextConfig
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.model_sizes import PRESETS, Preset
-from draftsmith.drafters.config import DraftingOptions
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Ladder, Rung
-from draftsmith.targets.config import ModelOptions
+from draftsmith.targets.config import ModelConfig
 
 VARIABLES = {
     "$TARGET": "folder or hub id of the target",
@@ -42,7 +42,7 @@ VARIABLES = {
 }
 KINDS = ("pretrained", "distilled")
 _LENGTHS = "1..9"
-_USUAL = ScheduleOptions()
+_USUAL = ScheduleConfig()
 _STEPS, _WARMUP = 1000, 0.1
 """A pre-training should have so many steps, and warm up for this share of them at most."""
 
@@ -77,7 +77,7 @@ def commands(
     it is known."""
     out, target = options.out, options.target or "$TARGET"
     suite = options.suite or "$SUITE"
-    model = ModelOptions(target=target)
+    model = ModelConfig(target=target)
     store = out / "store"
     collect = CollectOptions(model=model, prompts=options.prompts or Path("$PROMPTS"), out=store)
     made = [Command(verb="collect", options=collect, made=store / "run.json")]
@@ -90,7 +90,7 @@ def commands(
         drafter=",".join(name for both in drafts for name in both),
         suite=suite,
         perplexity=options.eval_text or ("$EVAL_TEXT",),
-        drafting=DraftingOptions(draft_length=_LENGTHS),
+        drafting=DraftingConfig(draft_length=_LENGTHS),
         temperature="0",
         out=out / "observations",
     )
@@ -99,7 +99,7 @@ def commands(
             model=model,
             drafter=",".join(both),
             suite=suite,
-            drafting=DraftingOptions(draft_length=rung.gamma),
+            drafting=DraftingConfig(draft_length=rung.gamma),
             temperature="0",
             out=out / f"{rung.size}-bench",
         )
@@ -129,12 +129,12 @@ def script(made: Sequence[Command], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureOptions:
+def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig:
     """By --size where that says it all, else dimension by dimension."""
     size: Any = name
     if size in PRESETS:
-        return ArchitectureOptions(size=size, tokenizer=target)
-    return ArchitectureOptions(
+        return ArchitectureConfig(size=size, tokenizer=target)
+    return ArchitectureConfig(
         layers=shape.layers,
         heads=shape.heads,
         hidden=shape.hidden,
@@ -146,7 +146,7 @@ def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureOption
 def _train(
     options: PlanLadderOptions,
     rung: Rung,
-    architecture: ArchitectureOptions,
+    architecture: ArchitectureConfig,
     store: Path,
     context: int | None,
 ) -> list[Command]:
@@ -154,7 +154,7 @@ def _train(
     assert target is not None, "a draft speaks the target's language"
     pretrained, distilled = (draft_folder(options.out, rung.size, kind) for kind in KINDS)
     pretrain = PretrainOptions(
-        data=TextOptions(text=options.text or ("$TEXT",), eval_text=options.eval_text),
+        data=TextConfig(text=options.text or ("$TEXT",), eval_text=options.eval_text),
         model=architecture,
         training=_schedule(round(rung.tokens), rung.params, context),
         out=pretrained,
@@ -166,7 +166,7 @@ def _train(
     ]
 
 
-def _schedule(tokens: int, params: float, context: int | None) -> ScheduleOptions:
+def _schedule(tokens: int, params: float, context: int | None) -> ScheduleConfig:
     """As usual; with smaller steps where the usual ones would be few, and a higher rate below some
     6 B parameters: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6, where
     N leaves embeddings out; a factor of two in N is 1e-4 here).
@@ -184,7 +184,7 @@ def _schedule(tokens: int, params: float, context: int | None) -> ScheduleOption
             f"{tokens} tokens for a draft are less than one step of {batch}: give a larger budget"
         )
     rate = 0.003239 - 0.0001395 * math.log(params)
-    return ScheduleOptions(
+    return ScheduleConfig(
         duration=f"{tokens}tokens",
         block_length=block,
         batch_tokens=batch,

@@ -20,7 +20,7 @@ from transformers.utils import cached_file, extract_commit_hash
 
 from draftsmith.core.types import Signals
 from draftsmith.distill.checkpoint import sha256
-from draftsmith.distill.config import BadPromptOptions, ScaleOptions
+from draftsmith.distill.config import BadPromptConfig, ScaleConfig
 from draftsmith.distill.trajectories.collect import draws
 from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectSettings
@@ -95,7 +95,7 @@ def width(signals: Signals, config: Any) -> int:
 
 
 def check(
-    scale: ScaleOptions,
+    scale: ScaleConfig,
     store: TrajectoryStore,
     plans: Iterable[ShardPlan],
     settings: CollectSettings,
@@ -140,7 +140,7 @@ def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> bool:
     return all(0 <= token < vocab_size for token in tokens)
 
 
-def refuse(options: BadPromptOptions, bad: Sequence[Skipped]) -> None:
+def refuse(options: BadPromptConfig, bad: Sequence[Skipped]) -> None:
     """InputError for these prompts, where --on-bad-prompt asks for one."""
     if bad and options.on_bad_prompt == "error":
         raise InputError(
