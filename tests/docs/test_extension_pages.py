@@ -119,6 +119,21 @@ def test_the_rule_of_the_page_gives_the_texts_of_plain_decoding(
     assert found["match"]["tokens_per_step"] > found["cautious"]["tokens_per_step"]
 
 
+def test_the_drafter_of_the_tutorial_is_found_when_it_is_installed(
+    models: Path, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (PAGES.parent / "add-a-drafter.md").read_text(encoding="utf-8")
+    source = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    install("bigram", DRAFTERS, {"bigram": "my_bigram:DRAFTER"}, source)
+    words = ["generate", "--target", str(models / "target"), "--dtype", "float64", "--json"]
+    words += ["--prompt", "the cat sat on the mat, the cat", "--max-new-tokens", "24"]
+    plain = ran(capsys, *words)["results"][0]
+    drafted = ran(capsys, *words, "--drafter", "bigram")["results"][0]
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["acceptance_rate"] is not None
+    assert "'bigram'" in ran(capsys, *words, "--drafter", "bigrm", code=2)
+
+
 LOSSY = """
 from typing import ClassVar
 from draftsmith.core.verify import Match
