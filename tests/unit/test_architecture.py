@@ -80,6 +80,7 @@ HEAVY = {
     "numpy",
     "scipy",
     "matplotlib",
+    "pandas",
     "pyarrow",
     "safetensors",
     "statsmodels",
