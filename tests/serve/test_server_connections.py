@@ -97,7 +97,8 @@ def test_sessions_that_nobody_comes_back_to_are_forgotten() -> None:
             assert three.start()["type"] == "ready"
 
 
-def test_who_only_looks_on_keeps_no_session_open() -> None:
+def test_who_only_looks_on_keeps_no_session_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftsmith.serve.app.SWEEP_SECONDS", 0.05)
     with Served(keep_seconds=0.0) as served:
         with Client(served) as one:
             name = one.start()["session"]

@@ -151,7 +151,7 @@ def test_textflow_keeps_what_follows_a_complete_sentence() -> None:
 
 def test_textflow_ignores_a_complete_sentence_that_comes_again() -> None:
     feed = ["100 200 A.", "100 200 A.", "200 200200 x"]
-    with pytest.raises(InputError, match="line 3: expected BEG END TEXT"):
+    with pytest.raises(InputError, match="line 3"):
         heard("textflow", feed)
     assert heard("textflow", feed[:2]) == [(0, 0, "A.", True)]
 
@@ -183,7 +183,7 @@ def test_aws_results_of_two_channels_are_refused(partial: bool) -> None:
         transcript("hello", "right", True),
         transcript("to be", "left", True),
     )
-    with pytest.raises(InputError, match="line 3: result 'left' comes back"):
+    with pytest.raises(InputError, match=r"line 3.*'left'"):
         heard("aws", feed)
 
 
@@ -315,7 +315,7 @@ def test_no_input_is_no_hypothesis(name: str) -> None:
 
 
 def test_an_unknown_feed_names_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"unknown feed 'googel'; did you mean 'google'\?"):
+    with pytest.raises(InputError, match=r"'googel'.*'google'"):
         open_feed("googel")
 
 

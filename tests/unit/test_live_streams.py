@@ -154,5 +154,5 @@ def test_what_cannot_be_used_is_refused(options: dict, words: str) -> None:
 
 
 def test_a_sentence_without_words_is_refused() -> None:
-    with pytest.raises(InputError, match="segment 7 has no words"):
+    with pytest.raises(InputError, match="segment 7"):
         lag_stream(" \t", 7, 3)

@@ -13,7 +13,7 @@ from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import LiveTranslator, SourceTooLong
 from draftsmith.targets.hf import HFTarget
 
 STREAMS = 60
@@ -271,14 +271,14 @@ def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarge
 def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -> None:
     translator = a_translator(a_target(context=40))
     shown = translator.update("the cat")
-    with pytest.raises(InputError, match="too long"):
+    with pytest.raises(SourceTooLong):
         translator.update("the cat " * 40)
     assert translator.last is shown and translator.source == "the cat"
 
 
 @pytest.mark.parametrize("text", ["half \ud800 a character", "nothing \0 more"])
 def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: str) -> None:
-    with pytest.raises(InputError, match=r"lone surrogate|holds a NUL"):
+    with pytest.raises(InputError):
         a_translator(target).update(text)
 
 
