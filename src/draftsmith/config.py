@@ -426,10 +426,16 @@ def join_minus_values(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[st
 
 
 def name_leading(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """With the flag that words in front of all others belong to, where a verb has one."""
-    leading = [name for name, flag in flags.items() if flag.is_leading]
-    bare_word = bool(argv) and not argv[0].startswith("-")
-    return [*leading, *argv] if bare_word else list(argv)
+    """Put the flag that leading words belong to in front of them, where a verb has one; a repeated
+    flag in front of each word."""
+    leading = next((flag for flag in flags.values() if flag.is_leading), None)
+    words = list(argv)
+    if leading is None or not words or words[0].startswith("-"):
+        return words
+    if not leading.is_repeated:
+        return [leading.name, *words]
+    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return [part for word in words[:count] for part in (leading.name, word)] + words[count:]
 
 
 def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:

@@ -194,3 +194,32 @@ def test_options_become_flags_and_come_back(
 def test_every_flag_is_written_with_minus_signs_only() -> None:
     for flag in flags_of(BenchOptions).values():
         assert "_" not in flag.name
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "flags"),
+    [
+        (
+            "generate",
+            ["a b", "c", "--target", "t", "--stop", "x"],
+            ["--prompt", "a b", "--prompt", "c", "--target", "t", "--stop", "x"],
+        ),
+        (
+            "generate",
+            ["a", "--target", "t", "--prompt", "b"],
+            ["--prompt", "a", "--prompt", "b", "--target", "t"],
+        ),
+        ("live make-stream", ["s.txt", "--lag", "2"], ["--source", "s.txt", "--lag", "2"]),
+        ("live replay", ["s.jsonl", "--target", "t"], ["--stream", "s.jsonl", "--target", "t"]),
+        ("report", ["a", "b", "--base", "x"], ["--runs", "a", "b", "--base", "x"]),
+    ],
+)
+def test_what_a_command_is_about_may_stand_in_first_place(
+    verb: str, words: list[str], flags: list[str]
+) -> None:
+    assert parse(verb, words) == parse(verb, flags)
+
+
+def test_only_the_first_place_is_for_prompts() -> None:
+    with pytest.raises(InputError, match="'b' belongs to no option"):
+        parse("generate", ["--target", "t", "b"])

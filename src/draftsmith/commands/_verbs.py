@@ -71,7 +71,7 @@ class GenerateOptions(VerbOptions):
     model: ModelConfig
     drafter: str = "none"
     """none, prompt_lookup, lookahead, independent:MODEL, prediction, or a draft model's folder."""
-    prompt: Many = ()
+    prompt: Annotated[Many, Leading] = ()
     """A prompt; may be given several times."""
     prompts: Path | None = None
     """A file of prompts: JSONL or one per line, also .gz and .xz."""
