@@ -15,9 +15,8 @@ from tests.command_cases import Command, a_command, distill_words, work_folder
 
 from draftsmith.distill import trainer as module
 from draftsmith.distill.datasets import read_shards
-from draftsmith.distill.trajectories.readers import LawFile
+from draftsmith.distill.trajectories.readers import ByteCache
 from draftsmith.distill.trajectories.store import TrajectoryStore
-from draftsmith.errors import BackendError
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "flipped bit": lambda content: content[:40] + bytes([content[40] ^ 4]) + content[41:],
@@ -99,7 +98,7 @@ def test_each_is_said_with_its_reason(store: Path, capsys: pytest.CaptureFixture
     spoil(store, "flipped bit", number=0)
     (store / "shard-00002.parquet").unlink()
     there = TrajectoryStore.open(store)
-    found = read_shards(there, None, 0, "skip")
+    found = read_shards(there, ByteCache(), 0, "skip")
     assert (found.good, found.bad) == ((1,), (0, 2))
     assert len(found.documents) == len(there.read(1)) > 0
     first, second = capsys.readouterr().err.splitlines()
@@ -107,17 +106,6 @@ def test_each_is_said_with_its_reason(store: Path, capsys: pytest.CaptureFixture
     assert "remove shard-00000.* and collect again" in first
     assert "left out a shard: cannot read" in second and "No such file" in second
     assert "remove shard-00002.* and collect again" in second
-
-
-def test_a_full_disk_is_no_damaged_shard(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: LawFile, laws: object) -> None:
-        raise BackendError("no space left")
-
-    monkeypatch.setattr(LawFile, "add", full)
-    with pytest.raises(BackendError, match=r"no space left$"):
-        read_shards(TrajectoryStore.open(store), LawFile(tmp_path, 300), 0, "skip")
 
 
 def test_where_no_shard_is_left_nothing_is_learnt(

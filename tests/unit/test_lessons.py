@@ -15,7 +15,7 @@ from tests.unit.test_store import header, make_laws
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.batches import Weighted
+from draftsmith.distill.batches import Prefetched, Weighted
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
@@ -79,6 +79,13 @@ def from_memory(options: DistillOptions) -> TrajectoryBlocks:
     return TrajectoryBlocks(documents, end_id=0, length=32, batch_blocks=2, seed=0)
 
 
+def blocks_of(lesson: datasets.Lesson) -> TrajectoryBlocks:
+    """The blocks that a thread assembles in advance."""
+    assert isinstance(lesson.source, Prefetched)
+    assert isinstance(lesson.source.source, TrajectoryBlocks)
+    return lesson.source.source
+
+
 def dense(batch: TrajectoryBatch) -> torch.Tensor:
     """[N, V]: probabilities of the laws."""
     assert isinstance(batch.laws, TopLaws)
@@ -121,10 +128,6 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
     batch = lesson.source.batch(0, 0, 1)
     assert isinstance(batch.laws, TopLaws)
     assert sum(decoded) == len(batch.laws) < lesson.facts["answer_tokens"]
-    source = lesson.source
-    assert isinstance(source, TrajectoryBlocks)
-    documents = [document for block in source.blocks for document in block.documents]
-    assert all(document.trajectory.top is None for document in documents)
     assert lesson.held_out is not None
     assert isinstance(lesson.held_out.batch(0, 0, 1).laws, TopLaws)
 
@@ -203,10 +206,9 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
         f"cut {too_long} answers: longer than what the prompt leaves of --block-length {length}",
         f"left out {too_long} texts: longer than --block-length {length}",
     ]
-    assert isinstance(left.source, TrajectoryBlocks)
-    for block in left.source.blocks:
+    for block in blocks_of(left).blocks:
         for one in block.documents:
-            assert len(one.trajectory.prompt) + len(one.trajectory.tokens) <= length
+            assert one.trajectory.prompt_length + one.trajectory.answer_length <= length
     nothing = replace(dropping, training=replace(options.training, block_length=4))
     with pytest.raises(InputError, match="every text is longer than --block-length 4"):
         stored_lesson(nothing, tokenizer, VOCAB, None, Signals())
@@ -288,7 +290,6 @@ def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     packed, single = (
         stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
     )
-    assert isinstance(single.source, TrajectoryBlocks)
-    assert isinstance(packed.source, TrajectoryBlocks)
-    assert {len(block.documents) for block in single.source.blocks} == {1}
-    assert len(single.source.blocks) == single.facts["trajectories"] > len(packed.source.blocks)
+    alone, together = blocks_of(single).blocks, blocks_of(packed).blocks
+    assert {len(block.documents) for block in alone} == {1}
+    assert len(alone) == single.facts["trajectories"] > len(together)

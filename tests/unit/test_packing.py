@@ -176,7 +176,7 @@ def test_a_text_keeps_its_features_when_it_loses_its_laws_or_they_are_mixed() ->
     )
     for document, mixture in zip(group, mixed(group, Multi().shares_of), strict=True):
         for other in (document.without_laws(), mixture):
-            assert torch.equal(other.states(3), document.states(3))
+            assert torch.equal(other.trajectory.states(3), document.trajectory.states(3))
     assert assemble(pack([d.without_laws() for d in group], 12), 12, END).laws is None
 
 

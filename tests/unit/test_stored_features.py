@@ -46,10 +46,8 @@ def rewrite(store: TrajectoryStore, features: dict[str, Tensor], number: int = 3
     facts = store.shard(number)
     path = store.folder / f"shard-{number:05d}.features.safetensors"
     save_file(features, path)
-    files = [
-        replace(file, sha256=sha256(path)) if file.name == path.name else file
-        for file in facts.files
-    ]
+    new = {"sha256": sha256(path), "pieces": readers.pieces_of(path), "bytes": path.stat().st_size}
+    files = [replace(file, **new) if file.name == path.name else file for file in facts.files]
     write_sealed(store.folder / f"shard-{number:05d}.json", replace(facts, files=tuple(files)))
 
 

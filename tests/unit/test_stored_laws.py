@@ -1,4 +1,4 @@
-"""Laws on disk while they are learnt from: the same in any order, in the memory of one batch."""
+"""Stored texts while they are learnt from: read in any order, and checked when first read."""
 
 from __future__ import annotations
 
@@ -7,33 +7,112 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.unit.test_packing import END, plain, trajectory
-from tests.unit.test_store import check_same, header, make, make_laws
+from tests.unit.test_store import check_same, header, make
 
+from draftsmith.core.types import TopLaws
 from draftsmith.distill.batches import Weighted, assemble, pack
 from draftsmith.distill.sources import Multi
 from draftsmith.distill.trajectories import readers, shards, store
-from draftsmith.distill.trajectories.readers import LawFile
+from draftsmith.distill.trajectories.readers import ByteCache, StoredText
+from draftsmith.distill.trajectories.shards import ShardIndex, prompt_key, write_sealed
 from draftsmith.distill.trajectories.store import TrajectoryStore
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 
 
-def test_laws_come_back_in_any_order_and_after_more_were_added(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    laws = [make_laws(rng, N, 5, 100) for N in (3, 0, 40, 1)]
-    encoded = [shards.encode(top, 100) for top in laws]
-    file = LawFile(tmp_path, 100)
-    kept = []
-    for one in encoded:
-        kept.append(file.add(one))
-        kept[0].read()  # moves the place in the file
-    for number in (2, 0, 3, 1, 2):
-        found, wanted = kept[number].read(), shards.decode(encoded[number])
-        np.testing.assert_array_equal(found.ids_NK, wanted.ids_NK)
-        np.testing.assert_array_equal(found.log_p_NK, wanted.log_p_NK)
-    assert list(tmp_path.iterdir()) == []  # nothing is left behind, whatever ends the process
+def texts_of(there: TrajectoryStore, cache: ByteCache | None = None) -> list[StoredText]:
+    return there.reader(0, cache or ByteCache(), 0).texts()
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_rows_come_back_in_any_order(
+    tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From several row groups, with and without room in the cache."""
+    monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
+    there = TrajectoryStore.create(tmp_path, header())
+    there.write(0, make(30))
+    assert pq.read_metadata(tmp_path / "shard-00000.parquet").num_row_groups > 2
+    wanted = [one for one in there.read(0) if one.tokens]
+    found = texts_of(there, ByteCache(limit))
+    assert len(found) == len(wanted)
+    for place in (7, 2, 9, 2, 24, 0):
+        one, other = found[place], wanted[place]
+        assert (tuple(one.prompt), tuple(one.tokens)) == (other.prompt, other.tokens)
+        assert (one.prompt_length, one.answer_length) == (len(other.prompt), len(other.tokens))
+        assert one.highest == max((*other.prompt, *other.tokens))
+        assert one.prompt_id == prompt_key(other.prompt)
+        for name in ("forcing", "index", "temperature", "score"):
+            assert getattr(one, name) == getattr(other, name)
+        assert (one.top is None) == (other.top is None)
+        if one.top is not None and other.top is not None:
+            np.testing.assert_array_equal(one.top.ids_NK, other.top.ids_NK)
+            np.testing.assert_array_equal(one.top.log_p_NK, other.top.log_p_NK)
+
+
+def test_a_shard_without_an_index_has_the_index_of_its_rows(tmp_path: Path) -> None:
+    """As shards that were written before there was one."""
+    there = TrajectoryStore.create(tmp_path, header())
+    facts = there.write(0, make(30))
+    wanted = ShardIndex.from_words(facts.files[0].rows)
+    assert shards.read_index(tmp_path / "shard-00000.parquet") == wanted
+    files = tuple(replace(file, pieces="", rows={}) for file in facts.files)
+    write_sealed(tmp_path / "shard-00000.json", replace(facts, files=files))
+    for text, known in zip(texts_of(there), [x for x in there.read(0) if x.tokens], strict=True):
+        assert tuple(text.tokens) == known.tokens
+        assert (text.top is None) == (known.top is None)
+
+
+def test_the_cache_keeps_what_was_used_last_and_no_more_than_its_limit() -> None:
+    cache = ByteCache(10)
+    made: list[str] = []
+
+    def get(key: str) -> str:
+        def make() -> tuple[str, int]:
+            made.append(key)
+            return key.upper(), 4
+
+        return cache.get(key, make)
+
+    assert [get(key) for key in "abacabb"] == list("ABACABB")
+    assert made == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+@pytest.mark.parametrize("place", ["first row", "footer", "last row"])
+def test_damage_is_met_when_what_it_hit_is_first_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: bool, place: str
+) -> None:
+    """Without checksums of pieces the first read of any row checks all."""
+    monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
+    monkeypatch.setattr(readers, "PIECE", 256)
+    there = TrajectoryStore.create(tmp_path, header())
+    facts = there.write(0, make(30))
+    if not pieces:
+        files = tuple(replace(file, pieces="") for file in facts.files)
+        write_sealed(tmp_path / "shard-00000.json", replace(facts, files=files))
+    path = tmp_path / "shard-00000.parquet"
+    content = bytearray(path.read_bytes())
+    group = pq.read_metadata(path).row_group(pq.read_metadata(path).num_row_groups - 1)
+    at = {
+        "first row": 8,
+        "footer": len(content) - 100,
+        "last row": group.column(group.num_columns - 1).data_page_offset + 20,
+    }[place]
+    content[at] ^= 1
+    path.write_bytes(bytes(content))
+    texts = texts_of(there)
+    first, last = texts[0], texts[-1]
+    bad = {"first row": [first], "footer": [first, last], "last row": [last]}[place]
+    for text in (first, last):
+        if text in bad or not pieces:
+            with pytest.raises(BackendError, match=r"shard 0 .* is damaged: shard-00000.parquet"):
+                _ = text.tokens
+        else:
+            assert len(text.tokens) == text.answer_length
 
 
 def test_a_store_gives_its_laws_as_they_are_kept(
@@ -70,36 +149,33 @@ def test_a_damaged_file_is_named_although_laws_stay_as_they_are(
         there.undecoded(0)
 
 
-def test_a_batch_of_kept_laws_is_that_of_laws_in_memory(tmp_path: Path) -> None:
-    texts = [trajectory((n % 7, 1), (n % 5, 2, END), name=str(n)) for n in range(12)]
-    file = LawFile(tmp_path, 10)
-    kept, decoded = [], []
-    for text in texts:
-        assert text.top is not None
-        laws = file.encode(text.top)
-        kept.append(Weighted(trajectory=replace(text, top=None), laws=laws))
-        decoded.append(replace(text, top=laws.read()))
-    one = assemble(pack(kept, 14), 14, END)
-    other = assemble(pack(plain(*decoded), 14), 14, END)
-    assert one.laws is not None and other.laws is not None
+def test_a_batch_of_stored_texts_is_that_of_texts_in_memory(tmp_path: Path) -> None:
+    there = TrajectoryStore.create(tmp_path, header())
+    there.write(0, [replace(one, features=None) for one in make(40) if one.top is not None])
+    kept = [Weighted(trajectory=text) for text in texts_of(there)]
+    decoded = plain(*(one for one in there.read(0) if one.tokens))
+    one, other = (assemble(pack(texts, 20), 20, END) for texts in (kept, decoded))
+    assert isinstance(one.laws, TopLaws) and isinstance(other.laws, TopLaws)
     assert torch.equal(one.laws.ids_NK, other.laws.ids_NK)
     assert torch.equal(one.laws.log_p_NK, other.laws.log_p_NK)
-    assert torch.equal(one.law_row_BT, other.law_row_BT)
+    for name in ("tokens_BT", "loss_mask_BT", "documents_BT", "law_row_BT", "weights_BT"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
     bare = [document.without_laws() for document in kept]
-    assert assemble(pack(bare, 14), 14, END).laws is None
+    assert assemble(pack(bare, 20), 20, END).laws is None
 
 
-def test_mixtures_can_be_kept_on_disk(tmp_path: Path) -> None:
+def test_mixtures_of_stored_texts_are_computed_when_asked(tmp_path: Path) -> None:
     """Beams of different lengths, so that later places mix fewer laws and are narrower."""
     group = [
         trajectory((1,), tokens, index=i, score=-i)
         for i, tokens in enumerate([(2, END), (3, 4, END), (5, 2, 1, END)])
     ]
+    there = TrajectoryStore.create(tmp_path, header(vocab_size=10, top_k=10))
+    there.write(0, group)
     multi = Multi(aggregate="mixture", weights="score")
-    for inside, outside in zip(
-        multi.apply(plain(*group)), multi.apply(plain(*group), LawFile(tmp_path, 10)), strict=True
-    ):
-        assert outside.trajectory.top is None
+    stored = [Weighted(trajectory=text) for text in texts_of(there)]
+    in_memory = multi.apply(plain(*there.read(0)))
+    for inside, outside in zip(in_memory, multi.apply(stored, ByteCache()), strict=True):
         assert outside.weight == inside.weight
         top, kept = inside.top(), outside.top()
         assert top is not None and kept is not None
@@ -108,18 +184,6 @@ def test_mixtures_can_be_kept_on_disk(tmp_path: Path) -> None:
             rows = np.arange(len(laws))[:, None]
             np.add.at(p_NV, (rows, laws.ids_NK), np.exp(laws.log_p_NK))
         np.testing.assert_allclose(found, dense, rtol=1e-3)
-
-
-def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendError, match=r"cannot keep the laws of the stores in .*nowhere"):
-        LawFile(tmp_path / "nowhere", 10)
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    monkeypatch.setattr(
-        readers.tempfile,
-        "TemporaryFile",
-        lambda dir: open("/dev/full", "r+b"),  # noqa: SIM115
-    )
-    top = make_laws(np.random.default_rng(0), 3, 5, 10)
-    with pytest.raises(BackendError, match="No space left on device; give --out on a disk"):
-        LawFile(tmp_path, 10).encode(top)
+    bare = [document.without_laws() for document in stored]
+    with pytest.raises(InputError, match="--aggregate mixture"):
+        multi.apply(bare, ByteCache())

@@ -80,7 +80,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     twin = make_twin(student) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
-    student.hear(lesson.counts_V)
+    student.hear(lesson.count_tokens)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )

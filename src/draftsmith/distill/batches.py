@@ -23,17 +23,23 @@ padding.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from itertools import count
+from queue import Full, Queue
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from draftsmith.core.types import TopLaws, TrajectoryBatch
-from draftsmith.distill.trajectories.readers import StoredFeatures, StoredLaws
+from draftsmith.distill.trajectories.readers import StoredText
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
 
@@ -64,6 +70,118 @@ class Phases:
         if step < self.second_from:
             return self.first.batch(step, part, parts)
         return self.second.batch(step - self.second_from, part, parts)
+
+
+AHEAD = 2
+"""Optimiser steps that are assembled in advance."""
+
+
+class Prefetched:
+    """A source whose coming batches are assembled by a thread while the device works.
+
+    step             0        1        2       3
+    asked for        parts    parts    parts   ..
+    assembled        when     while    while 1 ..       the parts of step 1 are those of step 0
+                     asked    0 runs   runs
+
+    The first step shows which parts this process asks for; the thread then assembles the same parts
+    of the following steps, in order, through a DataLoader. Any other request (a resumed run, an
+    evaluation) is answered directly. A thread in place of a worker process: arrow, numpy and torch
+    release the interpreter where it counts, and nothing is forked that holds devices or locks.
+
+    Args:
+        source: its batches must depend on (step, part, parts) alone.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source = source
+        self._asked: tuple[int, int, list[int]] = (-1, 0, [])
+        """Step, number of parts, and the parts that this process asked for in that step."""
+        self._run: _Run | None = None
+
+    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+        """The source's batch. Raises what the source raises, at the batch that raised it."""
+        last, number, asked = self._asked
+        if (step, parts) == (last, number):
+            asked.append(part)
+        else:
+            if (step, parts) != (last + 1, number):
+                self.close()
+            elif self._run is None:
+                self._run = _Run(self.source, step, tuple(asked), parts)
+                weakref.finalize(self, self._run.stop)
+            self._asked = (step, parts, [part])
+        if self._run is not None:
+            found = self._run.take(step, part, parts)
+            if found is not None:
+                return found
+            self.close()
+        return self.source.batch(step, part, parts)
+
+    def close(self) -> None:
+        """End the thread; a later request may start another."""
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
+
+
+class _Steps(IterableDataset[tuple[tuple[int, int, int], TrajectoryBatch]]):
+    """The batches of all steps from `first` on, with what they are the batch of."""
+
+    def __init__(self, source: BatchSource, first: int, mine: tuple[int, ...], parts: int) -> None:
+        self.source, self.first, self.mine, self.parts = source, first, mine, parts
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int, int], TrajectoryBatch]]:
+        for step in count(self.first):
+            for part in self.mine:
+                key = (step, part, self.parts)
+                yield key, self.source.batch(*key)
+
+
+class _Run:
+    """A thread that assembles the batches of `_Steps` in order."""
+
+    def __init__(self, source: BatchSource, first: int, mine: tuple[int, ...], parts: int) -> None:
+        self._ready: Queue[tuple[Any, Any]] = Queue(maxsize=AHEAD * len(mine))
+        self._stopped = threading.Event()
+        steps = _Steps(source, first, mine, parts)
+        arguments = (steps, self._ready, self._stopped)
+        self._thread = threading.Thread(target=_assemble, args=arguments, daemon=True)
+        self._thread.start()
+
+    def take(self, *key: int) -> TrajectoryBatch | None:
+        """The next batch if it is that of `key`, else None."""
+        found, value = self._ready.get()
+        if isinstance(value, BaseException):
+            self.stop()
+            raise value
+        return value if found == key else None
+
+    def stop(self) -> None:
+        """End the thread, and wait for it: sources are not read by two at a time."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def _assemble(steps: _Steps, ready: Queue[tuple[Any, Any]], stopped: threading.Event) -> None:
+    """What the thread does: fill the queue until it is stopped or a batch cannot be assembled."""
+
+    def put(item: tuple[Any, Any]) -> None:
+        while not stopped.is_set():
+            with suppress(Full):
+                return ready.put(item, timeout=0.05)
+
+    try:
+        # a generator of its own: noise of the training is drawn from the global one
+        loader = DataLoader(
+            steps, batch_size=None, collate_fn=lambda item: item, generator=torch.Generator()
+        )
+        for item in loader:
+            put(item)
+            if stopped.is_set():
+                return
+    except BaseException as error:
+        put((None, error))
 
 
 class PackedBlocks:
@@ -204,37 +322,28 @@ class EvaluationBlocks:
         )
 
 
+class MixedLaws(Protocol):
+    """Logprobs that are computed when a batch asks for them."""
+
+    def read(self) -> TopK: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weighted:
     """A trajectory and how much each of its tokens counts."""
 
-    trajectory: Trajectory
+    trajectory: Trajectory | StoredText
     weight: float = 1.0
-    laws: StoredLaws | None = None
-    """Those of a trajectory that does not carry them itself."""
-    features: StoredFeatures | None = None
-    """Likewise: hidden signals."""
+    laws: MixedLaws | None = None
+    """Logprobs to learn in place of the trajectory's own."""
 
     def top(self) -> TopK | None:
-        """The laws, wherever they are."""
+        """The teacher's logprobs. Raises BackendError when a store is damaged."""
         return self.trajectory.top if self.laws is None else self.laws.read()
-
-    @property
-    def has_features(self) -> bool:
-        """Whether hidden signals are anywhere."""
-        return self.features is not None or self.trajectory.features is not None
-
-    def states(self, places: int) -> Tensor:
-        """[places, S] float32: hidden signals of the first places, wherever they are."""
-        if self.features is not None:
-            return self.features.read(places)
-        own_TS = self.trajectory.features
-        assert own_TS is not None, "ask has_features first"
-        return torch.from_numpy(own_TS[:places])
 
     def without_laws(self) -> Weighted:
         """The same text, to be learnt as a text."""
-        return replace(self, trajectory=replace(self.trajectory, top=None), laws=None)
+        return replace(self, trajectory=self.trajectory.without_logprobs(), laws=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,18 +353,18 @@ class Block:
     documents: tuple[Weighted, ...]
 
 
-def fit(document: Trajectory, length: int) -> int:
+def fit(document: Trajectory | StoredText, length: int) -> int:
     """Places that a document takes in a block of this length, the separator included."""
-    return min(len(document.prompt) + len(document.tokens) + 1, length)
+    return min(document.prompt_length + document.answer_length + 1, length)
 
 
 OPEN = 32
 """Blocks that are filled at the same time: the more, the less padding."""
 
 
-def fits(document: Trajectory, length: int) -> bool:
+def fits(document: Trajectory | StoredText, length: int) -> bool:
     """Whether a block of this length holds all of it."""
-    return len(document.prompt) + len(document.tokens) <= length
+    return document.prompt_length + document.answer_length <= length
 
 
 def pack(documents: Sequence[Weighted], length: int, *, one_per_block: bool = False) -> list[Block]:
@@ -265,7 +374,9 @@ def pack(documents: Sequence[Weighted], length: int, *, one_per_block: bool = Fa
     Raises:
         InputError: no document's answer begins inside a block.
     """
-    usable = [d for d in documents if d.trajectory.tokens and len(d.trajectory.prompt) < length]
+    usable = [
+        d for d in documents if d.trajectory.answer_length and d.trajectory.prompt_length < length
+    ]
     if not usable:
         raise InputError(
             f"none of {len(documents)} trajectories has an answer that begins within a block of "
@@ -322,8 +433,9 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
     for place in laid:
         b, at, stop, document = place.row, place.at, place.stop, place.document
         known = document.trajectory
-        start = at + len(known.prompt)
-        tokens[b, at:stop] = (*known.prompt, *known.tokens)[: stop - at]
+        start = at + known.prompt_length
+        ids = np.concatenate([np.asarray(part, np.int64) for part in (known.prompt, known.tokens)])
+        tokens[b, at:stop] = ids[: stop - at]
         counts[b, start:stop] = True
         weights[b, start:stop] = document.weight
         top = document.top()
@@ -363,14 +475,14 @@ def _lay(blocks: Sequence[Block], length: int) -> Iterator[_Place]:
         at = 0
         for number, document in enumerate(block.documents):
             known = document.trajectory
-            stop = min(at + len(known.prompt) + len(known.tokens), length)
+            stop = min(at + known.prompt_length + known.answer_length, length)
             yield _Place(document=document, row=row, number=number, at=at, stop=stop)
             at += fit(known, length)
 
 
 def _features(laid: Sequence[_Place], shape: tuple[int, int]) -> Tensor | None:
     """[B, T, S]: hidden signals where a document stands, elsewhere 0; None: no document has any."""
-    lacking = sum(not place.document.has_features for place in laid)
+    lacking = sum(not place.document.trajectory.has_features for place in laid)
     if lacking == len(laid):
         return None
     if lacking:
@@ -380,7 +492,7 @@ def _features(laid: Sequence[_Place], shape: tuple[int, int]) -> Tensor | None:
         )
     out_BTS: Tensor | None = None
     for place in laid:
-        states_TS = place.document.states(place.stop - place.at)
+        states_TS = place.document.trajectory.states(place.stop - place.at)
         if out_BTS is None:
             out_BTS = torch.zeros(*shape, states_TS.shape[1])
         if states_TS.shape[1] != out_BTS.shape[2]:

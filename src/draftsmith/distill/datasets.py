@@ -20,6 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from draftsmith.core.types import Signals
 from draftsmith.data import text as _text
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.batches import BatchSource, PackedBlocks, Weighted, fits
+from draftsmith.distill.batches import BatchSource, PackedBlocks, Prefetched, Weighted, fits
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.sources import (
@@ -47,13 +48,11 @@ from draftsmith.distill.training import check_parts, say, text_config
 from draftsmith.distill.trajectories import features
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.features import refuse, revision_of, why_not
-from draftsmith.distill.trajectories.readers import LawFile, StoredFeatures
-from draftsmith.distill.trajectories.shards import EncodedLaws
+from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
 from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
-    Trajectory,
 )
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import digest, portable_text
@@ -79,8 +78,8 @@ class Lesson:
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
     teacher: str | None = None
     """Digest of the weights of a target in memory."""
-    counts_V: Tensor | None = None
-    """How often the answers hold each token; None: they are still to be drawn."""
+    count_tokens: Callable[[], Tensor] | None = None
+    """Counts how often the answers hold each token, [V]; None: they are still to be drawn."""
     highest: int | None = None
     """Token of all texts that are read, plain ones excepted; None: they are still to be drawn."""
 
@@ -127,14 +126,24 @@ def source_of(
     source: BatchSource,
     teacher: HFTarget | None,
     signals: Signals,
+    *,
+    prefetch: bool,
 ) -> BatchSource:
-    """With a teacher in memory and --text, if they are there. For a drafter that reads hidden
-    states the teacher says those of the text too, and with them its laws."""
+    """Add --text and a teacher in memory, where they are given.
+
+    For a drafter that reads hidden states the teacher computes those of the text too, and with them
+    its logprobs. `prefetch`: the rows of `source` depend on the step alone, so a thread may
+    assemble them in advance; what the teacher computes is never computed in advance.
+    """
+
+    def ahead(source: BatchSource) -> BatchSource:
+        return Prefetched(source) if prefetch else source
+
     if teacher is None:
-        return _with_text(options, tokenizer, source)
+        return ahead(_with_text(options, tokenizer, source))
     if signals == Signals():
-        return _with_text(options, tokenizer, InLoop(source=source, teacher=teacher))
-    both = _with_text(options, tokenizer, source)
+        return _with_text(options, tokenizer, InLoop(source=ahead(source), teacher=teacher))
+    both = ahead(_with_text(options, tokenizer, source))
     return InLoop(source=both, teacher=teacher, signals=signals)
 
 
@@ -217,15 +226,6 @@ def text_blocks(options: DistillConfig) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A text of a shard, its laws as they are kept, and where its hidden states are."""
-
-    trajectory: Trajectory
-    laws: EncodedLaws | None
-    features: StoredFeatures | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTexts:
     """What can be learnt of a store."""
 
@@ -237,41 +237,54 @@ class StoredTexts:
     documents: tuple[Weighted, ...]
 
     def checksum(self) -> str:
-        """Of everything in the good shards, by the checksums that they name."""
+        """Digest of everything in the good shards, by the checksums that they name."""
         files = [file for number in self.good for file in self.store.shard(number).files]
         return digest([[file.name, file.sha256] for file in files])
 
 
 def read_shards(
-    store: TrajectoryStore, laws: LawFile | None, width: int, on_bad: Literal["stop", "skip"]
+    store: TrajectoryStore, cache: ByteCache, width: int, on_bad: Literal["stop", "skip"]
 ) -> StoredTexts:
-    """All texts that are not empty, one shard in memory at a time, with their laws in `laws`.
+    """List all texts that are not empty; their content is read, and checked, when a batch asks.
 
     Args:
-        width: of their hidden states, which stay where they are; 0: none are wanted.
-        on_bad: what to do about a damaged shard.
+        cache: receives decoded row groups.
+        width: of the hidden states that are wanted; 0: none.
+        on_bad: what to do about a damaged shard. With `skip` all shards are read and checked now,
+            because batches depend on which of them are good.
 
     Raises:
-        BackendError: a shard is damaged, or there is no room for the laws.
+        BackendError: a shard is damaged as far as its size, its JSON file and its index tell.
     """
     good: list[int] = []
     bad: list[int] = []
     documents: list[Weighted] = []
+    hint = " (--on-bad-shard skip leaves it out)"
     for number in store.shards():
         try:
-            rows = _rows(store, number, width)
+            reader = store.reader(number, cache, width, hint if on_bad == "stop" else "")
+            texts = reader.texts()
+            if on_bad == "skip":
+                _check_shard(store, number, width)
         except BackendError as error:
             if on_bad == "stop":
-                raise BackendError(f"{error} (--on-bad-shard skip leaves it out)") from error
+                said = str(error)
+                raise BackendError(said if said.endswith(hint) else said + hint) from error
             say(f"left out a shard: {error}")
             bad.append(number)
             continue
         good.append(number)
-        # a full disk is no damage of the shard: it stops in any case
-        for row in rows:
-            kept = None if laws is None or row.laws is None else laws.add(row.laws)
-            documents.append(Weighted(trajectory=row.trajectory, laws=kept, features=row.features))
+        documents += [Weighted(trajectory=text) for text in texts]
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
+
+
+def _check_shard(store: TrajectoryStore, number: int, width: int) -> None:
+    """Raise BackendError when anything in a shard is damaged, or a hidden state is not finite."""
+    file = store.features(number)
+    for row, (trajectory, _) in enumerate(store.undecoded(number)):
+        if trajectory.tokens and width:
+            places = trajectory.prompt_length + trajectory.answer_length
+            file.of(row, places, width).read(places)
 
 
 def say_unfinished(store: TrajectoryStore) -> None:
@@ -308,23 +321,6 @@ def _written(store: TrajectoryStore) -> int | None:
     return found if type(found) is int else None
 
 
-def _rows(store: TrajectoryStore, number: int, width: int) -> list[Row]:
-    """Those of one shard, all of it checked. Raises BackendError."""
-    file = store.features(number)
-    rows = []
-    for place, (trajectory, laws) in enumerate(store.undecoded(number)):
-        if not trajectory.tokens:
-            continue
-        # ids are names within one prompt file; two stores may use one for two prompts
-        named = replace(trajectory, prompt_id=prompt_key(trajectory.prompt))
-        places = len(named.prompt) + len(named.tokens)
-        features = file.of(place, places, width) if width else None
-        if features is not None:
-            features.read(places)  # NaN is named now, not in the middle of a training
-        rows.append(Row(trajectory=named, laws=laws, features=features))
-    return rows
-
-
 def stored_lesson(
     options: DistillConfig,
     tokenizer: Any,
@@ -355,19 +351,18 @@ def stored_lesson(
     for store in stores:
         store.check_teacher(options.target, revision, tokenizers, vocab_size)
         say_unfinished(store)
-    laws, width = None, 0
+    width, cache = 0, ByteCache()
     if teacher is None:
         features.check_stores(stores, signals, with_text=bool(options.text))
-        laws = LawFile(options.out / "work", vocab_size)
         width = features.width(signals, text_config(options.target))
-    found = [read_shards(store, laws, width, options.fitting.on_bad_shard) for store in stores]
+    found = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
     every = [document for one in found for document in one.documents]
     bad = sum(len(one.bad) for one in found)
     if not every:
         left = f" ({bad} damaged shards were left out)" if bad else ""
         raise InputError(f"no trajectory in {', '.join(map(str, options.store))}{left}")
     length = options.training.block_length
-    known = begun = [one for one in every if len(one.trajectory.prompt) < length] or every
+    known = begun = [one for one in every if one.trajectory.prompt_length < length] or every
     if options.fitting.long_texts == "drop":
         known = [one for one in known if fits(one.trajectory, length)]
         if not known:
@@ -378,17 +373,19 @@ def stored_lesson(
     chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
     held = [one for one in known if one.trajectory.prompt_id in chosen]
+    if teacher is not None:
+        kept = [one.without_laws() for one in kept]
+        held = [one.without_laws() for one in held]
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
-    documents = multi_of(options, options.beams).apply(kept, laws)
-    learnt = [item.trajectory for item in documents]
+    documents = multi_of(options, options.beams).apply(kept, cache)
+    learnt = stored_texts(documents)
     blocks = TrajectoryBlocks(
         documents,
         end_id=tokenizer.eos_token_id,
         length=length,
         batch_blocks=batch_blocks(options) - text_blocks(options),
         seed=options.seed,
-        keep_laws=teacher is None,
         one_per_block=options.fitting.one_per_block,
     )
     cut = sum(not fits(one, length) for one in (*learnt, *(one.trajectory for one in held)))
@@ -403,13 +400,13 @@ def stored_lesson(
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
     return Lesson(
-        source=source_of(options, tokenizer, blocks, teacher, signals),
+        source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True),
         held_out=held_out_batches(options, tokenizer, held, teacher, signals),
         steps_per_epoch=blocks.steps_per_epoch,
         longest=_longest(learnt, length),
-        furthest=length if options.text else _longest([d.trajectory for d in known], length),
-        counts_V=_counts(learnt, vocab_size),
-        highest=max(max(*one.trajectory.prompt, *one.trajectory.tokens) for one in known),
+        furthest=length if options.text else _longest(stored_texts(known), length),
+        count_tokens=partial(_counts, learnt, vocab_size),
+        highest=max(text.highest for text in stored_texts(known)),
         facts={
             "data": [one.checksum() for one in found],
             "stores": [portable_text(str(folder)) for folder in options.store],
@@ -422,27 +419,41 @@ def stored_lesson(
             "cut": cut,
             "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len(chosen),
-            "answer_tokens": sum(len(t.tokens) for t in learnt),
+            "answer_tokens": sum(t.answer_length for t in learnt),
             "store_bytes": sum(summary.bytes for summary in summaries),
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
         },
     )
 
 
-def _longest(trajectories: Iterable[Trajectory], length: int) -> int:
+def stored_texts(documents: Iterable[Weighted]) -> list[StoredText]:
+    """The texts of documents that all come from stores."""
+    texts = [document.trajectory for document in documents]
+    return [text for text in texts if isinstance(text, StoredText)]
+
+
+def _longest(texts: Iterable[StoredText], length: int) -> int:
     """Tokens of the longest, as far as a block of this length goes."""
-    return min(max(len(t.prompt) + len(t.tokens) for t in trajectories), length)
+    return min(max(text.prompt_length + text.answer_length for text in texts), length)
 
 
-def _counts(trajectories: Iterable[Trajectory], vocab_size: int) -> Tensor:
+def _counts(texts: Iterable[StoredText], vocab_size: int) -> Tensor:
+    """[V]: how often the answers hold each token. Raises BackendError for a damaged shard."""
+    rows: dict[ShardReader, list[int]] = {}
+    for text in texts:
+        rows.setdefault(text.shard, []).append(text.row)
     counts = np.zeros(vocab_size, np.int64)
-    for trajectory in trajectories:
-        counts += np.bincount(trajectory.tokens, minlength=vocab_size)
+    for shard, chosen in rows.items():
+        every = shard.all_tokens("tokens")
+        for row in chosen:
+            if every[row].max() >= vocab_size or every[row].min() < 0:
+                shard.check()
+            counts += np.bincount(every[row], minlength=vocab_size)
     return torch.from_numpy(counts)
 
 
-def _most_per_prompt(trajectories: Iterable[Trajectory]) -> int:
-    return max(Counter(t.prompt_id for t in trajectories).values())
+def _most_per_prompt(texts: Iterable[StoredText]) -> int:
+    return max(Counter(text.prompt_id for text in texts).values())
 
 
 def online_lesson(
@@ -517,7 +528,7 @@ def online_lesson(
     samples = replace(settings, forcing="sample", seed=options.seed)
     answers = backend.collect(held, samples) if held else []
     return Lesson(
-        source=source_of(options, tokenizer, drawn, teacher, signals),
+        source=source_of(options, tokenizer, drawn, teacher, signals, prefetch=False),
         held_out=held_out_batches(
             options,
             tokenizer,

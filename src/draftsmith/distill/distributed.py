@@ -257,7 +257,7 @@ def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
 def added(accelerator: Accelerator, sums: Tensor) -> Tensor:
     """`sums` of all processes in one, on the CPU."""
     if accelerator.num_processes == 1:
-        return sums
+        return sums.cpu()
     total: Tensor = accelerator.reduce(sums.to(accelerator.device), "sum").cpu()
     return total
 

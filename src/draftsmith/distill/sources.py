@@ -32,7 +32,8 @@ import torch
 
 from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
 from draftsmith.distill.batches import BatchSource, Block, Weighted, assemble, pack
-from draftsmith.distill.trajectories.readers import LawFile
+from draftsmith.distill.trajectories import shards
+from draftsmith.distill.trajectories.readers import ByteCache, StoredText
 from draftsmith.distill.trajectories.types import (
     Backend,
     CollectRequest,
@@ -342,7 +343,7 @@ def _rng(*key: int) -> np.random.Generator:
 
 Aggregate = Literal["per_beam", "mixture"]
 Weights = Literal["uniform", "score"]
-SharesOf = Callable[[Sequence[Trajectory]], Sequence[float]]
+SharesOf = Callable[[Sequence[Trajectory | StoredText]], Sequence[float]]
 """What each of some trajectories of one prompt counts beside the others; their sum is 1."""
 
 
@@ -358,18 +359,22 @@ class Multi:
     """Use only the best so many of each prompt: beams as their search ranks them, other texts by
     their log-probability."""
 
-    def apply(self, documents: Iterable[Weighted], laws: LawFile | None = None) -> list[Weighted]:
+    def apply(
+        self, documents: Iterable[Weighted], cache: ByteCache | None = None
+    ) -> list[Weighted]:
         """All with new weights: a prompt counts as much as another, whatever its number of beams,
         and the mean weight of a counted token is 1.
 
-        `laws`: where those of mixtures are kept; None: in memory.
+        `cache`: mixtures are computed when a batch asks, and kept there; None: at once.
         """
-        out = self.share(documents, laws)
-        tokens = sum(len(item.trajectory.tokens) for item in out)
-        total = sum(item.weight * len(item.trajectory.tokens) for item in out)
+        out = self.share(documents, cache)
+        tokens = sum(item.trajectory.answer_length for item in out)
+        total = sum(item.weight * item.trajectory.answer_length for item in out)
         return scaled(out, tokens / total if total else 1.0)
 
-    def share(self, documents: Iterable[Weighted], laws: LawFile | None = None) -> list[Weighted]:
+    def share(
+        self, documents: Iterable[Weighted], cache: ByteCache | None = None
+    ) -> list[Weighted]:
         """All with weights whose sum over a prompt is 1: they depend on no other prompt."""
         groups: dict[str, list[Weighted]] = {}
         for document in documents:
@@ -379,14 +384,14 @@ class Multi:
             ordered = sorted(_best(group, self.most), key=_place)
             shares = self.shares_of([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
-                ordered = mixed(ordered, self.shares_of, laws)
+                ordered = mixed(ordered, self.shares_of, cache)
             out += [
                 replace(document, weight=share)
                 for document, share in zip(ordered, shares, strict=True)
             ]
         return out
 
-    def shares_of(self, group: Sequence[Trajectory]) -> list[float]:
+    def shares_of(self, group: Sequence[Trajectory | StoredText]) -> list[float]:
         """What each of these counts beside the others; their sum is 1."""
         if self.weights == "uniform":
             return [1.0 / len(group)] * len(group)
@@ -401,32 +406,75 @@ def scaled(documents: Iterable[Weighted], factor: float) -> list[Weighted]:
 
 
 def mixed(
-    group: Sequence[Weighted], shares_of: SharesOf, kept: LawFile | None = None
+    group: Sequence[Weighted], shares_of: SharesOf, cache: ByteCache | None = None
 ) -> list[Weighted]:
-    """The same texts, each position with the mean law of all that have a token there.
+    """The same texts, each position with the mean of the logprobs of all that have a token there.
+
+    `cache`: means are computed when a batch asks, and kept there; None: at once.
+    Raises InputError when a text has no logprobs.
+    """
+    means = Mixture(group=tuple(group), shares_of=shares_of)
+    if cache is None:
+        out = []
+        for document, top in zip(group, means.compute(), strict=True):
+            assert isinstance(document.trajectory, Trajectory), "stored texts come with a cache"
+            out.append(replace(document, trajectory=replace(document.trajectory, top=top)))
+        return out
+    return [
+        replace(document, laws=_StoredMean(mixture=means, place=place, cache=cache))
+        for place, document in enumerate(group)
+    ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Mixture:
+    """The texts of one prompt, whose logprobs are averaged position by position.
 
     `shares_of` is asked at each position about those that have a token there: beside a beam that
     has ended their shares may be too small for a float, and have no sum to be divided by.
-    `kept`: where the means go; None: to the trajectories.
-    Raises InputError when a text has no laws.
     """
-    laws = [top for document in group if (top := document.top()) is not None]
-    if len(laws) < len(group):
-        raise InputError("--aggregate mixture needs a store with laws; collect with --top-k")
-    longest = max(len(law) for law in laws)
-    means = []
-    for t in range(longest):
-        live = [place for place, law in enumerate(laws) if t < len(law)]
-        shares = shares_of([group[place].trajectory for place in live])
-        means.append(_mean([laws[place] for place in live], shares, t))
-    out = []
-    for document, law in zip(group, laws, strict=True):
-        top, bare = _together(means[: len(law)], law.vocab_size), document.without_laws()
-        if kept is None:
-            out.append(replace(bare, trajectory=replace(bare.trajectory, top=top)))
-        else:
-            out.append(replace(bare, laws=kept.encode(top)))
-    return out
+
+    group: tuple[Weighted, ...]
+    shares_of: SharesOf
+
+    def __post_init__(self) -> None:
+        if any(getattr(one.trajectory, "has_logprobs", True) == 0 for one in self.group):
+            raise self._lacking()
+
+    def compute(self) -> list[TopK]:
+        """The mean logprobs of each text. Raises InputError when one has none, BackendError."""
+        laws = [top for document in self.group if (top := document.top()) is not None]
+        if len(laws) < len(self.group):
+            raise self._lacking()
+        means = []
+        for t in range(max(len(law) for law in laws)):
+            live = [place for place, law in enumerate(laws) if t < len(law)]
+            shares = self.shares_of([self.group[place].trajectory for place in live])
+            means.append(_mean([laws[place] for place in live], shares, t))
+        return [_together(means[: len(law)], law.vocab_size) for law in laws]
+
+    def _lacking(self) -> InputError:
+        return InputError("--aggregate mixture needs a store with laws; collect with --top-k")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class _StoredMean:
+    """The mean logprobs of one text of a mixture."""
+
+    mixture: Mixture
+    place: int
+    cache: ByteCache
+
+    def read(self) -> TopK:
+        return self.cache.get(self.mixture, self._computed)[self.place]
+
+    def _computed(self) -> tuple[list[TopK], int]:
+        # rounded as stores round them: runs that begun when means were kept on disk go on exactly
+        means = []
+        for top in self.mixture.compute():
+            assert top.vocab_size is not None, "stored logprobs have one"
+            means.append(shards.decode(shards.encode(top, top.vocab_size)))
+        return means, sum(top.ids_NK.nbytes + top.log_p_NK.nbytes for top in means)
 
 
 def _best(group: Sequence[Weighted], most: int | None) -> Sequence[Weighted]:

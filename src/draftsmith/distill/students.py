@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,11 @@ class Student(abc.ABC):
         their tokens."""
 
     @abc.abstractmethod
-    def hear(self, counts_V: Tensor | None) -> None:
-        """Told before the first step how often the answers hold each token; None: not known yet."""
+    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+        """Take, before the first step, what counts how often the answers hold each token, [V].
+
+        None: the answers are still to be drawn.
+        """
 
     @abc.abstractmethod
     def objective(self, token: Distillation) -> Objective:
@@ -189,8 +192,8 @@ class ModelStudent(Student):
                 "longer, or with --long-texts drop leaves it out of what a --store holds"
             )
 
-    def hear(self, counts_V: Tensor | None) -> None:
-        """It knows all tokens."""
+    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+        """Nothing depends on the counts: the model has all tokens."""
 
     def twin(self) -> HFTarget:
         """A copy that can draw continuations."""
@@ -232,7 +235,7 @@ class NetworkStudent(Student):
         self._kind, _ = drafter_parts(options.drafter)
         config = text_config(options.target)
         self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
-        self._counts_V: Tensor | None = None
+        self._count_tokens: Callable[[], Tensor] | None = None
         self._adopt()
 
     def _adopt(self) -> None:
@@ -265,9 +268,10 @@ class NetworkStudent(Student):
                 "larger --block-length, longer answers or fewer forwards"
             )
 
-    def hear(self, counts_V: Tensor | None) -> None:
-        self._counts_V = counts_V
-        self.learner.choose_vocabulary(counts_V)
+    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+        self._count_tokens = count_tokens
+        wanted = count_tokens is not None and self.learner.wants_token_counts
+        self.learner.choose_vocabulary(count_tokens() if count_tokens and wanted else None)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -305,7 +309,7 @@ class NetworkStudent(Student):
     def again(self) -> NetworkStudent:
         other = copy.copy(self)
         other._adopt()
-        other.hear(self._counts_V)
+        other.hear(self._count_tokens)
         return other
 
     def write(

@@ -216,14 +216,15 @@ class Trainer:
         self.layout.zero_grad()
         processes = self.accelerator.num_processes
         parts = self.config.accumulation * processes
-        sums = torch.zeros(5, dtype=torch.float64)  # loss, weight, tokens, and SIGNALS
+        # loss, weight, tokens, and SIGNALS: on the device, which is waited for once per step
+        sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         with keyed_noise(self.config.seed, self.step, self.accelerator.process_index):
             mine = range(self.accelerator.process_index, parts, processes)
             objectives, batches = self._to_learn(mine, parts)
             for micro, batch in enumerate(batches):
                 final = micro == self.config.accumulation - 1
                 sums += self._backward(batch, objectives, sync=final)
-        sums[3:] = torch.tensor([self._interruption.signal == number for number in SIGNALS])
+        sums[3:] = sums.new_tensor([self._interruption.signal == number for number in SIGNALS])
         total, weight, tokens, *heard = added(self.accelerator, sums).tolist()
         self._agreed = max(
             (n for n, count in zip(SIGNALS, heard, strict=True) if count), default=None
@@ -365,7 +366,7 @@ class Trainer:
     ) -> tuple[Sequence[Objective], Iterable[TrajectoryBatch]]:
         """The objective of each of the drafter's steps, and the parts of this process."""
         batches: Iterable[TrajectoryBatch] = (
-            to_device(self.source.batch(self.step, part, parts), self._device) for part in mine
+            to_device(self._batch(part, parts), self._device) for part in mine
         )
         steps = self.drafter.num_steps
         if parts == 1 or not pools(self.objective):
@@ -374,20 +375,30 @@ class Trainer:
         add = partial(added, self.accelerator)
         return pooled(self.objective, batches, steps, self.layout.forward, add), batches
 
+    def _batch(self, part: int, parts: int) -> TrajectoryBatch:
+        """One part of this step's batch; when its data is damaged, what was learnt is saved."""
+        try:
+            return self.source.batch(self.step, part, parts)
+        except BackendError:
+            # the weights are still those of the last step; other processes do not wait here
+            if self.accelerator.num_processes == 1 and self.step > self._saved:
+                self.save()
+            raise
+
     def _backward(
         self, batch: TrajectoryBatch, objectives: Sequence[Objective], *, sync: bool
     ) -> Tensor:
-        """Gradients of one part; [summed loss, weight, tokens, 0, 0] in float64 on the CPU."""
+        """Add the gradients of one part; [summed loss, weight, tokens, 0, 0] in float64."""
         carry: Any = None
         total: Tensor | None = None
-        sums = torch.zeros(5, dtype=torch.float64)
+        sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         sums[2] = batch.tokens_BT.numel()
         for index in range(self.drafter.num_steps):
             last = index == self.drafter.num_steps - 1
             with nullcontext() if sync and last else self.layout.apart():
                 out = self.layout.forward(batch, carry, objectives[index])
                 carry, loss = out["carry"], out["total"] * out["share"]
-                sums[:2] += torch.stack([loss, out["weight"]]).detach().double().cpu()
+                sums[:2] += torch.stack([loss, out["weight"]]).detach().double()
                 total = loss if total is None else total + loss
                 if last:
                     self.layout.backward(total * SCALE)

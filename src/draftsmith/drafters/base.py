@@ -152,6 +152,11 @@ class Drafter(nn.Module, abc.ABC):
         """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
         raise self._untrained()
 
+    @property
+    def wants_token_counts(self) -> bool:
+        """Whether `choose_vocabulary` reads its counts: a store is read once to count tokens."""
+        return type(self).choose_vocabulary is not Drafter.choose_vocabulary
+
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
         """Training: called before the first step with the counts of each token in the answers; None
         where they are unknown."""

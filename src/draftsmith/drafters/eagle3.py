@@ -138,6 +138,11 @@ class Eagle3(FeatureDrafter):
         layer.draft_vocab_size = own or known
         return layer
 
+    @property
+    def wants_token_counts(self) -> bool:
+        assert isinstance(self.network, Eagle3Network)
+        return not self.config.source and len(self.network.d2t) < self.target.vocab_size
+
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
         """Unless it was loaded: the most frequent tokens (of equal ones the lower ids), and for
         each the target's own row as the first row of the head."""

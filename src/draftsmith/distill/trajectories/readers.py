@@ -1,158 +1,267 @@
-"""Laws on disk while they are learnt from: as small as in the store, decoded when a batch asks.
+"""Reading stored trajectories during training: row by row, checked when first read, in any order.
 
-    store    shard 0: a b c   shard 1: d e      compressed together, in the order of the prompts
-    file     a b c d e                          one after the other, to be read in any order
+    shard-00003.json                     lengths and keys of all rows: enough to form batches
+    shard-00003.parquet                  [group 0: rows 0-6] [group 1: rows 7-12] ..
+    shard-00003.features.safetensors     "0" [T, S]   "2" [T, S]   "17" [T, S]   names: row numbers
 
-A store of any size is learnt from in the same memory: that of its tokens, and of one batch's laws.
+    a block of rows 9, 2                 decodes groups 1 and 0, maps the signals of rows 9 and 2
 
-Hidden signals while they are learnt from: they stay in the shards of their store.
+Decoded row groups stay in a cache of bounded size, hidden signals are read from the mapped file. A
+store of any size is learnt from in the memory of that cache, and nothing is copied before.
 
-    shard-00003.features.safetensors     "0" [T, S]   "2" [T, S]   "17" [T, S]    names: row numbers
-    a block of rows 17, 2                read from the mapped file when the block is put together
-
-A store of any size is learnt from in the memory of one batch's signals, and nothing is copied
-before. A mapped file has no place in it that readers move: processes that were forked or spawned
-read the same shard at the same time.
+A file is checked piece by piece, each piece of 1 MiB when something in it is first read. Files that
+were written without checksums of pieces are checked as a whole at their first read.
 """
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-import weakref
-from dataclasses import dataclass, fields
+import hashlib
+import json
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.trajectories import shards
-from draftsmith.distill.trajectories.types import TopK
+from draftsmith.distill.trajectories.types import Forcing, TopK
 from draftsmith.errors import BackendError
 
-_PARTS = tuple(part.name for part in fields(shards.EncodedLaws))
+T = TypeVar("T")
+
+PIECE = 1 << 20
+"""Bytes that one checksum of a piece covers."""
+_DIGITS = 16
+CACHE_BYTES = 256 << 20
+"""Decoded row groups that are kept in memory."""
 
 
-class LawFile:
-    """A file without a name that is gone when this process is.
+class ByteCache:
+    """The most recently used values, up to a number of bytes; threads may share it.
 
     Args:
-        folder: of a disk with room for the laws of the stores, as large as they are.
-        vocab_size: of the laws.
-
-    Raises:
-        BackendError: the folder is not there, or the disk is full.
+        limit: bytes that are kept; a single larger value is kept alone.
     """
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        self._folder, self._vocab_size, self._end = folder, vocab_size, 0
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self._limit, self._size = limit, 0
+        self._values: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], tuple[T, int]]) -> T:
+        """The value of a key; `make` returns it and its bytes when it is not there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                found: T = self._values[key][0]
+                return found
+        value, size = make()
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = (value, size)
+                self._size += size
+            while self._size > self._limit and len(self._values) > 1:
+                self._size -= self._values.popitem(last=False)[1][1]
+        return value
+
+
+def pieces_of(path: Path) -> str:
+    """The checksums of a file's pieces, as words."""
+    found = []
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            found.append(_checksum(piece))
+    return " ".join(found)
+
+
+def _checksum(piece: bytes) -> str:
+    return hashlib.sha256(piece).hexdigest()[:_DIGITS]
+
+
+class CheckedFile:
+    """A file of a shard whose bytes are compared with their checksums when they are first needed.
+
+    Args:
+        size: bytes that it was written with.
+        whole: SHA-256 of all of it.
+        pieces: `pieces_of` it; empty: only `whole` is known.
+        where: names the shard in errors.
+        remedy: what to do about a damaged shard.
+    """
+
+    def __init__(
+        self, path: Path, size: int, whole: str, pieces: str, where: str, remedy: str
+    ) -> None:
+        self.path, self.size, self.remedy = path, size, remedy
+        self._whole, self._pieces, self._where = whole, pieces, where
+        self._good: set[int] = set()
+        """Numbers of the pieces that were checked; -1: the whole file."""
+
+    def check_size(self) -> None:
+        """Raise BackendError when the file is missing, or longer or shorter than it was written."""
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            found = self.path.stat().st_size
         except OSError as error:
-            raise self._failed(error) from error
-        weakref.finalize(self, _close, self._file)  # it is open as long as somebody may read
+            raise self.unreadable(error) from error
+        if found != self.size:
+            raise self._damaged()
 
-    def add(self, laws: shards.EncodedLaws) -> StoredLaws:
-        """Keep these laws."""
-        parts = [getattr(laws, part) for part in _PARTS]
-        at = self._end
+    @property
+    def is_checked(self) -> bool:
+        """Whether all bytes were checked."""
+        return -1 in self._good
+
+    def check(self, start: int = 0, stop: int | None = None) -> None:
+        """Raise BackendError when the bytes [start, stop) are not those that were written."""
+        if self.is_checked:
+            return
         try:
-            self._file.seek(at)
-            self._file.write(b"".join(parts))
-            self._file.flush()
+            if not self._pieces:
+                if sha256(self.path) != self._whole:
+                    raise self._damaged()
+                self._good.add(-1)
+                return
+            last = -(-(self.size if stop is None else stop) // PIECE)
+            missing = [n for n in range(start // PIECE, last) if n not in self._good]
+            if missing:
+                self._check_pieces(missing)
         except OSError as error:
-            raise self._failed(error) from error
-        self._end += laws.num_bytes
-        return StoredLaws(file=self, at=at, sizes=tuple(map(len, parts)))
+            raise self.unreadable(error) from error
 
-    def encode(self, top: TopK) -> StoredLaws:
-        """Keep laws that no store holds; log-probabilities are rounded as a store rounds them."""
-        return self.add(shards.encode(top, self._vocab_size))
+    def _check_pieces(self, numbers: Sequence[int]) -> None:
+        step = _DIGITS + 1
+        with self.path.open("rb") as file:
+            for number in numbers:
+                file.seek(number * PIECE)
+                known = self._pieces[number * step : number * step + _DIGITS]
+                if _checksum(file.read(PIECE)) != known:
+                    raise self._damaged()
+                self._good.add(number)
+        if len(self._good) == -(-self.size // PIECE):
+            self._good = {-1}
 
-    def read(self, at: int, size: int) -> bytes:
-        """What stands there."""
-        try:
-            self._file.seek(at)
-            return self._file.read(size)
-        except OSError as error:
-            raise self._failed(error) from error
+    def unreadable(self, error: Exception) -> BackendError:
+        """The error for a file that cannot be read."""
+        return BackendError(f"cannot read {self.path}: {error}; {self.remedy}")
 
-    def _failed(self, error: OSError) -> BackendError:
+    def _damaged(self) -> BackendError:
         return BackendError(
-            f"cannot keep the laws of the stores in {self._folder} while they are learnt from: "
-            f"{error.strerror}; give --out on a disk with as much room as the stores take"
+            f"{self._where} is damaged: {self.path.name} has not the sha256 it was written with; "
+            f"{self.remedy}"
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredLaws:
-    """Where a trajectory's laws are."""
-
-    file: LawFile
-    at: int
-    sizes: tuple[int, ...]
-    """Bytes of each part of `EncodedLaws`."""
-
-    def read(self) -> TopK:
-        """The laws. Raises BackendError when they can be read no more."""
-        whole = self.file.read(self.at, sum(self.sizes))
-        parts, start = {}, 0
-        for name, size in zip(_PARTS, self.sizes, strict=True):
-            parts[name] = whole[start : start + size]
-            start += size
-        return shards.decode(shards.EncodedLaws(**parts))
-
-
-def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # a full disk, once more
-        file.close()
 
 
 class FeatureFile:
     """The hidden signals of one shard; the file is opened when it is first needed.
 
+    A mapped file has no position that readers move: processes that were forked or spawned read the
+    same shard at the same time.
+
     Args:
         number: of the shard.
         remedy: what to do about a shard that cannot be used.
+        checked: compares what is read with its checksums; None: somebody has done so before.
     """
 
-    def __init__(self, path: Path, number: int, remedy: str) -> None:
+    def __init__(
+        self, path: Path, number: int, remedy: str, checked: CheckedFile | None = None
+    ) -> None:
         self._path, self._number, self._remedy = path, number, remedy
+        self._checked = checked
         self._mapped: Any = None
 
-    def __reduce__(self) -> tuple[type[FeatureFile], tuple[Path, int, str]]:
-        return FeatureFile, (self._path, self._number, self._remedy)  # a map is of one process
+    def __reduce__(self) -> tuple[type[FeatureFile], tuple[Any, ...]]:
+        # a map belongs to one process
+        return FeatureFile, (self._path, self._number, self._remedy, self._checked)
 
     def of(self, row: int, places: int, width: int | None = None) -> StoredFeatures:
-        """Those of a row, not read yet. Raises BackendError when they are not `places` many, or of
-        another width than this (None: of any)."""
+        """Locate the signals of a row without reading them.
+
+        Raises:
+            BackendError: they are not `places` many, or of another width than this (None: of any).
+        """
         shape = self._slice(row).get_shape()
+        self._check_shape(row, shape, places, width)
+        return StoredFeatures(file=self, row=row, width=shape[1])
+
+    def check_shapes(self, places: Mapping[int, int], width: int) -> None:
+        """Compare the shapes that the file's header names with those of the texts.
+
+        Args:
+            places: tokens of the text of each row.
+
+        Raises:
+            BackendError: a row lacks signals, or has too many, too few, or others.
+        """
+        header = self._header()
+        for row, length in places.items():
+            if str(row) not in header:
+                raise self._broken(row, "cannot be read (the file has none of this row)")
+            self._check_shape(row, header[str(row)]["shape"], length, width)
+
+    def _check_shape(self, row: int, shape: list[int], places: int, width: int | None) -> None:
         if len(shape) != 2 or shape[0] != places:
             raise self._broken(row, f"have the shape {shape}, its text has {places} tokens")
         if width is not None and shape[1] != width:
             raise self._broken(row, f"are {shape[1]} wide, those of this target {width}")
-        return StoredFeatures(file=self, row=row, width=shape[1])
 
     def read(self, row: int, places: int) -> Tensor:
-        """[places, S] float32: those of the first places of a row. Raises BackendError."""
-        states_TS: Tensor = self._slice(row)[:places]
+        """[places, S] float32: the signals of the first places of a row. Raises BackendError."""
+        found = self._slice(row)
+        self._check_bytes(row)
+        states_TS: Tensor = found[:places]
         self.check(row, states_TS)
         return states_TS.float()
 
     def check(self, row: int, states_TS: Tensor) -> None:
-        """BackendError when what was read of a row is not finite."""
+        """Raise BackendError when what was read of a row is not finite."""
         if not torch.isfinite(states_TS).all():
             raise self._broken(row, "hold NaN or infinite values")
 
     def _slice(self, row: int) -> Any:
         try:
             if self._mapped is None:
+                if self._checked is not None:
+                    self._checked.check(0, 8)
+                    self._checked.check(0, self._begin())
                 self._mapped = safe_open(self._path, framework="pt")
             return self._mapped.get_slice(str(row))
         except (OSError, SafetensorError) as error:
             raise self._broken(row, f"cannot be read ({error})") from error
+
+    def _begin(self) -> int:
+        """Where tensors begin: behind the size of the header (8 bytes) and the header (JSON)."""
+        with self._path.open("rb") as file:
+            return 8 + int.from_bytes(file.read(8), "little")
+
+    def _header(self) -> dict[str, Any]:
+        """Shape and place of every tensor, as the file says. Raises BackendError."""
+        try:
+            with self._path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                found: dict[str, Any] = json.loads(file.read(min(size, self._path.stat().st_size)))
+            return found
+        except (OSError, ValueError) as error:
+            if self._checked is not None:
+                self._checked.check()
+            raise BackendError(f"cannot read {self._path}: {error}; {self._remedy}") from error
+
+    def _check_bytes(self, row: int) -> None:
+        """Compare the bytes of a row with their checksums."""
+        if self._checked is not None and not self._checked.is_checked:
+            start, stop = self._header()[str(row)]["data_offsets"]
+            self._checked.check(self._begin() + start, self._begin() + stop)
 
     def _broken(self, row: int, what: str) -> BackendError:
         return BackendError(
@@ -173,3 +282,198 @@ class StoredFeatures:
     def read(self, places: int) -> Tensor:
         """[places, S] float32: those of the first places. Raises BackendError."""
         return self.file.read(self.row, places)
+
+
+_COLUMNS = ["prompt", "tokens", *shards.LAW_COLUMNS]
+
+
+class ShardReader:
+    """The rows of one shard, each read when it is asked for; see `TrajectoryStore.reader`."""
+
+    def __init__(
+        self,
+        *,
+        rows: CheckedFile | None,
+        features: CheckedFile | None,
+        number: int,
+        words: dict[str, str],
+        trajectories: int,
+        cache: ByteCache,
+        width: int,
+    ) -> None:
+        self.number, self.width = number, width
+        self._rows, self._words, self._trajectories = rows, words, trajectories
+        self._cache = cache
+        self._starts: list[int] | None = None
+        self.features: FeatureFile | None = None
+        if features is not None:
+            self.features = FeatureFile(features.path, number, features.remedy, features)
+
+    def texts(self) -> list[StoredText]:
+        """Every row that has an answer. Raises BackendError for a damaged file."""
+        if self._rows is None:
+            return []
+        try:
+            if self._words:
+                index = shards.ShardIndex.from_words(self._words)
+            else:
+                index = shards.read_index(self._rows.path)
+        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            self._rows.check()
+            raise self._rows.unreadable(error) from error
+        if len(index) != self._trajectories:
+            self._rows.check()
+            raise self._rows.unreadable(ValueError("it has another number of rows"))
+        columns = zip(
+            index.prompt_key,
+            index.forcing,
+            index.index,
+            index.temperature,
+            index.score,
+            index.prompt_length,
+            index.answer_length,
+            index.highest,
+            index.has_logprobs,
+            strict=True,
+        )
+        texts = [
+            StoredText(self, row, *values) for row, values in enumerate(columns) if values[6] > 0
+        ]
+        if self.width and self.features is not None:
+            places = {text.row: text.prompt_length + text.answer_length for text in texts}
+            self.features.check_shapes(places, self.width)
+        return texts
+
+    def tokens(self, row: int, column: str) -> NDArray[np.int32]:
+        """The token ids in column `prompt` or `tokens` of a row. Raises BackendError."""
+        group, place = self._group(row)
+        listed = group.column(column).chunk(0)
+        start, stop = listed.offsets[place].as_py(), listed.offsets[place + 1].as_py()
+        found: NDArray[np.int32] = listed.values.slice(start, stop - start).to_numpy()
+        return found
+
+    def logprobs(self, row: int) -> TopK | None:
+        """The teacher's logprobs of a row, decoded; None: none are stored. Raises BackendError."""
+        group, place = self._group(row)
+        parts = [group.column(name)[place].as_py() for name in shards.LAW_COLUMNS]
+        return None if parts[0] is None else shards.decode(shards.EncodedLaws(*parts))
+
+    def all_tokens(self, column: str) -> list[NDArray[np.int32]]:
+        """Column `prompt` or `tokens` of all rows, not compared with any checksum.
+
+        Raises:
+            BackendError: the file cannot be read.
+        """
+        if self._rows is None:
+            return []
+        found: list[NDArray[np.int32]] = []
+        try:
+            with pq.ParquetFile(self._rows.path, memory_map=True) as file:
+                for group in range(file.num_row_groups):
+                    rows = file.read_row_group(group, columns=[column]).column(column)
+                    found += [np.asarray(row.values, np.int32) for row in rows]
+        except (OSError, pa.ArrowException) as error:
+            raise self._rows.unreadable(error) from error
+        return found
+
+    def check(self) -> None:
+        """Compare all rows with their checksum. Raises BackendError."""
+        assert self._rows is not None
+        self._rows.check()
+
+    def _group(self, row: int) -> tuple[pa.Table, int]:
+        """The decoded row group that a row lies in, and the row's place there."""
+        assert self._rows is not None
+        try:
+            if self._starts is None:
+                with self._open() as file:
+                    sizes = [
+                        file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)
+                    ]
+                self._starts = [0, *np.cumsum(sizes).tolist()]
+            group = bisect_right(self._starts, row) - 1
+            table = self._cache.get((self._rows.path, group), lambda: self._decoded(group))
+        except (OSError, pa.ArrowException, IndexError) as error:
+            raise self._rows.unreadable(error) from error
+        return table, row - self._starts[group]
+
+    def _open(self) -> pq.ParquetFile:
+        """The file, when its footer is good: rows, footer, its length (4 bytes), `PAR1`."""
+        assert self._rows is not None
+        if not self._rows.is_checked:
+            size = self._rows.size
+            self._rows.check(max(0, size - 8), size)
+            with self._rows.path.open("rb") as file:
+                file.seek(-8, 2)
+                footer = int.from_bytes(file.read(4), "little")
+            self._rows.check(max(0, size - 8 - footer), size)
+        return pq.ParquetFile(self._rows.path, memory_map=True)
+
+    def _decoded(self, number: int) -> tuple[pa.Table, int]:
+        assert self._rows is not None
+        with self._open() as file:
+            group = file.metadata.row_group(number)
+            columns = [group.column(place) for place in range(group.num_columns)]
+            starts = [c.dictionary_page_offset or c.data_page_offset for c in columns]
+            ends = [
+                start + c.total_compressed_size for start, c in zip(starts, columns, strict=True)
+            ]
+            self._rows.check(min(starts), max(ends))
+            table = file.read_row_group(number, columns=_COLUMNS).combine_chunks()
+        return table, table.nbytes
+
+
+@dataclass(slots=True, eq=False)
+class StoredText:
+    """A row of a shard: what its index says of it, and the rest when it is asked for.
+
+    It has the attributes of a `Trajectory` that training reads; every one that is a property here
+    raises BackendError when the shard is damaged.
+    """
+
+    shard: ShardReader
+    row: int
+    prompt_id: str
+    """`prompt_key`: ids are names within one prompt file, and two stores may use one for two."""
+    forcing: Forcing
+    index: int
+    temperature: float | None
+    score: float
+    prompt_length: int
+    answer_length: int
+    highest: int
+    """Highest token id of prompt and answer."""
+    has_logprobs: int
+
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        return self._checked("prompt", self.prompt_length)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        return self._checked("tokens", self.answer_length)
+
+    def _checked(self, column: str, length: int) -> NDArray[np.int32]:
+        found = self.shard.tokens(self.row, column)
+        assert len(found) == length, "the index was made from this row"
+        return found
+
+    @property
+    def top(self) -> TopK | None:
+        return self.shard.logprobs(self.row) if self.has_logprobs else None
+
+    @property
+    def has_features(self) -> bool:
+        return self.shard.width > 0 and self.shard.features is not None
+
+    def states(self, places: int) -> Tensor:
+        """[places, S] float32: the hidden signals of the first places."""
+        file = self.shard.features
+        assert file is not None, "ask has_features first"
+        return file.of(self.row, self.prompt_length + self.answer_length, self.shard.width).read(
+            places
+        )
+
+    def without_logprobs(self) -> StoredText:
+        """The same text without its teacher's logprobs."""
+        return replace(self, has_logprobs=0)

@@ -40,12 +40,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,7 +104,7 @@ _P = np.exp(_LOG_P.astype(np.float64))
 _CELLS = 1 << 22  # at a time: bounds the memory of whole laws over a large vocabulary
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EncodedLaws:
     """The laws of N places in parts (see the drawing); `head` names the version and the sizes."""
 
@@ -307,6 +308,7 @@ _PLAIN = {
 }
 # A column per part of the laws: each compresses by itself, the upper parts well (see `codec`).
 _LAWS = ("head", "ids_low", "ids_high", "codes_low", "codes_high")
+LAW_COLUMNS = tuple(f"laws_{part}" for part in _LAWS)
 _SCHEMA = pa.schema(_PLAIN | {f"laws_{part}": pa.large_binary() for part in _LAWS})
 
 
@@ -333,6 +335,10 @@ def check(trajectory: Trajectory, vocab_size: int, top_k: int | None) -> None:
         )
 
 
+GROUP_BYTES = 1 << 20
+"""Size of a row group before compression: what a reader decodes to get at one trajectory."""
+
+
 def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer:
     """Everything but the hidden signals. Raises InputError for what is no law."""
     columns: dict[str, list[Any]] = {
@@ -344,10 +350,12 @@ def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer
     ]
     for part in _LAWS:
         columns[f"laws_{part}"] = [None if law is None else getattr(law, part) for law in laws]
+    table = pa.table(columns, schema=_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table(columns, schema=_SCHEMA),
+        table,
         sink,
+        row_group_size=max(1, GROUP_BYTES * len(table) // max(1, table.nbytes)),
         compression="zstd",
         use_dictionary=list(_WORDS),
         write_statistics=False,
@@ -392,6 +400,100 @@ def hidden_signals(
             )
         found[str(number)] = kept
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardIndex:
+    """What batching needs to know of a shard's rows, one entry per row, without reading them.
+
+    A shard's JSON file holds these columns as words, so that the checksum of that file covers them.
+    """
+
+    prompt_key: Sequence[str]
+    """`prompt_key` of the prompt."""
+    forcing: Sequence[str]
+    index: Sequence[int]
+    temperature: Sequence[float | None]
+    score: Sequence[float]
+    prompt_length: Sequence[int]
+    answer_length: Sequence[int]
+    highest: Sequence[int]
+    """Highest token id of prompt and answer; -1: both are empty."""
+    has_logprobs: Sequence[int]
+    """1 where teacher logprobs are stored, else 0."""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> ShardIndex:
+        """The index of these trajectories."""
+        return cls(
+            prompt_key=[prompt_key(one.prompt) for one in trajectories],
+            forcing=[one.forcing for one in trajectories],
+            index=[one.index for one in trajectories],
+            temperature=[one.temperature for one in trajectories],
+            score=[float(one.score) for one in trajectories],
+            prompt_length=[one.prompt_length for one in trajectories],
+            answer_length=[one.answer_length for one in trajectories],
+            highest=[max((*one.prompt, *one.tokens), default=-1) for one in trajectories],
+            has_logprobs=[int(one.top is not None) for one in trajectories],
+        )
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, str]) -> ShardIndex:
+        """Read what `words` wrote. Raises ValueError, KeyError or TypeError when it is damaged."""
+
+        def column(name: str, kind: Callable[[str], Any]) -> list[Any]:
+            return [None if word == "-" else kind(word) for word in words[name].split(" ") if word]
+
+        kinds = {"prompt_key": str, "forcing": str, "temperature": float, "score": float}
+        return cls(**{one.name: column(one.name, kinds.get(one.name, int)) for one in fields(cls)})
+
+    def words(self) -> dict[str, str]:
+        """Every column as words with single spaces between them; `-` stands for None."""
+        return {
+            one.name: " ".join("-" if v is None else str(v) for v in getattr(self, one.name))
+            for one in fields(self)
+        }
+
+    def __len__(self) -> int:
+        return len(self.prompt_key)
+
+
+def read_index(path: Path) -> ShardIndex:
+    """Build the index of a shard that was written without one: reads its columns of tokens.
+
+    Raises:
+        OSError, pa.ArrowException, ValueError: the file is damaged.
+    """
+    parts: list[ShardIndex] = []
+    names = ["prompt", "tokens", "forcing", "index", "temperature", "score", "laws_head"]
+    with pq.ParquetFile(path, memory_map=True) as file:
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group, columns=names).to_pydict()
+            texts = list(zip(rows["prompt"], rows["tokens"], strict=True))
+            parts.append(
+                ShardIndex(
+                    prompt_key=[prompt_key(prompt) for prompt, _ in texts],
+                    forcing=rows["forcing"],
+                    index=rows["index"],
+                    temperature=rows["temperature"],
+                    score=rows["score"],
+                    prompt_length=[len(prompt) for prompt, _ in texts],
+                    answer_length=[len(tokens) for _, tokens in texts],
+                    highest=[max((*prompt, *tokens), default=-1) for prompt, tokens in texts],
+                    has_logprobs=[int(head is not None) for head in rows["laws_head"]],
+                )
+            )
+    return ShardIndex(
+        **{
+            one.name: [value for part in parts for value in getattr(part, one.name)]
+            for one in fields(ShardIndex)
+        }
+    )
+
+
+def prompt_key(tokens: Sequence[int]) -> str:
+    """A name of a prompt that depends on nothing but its tokens (128 bits in hexadecimal)."""
+    return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]
 
 
 def _laws(row: Mapping[str, Any]) -> EncodedLaws | None:

@@ -38,10 +38,17 @@ from draftsmith.config import as_dict, from_dict
 from draftsmith.core.types import Signals
 from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.trajectories import shards as shard_rows
-from draftsmith.distill.trajectories.readers import FeatureFile
+from draftsmith.distill.trajectories.readers import (
+    ByteCache,
+    CheckedFile,
+    FeatureFile,
+    ShardReader,
+    pieces_of,
+)
 from draftsmith.distill.trajectories.shards import (
     EncodedLaws,
     FeatureType,
+    ShardIndex,
     held,
     read_sealed,
     write_sealed,
@@ -126,6 +133,10 @@ class StoredFile:
     name: str
     sha256: str
     bytes: int
+    pieces: str = ""
+    """First 16 digits of the SHA-256 of every MiB, as words; empty: the file is checked whole."""
+    rows: dict[str, str] = field(default_factory=dict)
+    """`ShardIndex.words` of a Parquet file; empty: it was written without an index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +341,8 @@ class TrajectoryStore:
             path = self._path(number, "parquet")
             with atomic_path(path) as part:
                 part.write_bytes(rows)
-            files.append(_stored(path, hashlib.sha256(rows).hexdigest()))
+            index = ShardIndex.of(trajectories).words()
+            files.append(_stored(path, hashlib.sha256(rows).hexdigest(), index))
             if features:
                 path = self._path(number, FEATURES)
                 with atomic_path(path) as part:
@@ -380,6 +392,37 @@ class TrajectoryStore:
         """Hidden signals of a shard that `undecoded` has checked, to be read row by row."""
         path = self._path(number, FEATURES)
         return FeatureFile(path, number=number, remedy=self._remedy(number))
+
+    def reader(self, number: int, cache: ByteCache, width: int, hint: str = "") -> ShardReader:
+        """Open a shard for reading row by row; nothing but its JSON file is read before.
+
+        Args:
+            cache: receives decoded row groups.
+            width: of the hidden states that are wanted; 0: none.
+            hint: what else to do about damage.
+
+        Raises:
+            InputError: there is no such shard.
+            BackendError: its JSON file is damaged, or a file is missing or of another size.
+        """
+        facts, remedy = self.shard(number), self._remedy(number) + hint
+        checked, words = {}, {}
+        for file in facts.files:
+            words |= file.rows
+            path = self.folder / file.name
+            where = f"shard {number} of {self.folder}"
+            one = CheckedFile(path, file.bytes, file.sha256, file.pieces, where, remedy)
+            one.check_size()
+            checked[path] = one
+        return ShardReader(
+            rows=checked.get(self._path(number, "parquet")),
+            features=checked.get(self._path(number, FEATURES)),
+            number=number,
+            words=words,
+            trajectories=facts.trajectories,
+            cache=cache,
+            width=width,
+        )
 
     def _contents(
         self, number: int, load: Callable[[Path], dict[str, torch.Tensor]]
@@ -459,5 +502,6 @@ def _size(rows: pa.Buffer, features: Mapping[str, torch.Tensor], skipped: Sequen
     return len(rows) + facts + sum(tensor.nbytes + 128 for tensor in features.values())
 
 
-def _stored(path: Path, checksum: str) -> StoredFile:
-    return StoredFile(name=path.name, sha256=checksum, bytes=path.stat().st_size)
+def _stored(path: Path, checksum: str, rows: dict[str, str] | None = None) -> StoredFile:
+    size, pieces = path.stat().st_size, pieces_of(path)
+    return StoredFile(name=path.name, sha256=checksum, bytes=size, pieces=pieces, rows=rows or {})

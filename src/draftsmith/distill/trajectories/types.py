@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from draftsmith.core.types import Signals
 
@@ -55,6 +57,27 @@ class Trajectory:
     """[len(prompt) + len(tokens), S] hidden signals of every position, when they were asked for."""
     language: str | None = None
     tag: str | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def answer_length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def has_features(self) -> bool:
+        return self.features is not None
+
+    def states(self, places: int) -> Tensor:
+        """[places, S] float32: the hidden signals of the first places."""
+        assert self.features is not None, "ask has_features first"
+        return torch.from_numpy(self.features[:places])
+
+    def without_logprobs(self) -> Trajectory:
+        """The same text without its teacher's logprobs."""
+        return replace(self, top=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
