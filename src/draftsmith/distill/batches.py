@@ -112,7 +112,11 @@ class Prefetched:
                 weakref.finalize(self, self._run.stop)
             self._asked = (step, parts, [part])
         if self._run is not None:
-            found = self._run.take(step, part, parts)
+            try:
+                found = self._run.take(step, part, parts)
+            except BaseException:
+                self.close()  # the thread has ended: nothing more will come from it
+                raise
             if found is not None:
                 return found
             self.close()
@@ -153,7 +157,6 @@ class _Run:
         """The next batch if it is that of `key`, else None."""
         found, value = self._ready.get()
         if isinstance(value, BaseException):
-            self.stop()
             raise value
         return value if found == key else None
 

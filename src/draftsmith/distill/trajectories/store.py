@@ -406,7 +406,8 @@ class TrajectoryStore:
             BackendError: its JSON file is damaged, or a file is missing or of another size.
         """
         facts, remedy = self.shard(number), self._remedy(number) + hint
-        checked, words = {}, {}
+        checked: dict[Path, CheckedFile] = {}
+        words: dict[str, str] = {}
         for file in facts.files:
             words |= file.rows
             path = self.folder / file.name
