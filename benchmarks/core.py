@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.arms import time_decode
 from draftsmith.bench.baselines import time_generate
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.generation import generate
+from draftsmith.core.generation import Arm, generate
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts

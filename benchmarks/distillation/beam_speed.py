@@ -13,9 +13,9 @@ from evaluation import ready
 from lab import Lab
 from study import Run
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE
+from draftsmith.core.generation import Arm
 from draftsmith.core.speedup import predicted_speedup
 from draftsmith.core.types import TreeShape
 from draftsmith.provenance import machine_summary, write_json_atomic

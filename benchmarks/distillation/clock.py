@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from evaluation import Evaluation
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan
 from draftsmith.commands.bench import make_items
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.targets.hf import HFTarget

@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.bench.arms import Arm
-from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling
+from draftsmith.bench.step_costs import Workload, chain_arms, doubling
 from draftsmith.config import from_dict
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.errors import InputError
-from draftsmith.plan.length_policy import CostAware, Learning
+from draftsmith.plan.length_policy import LONGEST_AUTO, CostAware, Learning
 from draftsmith.provenance import (
     digest,
     machine_summary,
@@ -146,7 +146,7 @@ def compare(
     target = mini_code()
     assert target is not None
     arm = next(arm for arm in arms(target, trained) if arm.name == name)
-    tried: Iterable[int] = doubling(arm.used_shape.depth) if quick else range(1, LONGEST + 1)
+    tried: Iterable[int] = doubling(arm.used_shape.depth) if quick else range(1, LONGEST_AUTO + 1)
     lengths = [length for length in tried if length <= arm.used_shape.depth]
     if name == "useless":  # what counts is what it costs over no drafting
         lengths = [1]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.arms import time_decode
 from draftsmith.bench.costs import CostTable
-from draftsmith.bench.step_costs import LONGEST, Workload, chain_arms, doubling, open_meter
+from draftsmith.bench.step_costs import Workload, chain_arms, doubling, open_meter
 from draftsmith.bench.step_costs import step_costs as costs_by_length
 from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts
@@ -24,7 +25,7 @@ from draftsmith.drafters.names import drafter_manifest
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
-from draftsmith.plan.length_policy import AdaptiveLength, Learning, StepCosts
+from draftsmith.plan.length_policy import LONGEST_AUTO, AdaptiveLength, Learning, StepCosts
 from draftsmith.targets.hf import HFTarget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -149,7 +150,11 @@ def arms(target: HFTarget, trained: Path | None) -> tuple[Arm, ...]:
     for drafter in drafters.values():
         drafter.bind(target)
     return tuple(
-        Arm(name=name, drafter=one, shape=TreeShape.chain(min(LONGEST, one.longest or LONGEST)))
+        Arm(
+            name=name,
+            drafter=one,
+            shape=TreeShape.chain(min(LONGEST_AUTO, one.longest or LONGEST_AUTO)),
+        )
         for name, one in drafters.items()
     )
 

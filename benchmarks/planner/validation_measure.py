@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import mini_code
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
@@ -29,6 +28,7 @@ from draftsmith.bench.step_costs import (
 from draftsmith.commands import bench as bench_recipe
 from draftsmith.commands._verbs import BenchOptions, PretrainOptions
 from draftsmith.config import from_dict
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data import text as _text

@@ -11,10 +11,10 @@ from tests.robustness.test_command_line import Command, command, models, refused
 
 from draftsmith.bench import machine_load, step_costs
 from draftsmith.bench import step_costs as _auto_length
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.step_costs import REFRESH
 from draftsmith.config import from_dict
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig

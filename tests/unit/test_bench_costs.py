@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import (
     Cost,
     CostMeter,
@@ -21,6 +20,7 @@ from draftsmith.bench.costs import (
     thin_out,
 )
 from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent

@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.compare.load import read_runs
 from draftsmith.bench.expected import Expectation, as_section, expectations
 from draftsmith.bench.records import BASELINE, append
 from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import memory_bound_speedup, predicted_speedup, tokens_per_step
 from draftsmith.core.types import TreeShape

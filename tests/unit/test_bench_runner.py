@@ -14,13 +14,13 @@ import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
-from draftsmith.bench.arms import Arm, time_decode, undisturbed
+from draftsmith.bench.arms import time_decode, undisturbed
 from draftsmith.bench.baselines import supports, time_generate
 from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import generate
+from draftsmith.core.generation import Arm, generate
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.drafters.independent import Independent

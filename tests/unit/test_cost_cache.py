@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from draftsmith.bench import step_costs
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.step_costs import REFRESH, CostFile, Kept, Workload, cost_file
 from draftsmith.config import as_dict
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostTable
 from draftsmith.bench.step_costs import (
     Workload,
@@ -17,6 +16,7 @@ from draftsmith.bench.step_costs import (
     probed_arms,
     step_costs,
 )
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent

@@ -17,13 +17,13 @@ from tests.tiny_models import save_pair
 
 from draftsmith import cli
 from draftsmith.bench import tuner
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostTable, DraftCost
 from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
 from draftsmith.commands._tune_verb import TuneOptions
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError

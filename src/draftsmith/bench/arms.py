@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,34 +14,13 @@ from torch import Tensor
 from draftsmith.bench.records import PhaseSeconds
 from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.generation import DraftCounts
+from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.transfer import Recorder
-from draftsmith.core.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
-from draftsmith.drafters.base import Drafter
+from draftsmith.core.types import DecodeStep, Signals, TargetOutput
 from draftsmith.targets.base import Target
 
 SPLIT = ("draft", "target", "verify")
 """What the decoding loop gives its recorder; the rest of a run's seconds is `other`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """A drafter, bound to the target, and the shape of its drafts."""
-
-    name: str
-    """As the user spelt it."""
-    drafter: Drafter
-    shape: TreeShape | None = None
-    """None: the drafter's own default."""
-    policy: LengthPolicy | None = None
-
-    @property
-    def used_shape(self) -> TreeShape:
-        return self.drafter.default_shape if self.shape is None else self.shape
-
-    def adapt(self, options: DecodeOptions) -> DecodeOptions:
-        """Return the options with this arm's draft."""
-        return replace(options, shape=self.shape, policy=self.policy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

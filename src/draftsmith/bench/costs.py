@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from draftsmith.bench.arms import Arm, WidthMeter, make_recorder, now, undisturbed
+from draftsmith.bench.arms import WidthMeter, make_recorder, now, undisturbed
 from draftsmith.bench.records import CostSeconds
 from draftsmith.core.cache import lay_out
 from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Signals
 from draftsmith.errors import InputError

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.bench.arms import Arm
-from draftsmith.bench.records import BASELINE
-from draftsmith.bench.step_costs import LONGEST
+from draftsmith.core.generation import Arm
 from draftsmith.core.types import LengthPolicy, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.base import Drafter, training_options
@@ -16,7 +14,6 @@ from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.names import drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
-from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.provenance import portable_text
 from draftsmith.targets.base import BindableTarget, Target
 
@@ -56,7 +53,7 @@ def open_drafters(
         out.append(arm)
     for refused in (unshaped, undrawn):
         if len(refused) == len(names):
-            others = [reason for name, reason in refused.items() if name != BASELINE]
+            others = [reason for name, reason in refused.items() if name != "none"]
             raise InputError("; ".join(others or refused.values()) + ".")
     return tuple(out)
 
@@ -129,8 +126,12 @@ def _shaped(name: str, drafter: Drafter, options: DraftingConfig, target: Target
     shape = _shape(options)
     policy: LengthPolicy | None = None
     if options.draft_length == "auto":  # the policy comes when costs are known: `_auto_length`
-        shape = TreeShape.chain(min(LONGEST, drafter.longest or LONGEST))
+        from draftsmith.plan.length_policy import LONGEST_AUTO
+
+        shape = TreeShape.chain(min(LONGEST_AUTO, drafter.longest or LONGEST_AUTO))
     elif options.draft_length == "adaptive":
+        from draftsmith.plan.length_policy import AdaptiveLength
+
         policy = AdaptiveLength()
         if drafter.longest is not None and drafter.longest < policy.longest:
             first = min(policy.first, drafter.longest)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.pairs import parameters_of
 from draftsmith.bench.run import BaselineOutput, Bench
 from draftsmith.bench.summary import Section, number, short_name, times
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import Proposal

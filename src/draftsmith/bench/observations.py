@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.metrics import Ratio
 from draftsmith.bench.pairs import (
     LengthTrial,
@@ -23,7 +22,7 @@ from draftsmith.bench.pairs import (
 )
 from draftsmith.bench.perplexity import LONGEST, Perplexity, perplexity
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Generation
+from draftsmith.core.generation import Arm, Generation
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import text
 from draftsmith.drafters.independent import Independent

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from draftsmith.bench import equality
-from draftsmith.bench.arms import Arm, TimedRun, time_decode
+from draftsmith.bench.arms import TimedRun, time_decode
 from draftsmith.bench.baselines import supports, time_generate
 from draftsmith.bench.costs import CostMeter, CostTable, thin_out
 from draftsmith.bench.records import (
@@ -36,7 +36,7 @@ from draftsmith.bench.records import (
 )
 from draftsmith.bench.step_costs import probed_arms
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import pieces
+from draftsmith.core.generation import Arm, pieces
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy
 from draftsmith.targets.base import Target

@@ -34,11 +34,11 @@ from typing import Any
 
 from torch import nn
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import Cost, CostMeter, CostTable, interpolate
 from draftsmith.bench.machine_load import load_of_others
 from draftsmith.config import as_dict, from_dict
 from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
@@ -58,8 +58,6 @@ from draftsmith.targets.hf import HFTarget
 
 _log = logging.getLogger(__name__)
 
-LONGEST = 16
-"""The deepest drafts that a controller may choose."""
 ROUNDS = 9
 _PROBED = 64
 """Tokens by which each text is continued while steps are timed."""

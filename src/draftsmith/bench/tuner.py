@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from draftsmith.bench.arms import Arm, time_decode
+from draftsmith.bench.arms import time_decode
 from draftsmith.bench.config import TuneConfig
 from draftsmith.bench.costs import CostMeter, CostTable
 from draftsmith.bench.drafters import proposal_of
@@ -28,7 +28,7 @@ from draftsmith.bench.step_costs import (
     step_costs,
 )
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import DraftCounts
+from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter

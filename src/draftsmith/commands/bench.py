@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftsmith.bench import records as records_module
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.drafters import check_predictions, open_drafters
 from draftsmith.bench.expected import as_section, expectations
 from draftsmith.bench.html import write_report
@@ -56,7 +55,7 @@ from draftsmith.commands._loading import (
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.commands._verbs import BenchOptions
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import encode, generate
+from draftsmith.core.generation import Arm, encode, generate
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_suite
 from draftsmith.drafters.none import NoDrafter

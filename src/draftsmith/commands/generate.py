@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.bench.drafters import check_predictions, open_drafters
-from draftsmith.bench.step_costs import Workload, with_controllers
 from draftsmith.commands._loading import (
     open_target,
     prediction,
@@ -75,14 +74,17 @@ def run(options: GenerateOptions) -> GenerateReport:
     check_predictions(prompts, [arm])
     ids = [encode(prompt, target) for prompt in prompts]
     predictions = [prediction(prompt, target) for prompt in prompts]
-    sampler = Sampler.from_params(_params(options))
-    workload = Workload(
-        prompts=ids,
-        max_new_tokens=options.max_new_tokens,
-        predictions=predictions,
-        rows=min(options.batch_size, len(ids)),
-    )
-    (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
+    if options.drafting.draft_length == "auto":
+        from draftsmith.bench.step_costs import Workload, with_controllers
+
+        workload = Workload(
+            prompts=ids,
+            max_new_tokens=options.max_new_tokens,
+            predictions=predictions,
+            rows=min(options.batch_size, len(ids)),
+        )
+        sampler = Sampler.from_params(_params(options))
+        (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
     generator = Generator(
         target,
         arm.drafter,

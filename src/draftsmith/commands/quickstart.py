@@ -53,7 +53,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftsmith.bench.arms import Arm
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.html import write_report
@@ -93,7 +92,7 @@ from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._verbs import CollectOptions, DistillOptions, QuickstartOptions
 from draftsmith.commands.generate import DRAFTED, Stream
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.generation import encode
+from draftsmith.core.generation import Arm, encode
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,26 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.registry import open_target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """A drafter, bound to the target, and the shape of its drafts."""
+
+    name: str
+    """As the user spelt it."""
+    drafter: Drafter
+    shape: TreeShape | None = None
+    """None: the drafter's own default."""
+    policy: LengthPolicy | None = None
+
+    @property
+    def used_shape(self) -> TreeShape:
+        return self.drafter.default_shape if self.shape is None else self.shape
+
+    def adapt(self, options: DecodeOptions) -> DecodeOptions:
+        """Return the options with this arm's draft."""
+        return replace(options, shape=self.shape, policy=self.policy)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from draftsmith.core.rows import one_more
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 
+LONGEST_AUTO = 16
+"""The deepest draft that a policy may choose by measured costs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveLength(LengthPolicy):
