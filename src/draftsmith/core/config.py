@@ -1,11 +1,11 @@
-"""What --draft-tree means.
+"""The forms of --draft-tree, the checks of sampling values, and `SamplingParams`.
 
 4,2,2,1       children per node at each depth
-10x6:59       10 beams, 6 deep, of all that they say the 59 most probable (EAGLE-2)
+10x6:59       10 beams, 6 deep; the 59 most probable of all nodes are kept (EAGLE-2)
 tree.json     any nodes: a JSON list of paths, [[0], [1], [0, 0], ...], each node by the ranks of
               its ancestors and its own (EAGLE-1, Medusa)
 
-How far verification leans towards a draft: the values that a bias may have, and their risks.
+`check_bias` and `bias_warning` are about biased verification (`core/lossy_rules.py`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_bias(value: float, name: str = "bias") -> None:
 
 
 def bias_warning(*biases: float | None) -> str | None:
-    """What to know before such a bias is used; None: nothing."""
+    """A warning about biases that degrade the text; None: there is none."""
     if any(bias is not None and bias >= 0.5 for bias in biases):
         return "from a bias of 0.5 on text is only appended: early mistakes stay, quality collapses"
     return None

@@ -6,7 +6,7 @@ One step, for every row of the batch:
     forward          pending tokens + tree through the target, one pass
     verify           walk the tree with the target's laws -> accepted path + one token
     commit           cache keeps pending + path; the new token is the next root
-    advance          the drafter takes in what was settled
+    advance          the drafter updates its state with the accepted tokens
 
 Autoregressive decoding is this loop with an empty tree; prefill is a step whose pending part is the
 prompt, so a drafter that needs no target signals drafts in it already.
@@ -54,7 +54,7 @@ class DecodeOptions:
     sampler: Sampler = field(default_factory=Sampler)
     max_new_tokens: int = 128
     verifier_sampler: Sampler | None = None
-    """Whose laws the rule looks at; None: those of `sampler`, which drafters always follow."""
+    """Makes the laws that the rule reads; None: `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
     """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
     `typical` changes the law (see `core/lossy_rules.py`) and wants `allow_lossy`."""

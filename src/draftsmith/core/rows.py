@@ -1,4 +1,4 @@
-"""What the decoding loop knows of one request: its tokens, when it stops, and what it counted."""
+"""The state of one request in the decoding loop: its tokens, stop conditions and counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StopStrings:
     """Finds a stop string as soon as the token that completes it is there.
 
     Only a tail of the text is decoded: a string of n bytes spans at most n tokens, and a few more
-    settle what a tokenizer does at the edge.
+    cover what a tokenizer does at the edge.
 
     Raises:
         InputError: an empty string, or no tokenizer to find any with.
@@ -71,12 +71,12 @@ _BAD_LUCK = 2
 
 
 def one_more(past: RowStats, step: StepCount) -> RowStats:
-    """With one step more.
+    """Add one step to the statistics of a row.
 
     Counts fade with every step, also with those that draft nothing: a row that has stopped
-    drafting forgets why, and tries again. Its memory grows with it: who fails at once soon has
-    another try, who has failed for long seldom. Where drafts used to be accepted and miss again and
-    again, the text has changed, and the counts lose up to half. (`plan.control` reads them.)
+    drafting forgets why, and tries again. The memory grows with the row: after an early failure
+    it tries again soon, after a long one seldom. Where drafts used to be accepted and miss
+    repeatedly, the text has changed, and the counts lose up to half. (`plan.length_policy` reads them.)
     """
     offered, accepted = step.offered, step.accepted
     missed = offered > 0 and accepted == 0
@@ -118,7 +118,7 @@ class Row:
     num_prompt: int
     max_new_tokens: int
     max_length: int | None
-    """Positions the target knows."""
+    """Length of the target's context."""
     finish: str | None = None
     counts: list[StepCount] = field(default_factory=list)
     """One per step."""

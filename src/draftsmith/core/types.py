@@ -63,7 +63,7 @@ class TreeShape:
     widths (2, 1)                    every node at depth d has widths[d] children; a chain: all 1
     paths ((0,), (1,), (0, 0))       just these nodes: the first and second child of the root, and
                                      the first child of the first (EAGLE-1, Medusa)
-    widths (10, 10, 10), keep 59     grown from what the drafter says: widths[d] beams live on at
+    widths (10, 10, 10), keep 59     grown by the drafter's probabilities: widths[d] beams go on at
                                      each depth, and of all nodes seen on the way the `keep` most
                                      probable paths are proposed (EAGLE-2)
     """
@@ -207,7 +207,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowStats:
-    """What a length policy may look at: the past of one row, never the coming noise."""
+    """What a length policy may read: the past of one row, never the coming noise."""
 
     steps: int = 0
     offered: int = 0
@@ -313,7 +313,7 @@ class TrajectoryBatch:
     documents_BT: Tensor | None = None
     """Document number inside the packed block; None: attention may cross documents."""
     laws: TeacherLaws | None = None
-    """What the teacher said, place after place."""
+    """The teacher's distributions, position after position."""
     law_row_BT: Tensor | None = None
     """Row of `laws` that the token at this position was drawn from; -1: no law, learn the token."""
     weights_BT: Tensor | None = None
@@ -384,12 +384,12 @@ class DraftPrediction:
     head: Callable[[Tensor], Tensor] | None = None
     """What turns these states into logits; None: the drafter's own `head()`."""
     narrow: NarrowHead | None = None
-    """A drafter that knows only some tokens learns over these; None: it knows all."""
+    """The head of a drafter with a reduced vocabulary; None: its vocabulary is whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestBatch:
-    """What a drafter is told when rows begin: their tokens, and how to draw."""
+    """The input of a drafter when rows begin: their tokens, and how to draw."""
 
     tokens: Sequence[Sequence[int]]
     """The known tokens of each row (prompt, or the whole context of a continued session)."""

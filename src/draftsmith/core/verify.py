@@ -37,7 +37,7 @@ from draftsmith.errors import LossyRule, UnsupportedProposal
 
 
 class NodeLaw(Protocol):
-    """What rules ask of R laws; `Law` says what the answers are."""
+    """What rules read of R laws; `Law` documents each method."""
 
     def prob(self, tokens_R: Tensor) -> Tensor: ...
     def entropy(self) -> Tensor: ...
@@ -110,12 +110,12 @@ class Children:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierInputs:
-    """What a rule will ask the laws of P nodes, should it come by."""
+    """What a rule reads of the laws of P nodes if its walk visits them."""
 
     last: Law
     """What the last token is drawn from if no child stays."""
     prob_PS: Tensor | None = None
-    """What each child is judged by."""
+    """The score that each child is accepted by."""
     entropy_P: Tensor | None = None
 
 
@@ -127,7 +127,7 @@ class Rule(Protocol):
     needs_q: ClassVar[bool]
     """Judges sampled children by the law that they were drawn from."""
     proposals: ClassVar[frozenset[Proposal]]
-    """The kinds of proposal for which the rule does what it says."""
+    """The kinds of proposal for which the rule keeps its promise."""
 
     def walk(
         self, tree: DraftTree, laws: LawSource, noise: Noise
@@ -136,7 +136,7 @@ class Rule(Protocol):
         ...
 
     def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
-        """All that `walk` can ask, without a look at any number (see `core/verify_step.py`)."""
+        """Compute all that `walk` can read, without a transfer to the host."""
         ...
 
 

@@ -1,8 +1,8 @@
 """One step's verdict, by the rule's name, wherever the laws are.
 
-On a CPU a rule makes laws as it comes by their nodes, which are few. On a device every look at a
-number makes the host wait until all work is done; so what the rule *can* ask is computed for all
-nodes without looking, and comes to the host together with the tree, in one transfer:
+On a CPU a rule makes the laws of the nodes that it visits, which are few. On a device every read of
+a number makes the host wait until all work is done; so what the rule *can* read is computed for all
+nodes, and reaches the host together with the tree, in one transfer:
 
     device   logits -> laws of root and nodes -> what each would draw, and what its children are
                                                  child_scores by

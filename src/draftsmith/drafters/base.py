@@ -5,7 +5,7 @@ it has weights, learns (`forward`). Nothing outside this folder asks which draft
 engine must know, a drafter declares (`signals`, `proposal kinds on the tree`, `trains`, what shapes
 it takes).
 
-What an option of a drafter is for, said beside it in the drafter's `Config`:
+The purpose of an option is metadata of its field in the drafter's `Config`:
 
     noise: float = field(default=0.2, metadata=TRAINING)     training alone reads it
     heads: int = field(default=4, metadata=STRUCTURE)        and only where it begins from nothing
@@ -72,7 +72,7 @@ class DraftState(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """What one step settled, for the drafter: the verdict, and the tokens it stands for."""
+    """The outcome of one step for the drafter: the verdict and its tokens."""
 
     tree: DraftTree
     """With its numbers on the host."""
@@ -134,8 +134,8 @@ class Drafter(nn.Module, abc.ABC):
         """A state for new rows, none of whose tokens the drafter has seen."""
 
     def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
-        """The next call of a session: the same rows, now with the request's tokens (and whatever
-        else it says: a drafter that reads `predictions` overrides this)."""
+        """Continue a session: the same rows, now with the request's tokens. A drafter that reads
+        `predictions` overrides this."""
         return state.rewind(request.tokens)
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class Drafter(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
-        """Take in what the verifier decided; the state then stands behind the new root."""
+        """Update the state with the verdict; it then stands behind the new root."""
 
     def head(self) -> Callable[[Tensor], Tensor]:
         """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
@@ -196,12 +196,12 @@ def training_options(config: Any) -> frozenset[str]:
 
 
 def structure_options(config: Any) -> frozenset[str]:
-    """Names of those that a trained drafter's folder has settled."""
+    """Names of the options that are fixed by a trained drafter's folder."""
     return frozenset(field.name for field in fields(config) if field.metadata.get("fixed"))
 
 
 def free_options(config: Any) -> frozenset[str]:
-    """Names of those with which as without which the same is learnt."""
+    """Names of the options that do not change what is learnt."""
     return frozenset(field.name for field in fields(config) if field.metadata.get("free"))
 
 

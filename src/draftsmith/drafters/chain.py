@@ -1,10 +1,10 @@
-"""A drafter that takes over where a prediction has nothing to say.
+"""`FallbackDrafter`: another drafter drafts where a prediction offers no draft.
 
     prediction   a b c d e f        output   a b X . . .
                                               `+' |  `--- the second drafter's
                                        aligned    the divergence
 
-Both see every settled token, so either can go on at any step. A step has one tree: while any row
+Both see every accepted token, so either can go on at any step. A step has one tree: while any row
 follows its prediction, rows that have none get no draft.
 """
 

@@ -1,6 +1,6 @@
 """`medusa`: heads on the target's last state, one per place ahead (Medusa, arXiv 2401.10774).
 
-    f_t -> head 0: x_{t+2}    head 1: x_{t+3}    ...      (the target's own head says x_{t+1})
+    f_t -> head 0: x_{t+2}    head 1: x_{t+3}    ...      (the target's own head predicts x_{t+1})
 
 Head k is a residual block, x + silu(W x + b), `layers` of them, and a linear layer of its own. The
 blocks start as the identity and the linear layers as the target's head, so that every head begins
@@ -130,7 +130,7 @@ class _State(DraftState):
         )
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
-        # the next forward of the target says a new one
+        # the next forward of the target gives a new one
         return _State(known=[list(row) for row in tokens], num_prompt=[len(row) for row in tokens])
 
 
@@ -180,7 +180,7 @@ class Medusa(Drafter):
         self.network: Heads | None = None
 
     def bind(self, target: TargetView) -> None:
-        """Read the heads, or without a source make some that say what the target's own head says.
+        """Read the heads, or without a source make copies of the target's own head.
 
         Raises:
             BackendError: the folder cannot be read, or was made for another target.

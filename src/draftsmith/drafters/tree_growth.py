@@ -1,4 +1,4 @@
-"""Growing a draft tree, level by level, from what a `Reader` says.
+"""Growing a draft tree, level by level, from the scores of a `Reader`.
 
     fed in    first: what the model does not       then the nodes that have children, one level
               know yet, up to the root             per forward, each seeing its ancestors
@@ -12,7 +12,7 @@ own cache, whose tokens may be other than the target's.
 cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
                   committed                   staged, in the order in which they were fed
 
-Growing a draft tree that follows what the draft model says (EAGLE-2, arXiv 2406.16858).
+Growing a draft tree along the draft model's probabilities (EAGLE-2, arXiv 2406.16858).
 
 A path's score is the sum of log q along it. At every depth the `width` best beams live on and each
 gets `width` children; all children, not only the beams among them, go to a pool. The `keep` best of
@@ -45,7 +45,7 @@ from draftsmith.targets.base import Target, feed_beginning, stay_inside
 
 
 class Reader(Protocol):
-    """A draft model that reads a tree, one level after the other, behind what it knows."""
+    """A draft model that reads a tree, level by level, behind its known tokens."""
 
     def root(self) -> Tensor:
         """[B, V] logits over the target's vocabulary, behind the last known token."""
@@ -182,7 +182,7 @@ PROPOSALS: dict[Choice, Proposal] = {
 
 
 class KnownTokens(Protocol):
-    """What a drafter's state knows: the tokens of each row, and how many of them are its prompt."""
+    """The tokens of each row of a drafter's state, and how many of them are its prompt."""
 
     known: list[list[int]]
     num_prompt: list[int]
@@ -234,8 +234,8 @@ class ChildSelection:
 def grow(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
     """Draft a tree; its numbers stay where the reader's logits are.
 
-    A shape that follows the model takes its top tokens, whatever `how` says; so does every tree at
-    temperature 0, where a law is one token and draws would leave its siblings nothing.
+    A shape that follows the model takes its top tokens, whatever `how` asks for; so does every tree
+    at temperature 0, where a law is one token and draws would leave its siblings nothing.
     """
     if how.sampler.temperature == 0 and not shape.is_chain:
         how = replace(how, choice="greedy")
@@ -300,7 +300,7 @@ def _grow_fixed(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftT
 def _law(how: ChildSelection, scores_RV: Tensor, histories: Sequence[History]) -> Law:
     if scores_RV.device.type == "cpu":
         return how.sampler.law(scores_RV, histories)
-    # nobody waits for the device here: whoever verifies the draft looks at its laws
+    # no wait for the device here: verification reads these laws later
     return how.sampler.law(scores_RV, histories, check=lambda top_R: None)
 
 

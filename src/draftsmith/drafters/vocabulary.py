@@ -35,7 +35,7 @@ from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
 
 SUBSET_FILE = "draft_vocab.safetensors"
-"""Beside a draft model that knows only some of the target's tokens."""
+"""File beside a draft model with a subset of the target's tokens."""
 
 
 def same_tokens(draft: Any, target: Any) -> bool:
@@ -65,7 +65,7 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
 
 @dataclass(frozen=True, slots=True)
 class VocabularySubset:
-    """The draft model knows only some of the target's tokens."""
+    """The vocabulary of a draft model with a subset of the target's tokens."""
 
     d2t: Tensor
     """[Vd]: the target's id of each draft id."""
@@ -74,7 +74,7 @@ class VocabularySubset:
 
     @classmethod
     def beside(cls, source: str) -> VocabularySubset | None:
-        """What the draft model's folder says about its vocabulary, if it is a subset."""
+        """Read the subset from the draft model's folder; None: its vocabulary is whole."""
         path = Path(source) / SUBSET_FILE
         if not source or not path.is_file():
             return None
@@ -116,7 +116,7 @@ class VocabularySubset:
 
 
 _TAIL = 16
-"""Tokens of context that settle how the next piece of text is cut."""
+"""Tokens of context that decide how the next piece of text is tokenized."""
 _WINDOW = 400
 """Characters at the end of a text that are cut anew at each step; what lies before stays."""
 
@@ -173,7 +173,7 @@ def reencoded_tree(
     sampler: Sampler,
     noise: Noise,
 ) -> DraftTree:
-    """A chain of target tokens that spell what the draft model would say next."""
+    """A chain of target tokens that spell the draft model's continuation."""
     keep = []
     for row, fed in zip(state.rows, state.fed, strict=True):
         _read(row, target.tokenizer, draft.tokenizer)

@@ -1,4 +1,4 @@
-"""What the engine needs of a target."""
+"""The protocols of a target: what decoding needs of it, and what drafters borrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target(Protocol):
     def end_ids(self) -> frozenset[int]: ...
     @property
     def max_length(self) -> int | None:
-        """Positions the model knows; None: no limit."""
+        """Length of the model's context; None: no limit."""
         ...
 
     @property
@@ -106,9 +106,9 @@ def feed_beginning(
 
 
 def stay_inside(target: Target, block: Block) -> None:
-    """Past a model's context positions stand still.
+    """Clamp positions to the model's context.
 
-    Only a draft model outgrows its own, and what it says there is dropped.
+    Only a draft model outgrows its context, and its drafts there are dropped.
     """
     if target.max_length is not None:
         block.stop_at(target.max_length - 1)

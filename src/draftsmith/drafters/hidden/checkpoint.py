@@ -9,11 +9,11 @@ Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only
 with the prefix `model.` or `medusa_head.`, and a copy of the target's embedding, which must be the
 target's. Every tensor is used or refused by name.
 
-Which target a trained drafter belongs to, as its folder says it.
+`drafter.json` records which target a trained drafter belongs to.
 
     drafter.json    "target": {"hidden_size", "vocab_size", "layers", "vocabulary_sha256"}
 
-Released folders say nothing; theirs are checked by the shapes of their weights alone.
+Released folders have no such record: their target is checked by the shapes of their weights alone.
 
 The config.json of a network over hidden states: read, and refused by name where it asks for
 something that the network here does not compute.
@@ -168,7 +168,7 @@ def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> Non
 
 
 def _check_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, folder: Path) -> None:
-    """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter knows a token."""
+    """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter has a token."""
     ids = target_ids(d2t.cpu())
     inside = bool(((ids >= 0) & (ids < vocab_size)).all())
     if not inside or not bool((ids[1:] > ids[:-1]).all()):
@@ -237,7 +237,7 @@ COMPUTED: Mapping[str, tuple[object, ...]] = {
     "fc_norm": (False, None),
     "norm_output": (False, None),
 }
-"""What a configuration may say of the arithmetic; the last four are of EAGLE-3's relatives."""
+"""Keys of a configuration that change the arithmetic; the last four are EAGLE-3's."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 RELEASED_ROPE = ("rope_theta", "rope_scaling")
 """Keys that hold for released code what `rope_parameters` holds for transformers."""
@@ -310,7 +310,7 @@ def check_config(config: LlamaConfig, target: TargetView, folder: Path) -> None:
 
 
 def fused_by(config: LlamaConfig, count: int, folder: Path) -> tuple[int, ...] | None:
-    """The layers whose outputs a configuration says are fused (0-based); None: it says nothing.
+    """The fused layers by a configuration (0-based); None: it does not name them.
 
     Inside `eagle_config` a number is that of the layer whose output is meant (SpecForge, SGLang);
     beside it, as vLLM reads it, that of the layer *in front of which* the state is taken.

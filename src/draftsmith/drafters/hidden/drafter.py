@@ -48,7 +48,7 @@ from draftsmith.targets.hf import loading
 
 
 class FeatureDrafter(Drafter):
-    """A small network over the target's hidden states. Subclasses say which network, and how it
+    """A small network over the target's hidden states. Subclasses name the network, and how it
     learns beyond one step."""
 
     @dataclass(frozen=True, kw_only=True)

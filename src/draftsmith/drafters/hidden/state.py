@@ -1,7 +1,7 @@
 """Drafting from the target's hidden states: what EAGLE and its descendants share.
 
 The network reads pairs. Pair t is (f_t, x_{t+1}), the target's state at t and the token behind it;
-it gives a state like f_{t+1}, from which the head says x_{t+2}:
+it gives a state like f_{t+1}, from which the head predicts x_{t+2}:
 
     tokens      x0   x1   x2   x3          the target was fed x0 x1 x2; x3 is the new root
     features    f0   f1   f2

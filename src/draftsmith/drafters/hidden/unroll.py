@@ -7,7 +7,7 @@ In step j, place t stands for the (j+1)-th draft below position t (see `ops.roll
     1         g1_t, x_{t+2} at position t + 1      g2_t like f_{t+2}, and the law of x_{t+3}
     j         gj_t, x_{t+1+j} at position t + j    ..., and the law of x_{t+2+j}
 
-Tokens are those of the text, unless a drafter says otherwise (`fed_BT`). HASS writes the same in
+Tokens are those of the text, unless a drafter replaces them (`fed_BT`). HASS writes the same in
 natural coordinates (place t + j).
 """
 
