@@ -76,7 +76,8 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
     Counts fade with every step, also with those that draft nothing: a row that has stopped
     drafting forgets why, and tries again. The memory grows with the row: after an early failure
     it tries again soon, after a long one seldom. Where drafts used to be accepted and miss
-    repeatedly, the text has changed, and the counts lose up to half. (`plan.length_policy` reads them.)
+    repeatedly, the text has changed, and the counts lose up to half
+    (`plan.length_policy` reads them).
     """
     offered, accepted = step.offered, step.accepted
     missed = offered > 0 and accepted == 0
