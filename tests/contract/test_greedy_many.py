@@ -1,8 +1,13 @@
-"""Greedy text in float32 over hundreds of prompts: plain decoding's, but for near-ties.
+"""Greedy text in float32 over many prompts: plain decoding's, but for near-ties.
 
 Prompts come from a random walk of the target itself and from noise, so that drafts are accepted and
 rejected at every depth. A difference is allowed only where the target's two best logits are closer
 than 1e-3, and at most once in 10,000 tokens (about one in 100,000 is to be expected).
+
+Effect and power: a fault that changes one prompt's text in 42 is found in 126 prompts (16,128
+tokens) with probability 1 - (1 - 1/42)^126 = 0.95 per drafter, and one that strikes one token in
+5,300 likewise. Rows that decode alone are compared on 8 prompts (1,024 tokens): one token in 342.
+A right decoder fails by near-ties alone: the seeds are fixed, so it passes always or never.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from draftsmith.targets.toy import tiny_target
 from .cases import CASES, Case
 
 VOCAB = 64
-NUM_PROMPTS = 504
+NUM_PROMPTS = 126
+ALONE = 8
 NEW_TOKENS = 128
 
 
@@ -39,17 +45,17 @@ def target() -> HFTarget:
 @pytest.fixture(scope="module")
 def plain(target: HFTarget) -> list[tuple[int, ...]]:
     options = DecodeOptions(max_new_tokens=NEW_TOKENS)
-    made = generate(target, NoDrafter(), make_prompts(NUM_PROMPTS), options, batch_size=24)
+    made = generate(target, NoDrafter(), make_prompts(NUM_PROMPTS), options, batch_size=63)
     return [one.token_ids for one in made]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("batch_size", [1, 36])
+@pytest.mark.parametrize("batch_size", [1, 63])
 @pytest.mark.parametrize("case", [c for c in CASES if not c.tabular_only], ids=str)
-def test_greedy_text_of_hundreds_of_prompts_is_plain_text(
+def test_greedy_text_of_many_prompts_is_plain_text(
     case: Case, batch_size: int, target: HFTarget, plain: list[tuple[int, ...]]
 ) -> None:
-    count = NUM_PROMPTS if batch_size > 1 else NUM_PROMPTS // 16
+    count = ALONE if batch_size == 1 else NUM_PROMPTS
     prompts = make_prompts(NUM_PROMPTS)[:count]
     drafter = case.build(tiny_target(VOCAB, seed=1, dtype=torch.float32))
     drafter.bind(target)
