@@ -11,12 +11,22 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 ENGINES ?= .venv/engines
 # Extra arguments for pytest: make test ARGS="-k verify -x"
 ARGS ?=
+# Test modules and our own sources are compiled once, not by every process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+# Each package once: floors, the law of every drafter, verification, every verb, a store, a server.
+SMOKE := tests/unit/test_architecture.py tests/unit/test_verify.py \
+  tests/contract/test_output_law.py::test_emitted_law_in_a_batch_of_one \
+  tests/unit/test_cli.py::test_help_of_every_verb_imports_nothing_heavy \
+  tests/net/test_verbs.py::test_a_command_prints_and_writes_what_it_did \
+  tests/robustness/test_store_faults.py::test_a_damaged_shard_is_named_and_the_others_stay_readable \
+  tests/serve/test_server.py
 
-.PHONY: help install dev quickstart live-demo test test-full engines test-engines lint format types check docs docs-serve clean
+.PHONY: help install dev quickstart live-demo smoke test test-full test-all engines test-engines lint format types check docs docs-serve clean
 
 help:
 	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
 	@echo "make live-demo   live translation of the small model, as a page in your browser"
+	@echo "make smoke       a selection for every edit (under a minute)"
 	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
 	@echo "make engines     an environment with vLLM, Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
@@ -53,11 +63,18 @@ quickstart: $(VENV)/.stamp-train
 live-demo: $(VENV)/.stamp-serve
 	@$(BIN)/draftsmith live serve --target models/mini-ende/target --dtype float32 --bias 0.2
 
+smoke: $(VENV)/.stamp-dev
+	$(PYTEST) -m "not full" $(SMOKE) $(ARGS)
+
 test: $(VENV)/.stamp-dev
 	$(PYTEST) -m "not full" $(ARGS)
 
 test-full: $(VENV)/.stamp-dev
 	$(PYTEST) -m full $(ARGS)
+
+# Both in one run: tests are collected once, and long ones fill both cores to the end.
+test-all: $(VENV)/.stamp-dev
+	$(PYTEST) $(ARGS)
 
 engines:
 	@PYTHON="$(PYTHON)" tests/engines/make_env.sh "$(ENGINES)"
