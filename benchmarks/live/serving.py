@@ -29,12 +29,12 @@ from draftsmith.live.streams import make_stream
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 
 ROOT = Path(__file__).resolve().parents[2]
-SENTENCES = ROOT / "src" / "draftsmith" / "serve" / "page" / "sample.txt"
+SENTENCES = ROOT / "src" / "draftsmith" / "serve" / "static" / "sample.txt"
 LAG = 3
 
 
 @dataclass
-class Heard:
+class SessionLog:
     """What one session saw."""
 
     finals: list[float] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Heard:
     errors: int = 0
 
 
-async def session(address: str, number: int, seconds: float, sentences: list[str]) -> Heard:
+async def session(address: str, number: int, seconds: float, sentences: list[str]) -> SessionLog:
     """One client; its sentences begin at another one than its neighbours'."""
-    seen = Heard()
+    seen = SessionLog()
     start = number * len(sentences) // 20 % len(sentences)
     stream = make_stream([*sentences[start:], *sentences[:start]] * 8, lag=LAG)
     waiting: dict[tuple[int, int], float] = {}
@@ -86,7 +86,9 @@ async def session(address: str, number: int, seconds: float, sentences: list[str
     return seen
 
 
-async def everyone(address: str, count: int, seconds: float, sentences: list[str]) -> list[Heard]:
+async def everyone(
+    address: str, count: int, seconds: float, sentences: list[str]
+) -> list[SessionLog]:
     """All sessions at once."""
     clients = (session(address, number, seconds, sentences) for number in range(count))
     return await asyncio.gather(*clients)

@@ -1,5 +1,5 @@
-"""Live translation: a growing source is translated again and again, each time from the last output.
+"""Live translation: a growing source is translated again and again, drafting with the last output.
 
-`streams` (what comes in), `translator` (one session), `display` (what readers see), `metrics` and
-`latency` (how steady, how fast, how good), `replay` (a stream under many settings).
+`streams` and `feeds` (input), `translator` and `engine` (one translation), `display` (what is
+shown), `metrics` and `latency` (stability, speed, quality), `replay` (many settings).
 """

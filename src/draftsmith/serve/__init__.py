@@ -1,6 +1,5 @@
-"""Serving: live translation over WebSockets, with a page to look at.
+"""The server of live translation.
 
-`messages` (what is said), `room` (one session) with `hearing` (what waits there), `pump` (decoding,
-sessions side by side), `hall` (all sessions), `app` (HTTP), `running` (the process), `page/` (what
-browsers show).
+`app` has the HTTP routes and the server process, `scheduler` the decoding thread, `live/` the
+sessions and the protocol, `metrics` the numbers for Prometheus, `static/` the page.
 """

@@ -136,8 +136,8 @@ def write(
         {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
     )
     write_text_atomic(folder / "table.csv", text.getvalue())
-    said = f"{plots.markdown(rows)}\n{notes(result)}\n"
-    write_text_atomic(folder / "tables.md", said)
+    tables = f"{plots.markdown(rows)}\n{notes(result)}\n"
+    write_text_atomic(folder / "tables.md", tables)
     plots.save(rows, folder)
     times = clock(stream)
     for one in made:

@@ -133,10 +133,10 @@ def _read(path: Path) -> Replay:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         rows = [from_dict(ReplayRow, row, where=str(path)) for row in values["rows"]]
-        told = {name: str(values[name]) for name in ("language", "target", "signature")}
+        facts = {name: str(values[name]) for name in ("language", "target", "signature")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None
-    return Replay(**told, rows=tuple(pair_of(rows)))
+    return Replay(**facts, rows=tuple(pair_of(rows)))
 
 
 def _show(result: ScoreResult) -> None:
