@@ -28,9 +28,6 @@ from draftsmith.commands import (
     _plan_verbs as plan_options,
 )
 from draftsmith.commands import (
-    _tune_verb as tune_options,
-)
-from draftsmith.commands import (
     _verbs as options,
 )
 from draftsmith.commands._options import VerbOptions
@@ -51,7 +48,7 @@ _HELP = ("-h", "--help", "help")
 def verbs() -> dict[str, type[VerbOptions]]:
     """Every verb with its options, in the order in which they are declared."""
     found = {}
-    for module in (options, tune_options, live_options, plan_options):
+    for module in (options, live_options, plan_options):
         for name, value in vars(module).items():
             own = isinstance(value, type) and value.__module__ == module.__name__
             if own and issubclass(value, VerbOptions):

@@ -71,7 +71,6 @@ LIGHT = [
     "commands._verbs",
     "commands._live_verbs",
     "commands._plan_verbs",
-    "commands._tune_verb",
 ]
 HEAVY = {
     "torch",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftsmith.bench.config import BenchConfig
+from draftsmith.bench.config import BenchConfig, TuneConfig
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import (
     Leading,
@@ -215,3 +215,8 @@ class ReportOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         require(bool(self.runs), "--runs must name at least one folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(TuneConfig, VerbOptions):
+    """Find the best drafter, length or tree for this machine, or that none pays."""

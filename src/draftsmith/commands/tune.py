@@ -25,8 +25,7 @@ from draftsmith.commands._loading import (
     open_model,
     prediction,
 )
-from draftsmith.commands._tune_verb import TuneOptions
-from draftsmith.commands._verbs import GenerateOptions
+from draftsmith.commands._verbs import GenerateOptions, TuneOptions
 from draftsmith.config import to_argv
 from draftsmith.core.generation import encode
 from draftsmith.data.suites import load_suite
