@@ -174,7 +174,7 @@ def _overview(known: dict[str, type[VerbOptions]], group: str = "") -> str:
         f"usage: draftsmith {group}VERB [OPTIONS]",
         "",
         "Lossless speculative decoding: faster answers from the model that you have, with the same",
-        "output law.",
+        "output distribution.",
         "",
     ]
     for verb, cls in known.items():

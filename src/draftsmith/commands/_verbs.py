@@ -37,7 +37,7 @@ from draftsmith.targets.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartOptions(VerbOptions):
-    """Show the main job with the small models that ship with draftsmith."""
+    """Run the demo on the small models that ship with draftsmith: decode, distil, measure."""
 
     out: Path = Path("runs/quickstart")
     """Folder for report.html, summary.json, records.jsonl, run.json and what is distilled."""
@@ -66,7 +66,7 @@ class QuickstartOptions(VerbOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(VerbOptions):
-    """Continue prompts with a target and a drafter, without changing what the target says."""
+    """Continue prompts with a target and a drafter; the output distribution is the target's."""
 
     model: ModelConfig
     drafter: str = "none"
@@ -123,7 +123,7 @@ class PretrainOptions(PretrainConfig, VerbOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions(VerbOptions):
-    """Collect what a target says: trajectories and laws to distil a draft model from."""
+    """Collect a target's continuations and logprobs, to distil a draft model from."""
 
     model: ModelConfig
     prompts: Path
@@ -198,7 +198,7 @@ class CollectOptions(VerbOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions(DistillConfig, VerbOptions):
-    """Train a draft model to say what a target says: from a store, or with the target at hand."""
+    """Distil a drafter from a target: offline from a store, or online with the target loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
