@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.commands import distill
 from draftsmith.core.speedup import tokens_per_step
-from draftsmith.distill.batches import Block, Weighted
+from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.trajectories.types import Trajectory
 from mini_ende import Pair, examples, read_pairs
 
@@ -193,7 +193,7 @@ def test_online_beams_are_learnt_from_side_by_side(
     packed: list[list[Trajectory]] = []
     pack = sources.pack
 
-    def noted(documents: Sequence[Weighted], length: int) -> list[Block]:
+    def noted(documents: Sequence[TrainingExample], length: int) -> list[Block]:
         packed.append([document.trajectory for document in documents])
         return pack(documents, length)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.batches import TrainingExample, assemble, pack
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
@@ -37,7 +37,7 @@ def documents(lengths: list[int], block: int) -> TrajectoryBatch:
             forcing="gold",
             score=0.0,
         )
-        made.append(Weighted(trajectory=one))
+        made.append(TrainingExample(trajectory=one))
     return assemble(pack(made, block), block, 0)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Pret
 
 from draftsmith.core.cache import lay_out
 from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
-from draftsmith.distill.batches import PackedBlocks, Weighted, assemble, pack
+from draftsmith.distill.batches import PackedBlocks, TrainingExample, assemble, pack
 from draftsmith.distill.sources import (
     HeldOutBlocks,
     HeldOutInLoop,
@@ -90,7 +90,7 @@ def check_as_decoded(target: HFTarget, batch: TrajectoryBatch, signals: Signals)
 def test_a_teacher_in_the_loop_hears_what_decoding_hears(
     target: HFTarget, signals: Signals
 ) -> None:
-    texts = [Weighted(trajectory=one) for one in collected(target, Signals())]
+    texts = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     blocks = pack(texts, LENGTH)
     assert max(len(block.documents) for block in blocks) >= 2
     batch = taught(assemble(blocks, LENGTH, END), target, signals)
@@ -112,7 +112,7 @@ def test_so_it_does_where_layers_have_windows_and_soft_caps(
         torch.manual_seed(0)
         windowed = HFTarget(AutoModelForCausalLM.from_config(config), end_ids=frozenset({END}))
     signals = Signals(layers=(2, 0, 3), last_hidden=True)
-    texts = [Weighted(trajectory=one) for one in collected(windowed, Signals())]
+    texts = [TrainingExample(trajectory=one) for one in collected(windowed, Signals())]
     batch = taught(assemble(pack(texts, LENGTH), LENGTH, END), windowed, signals)
     check_as_decoded(windowed, batch, signals)
 
@@ -125,7 +125,7 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
     store.write(0, collected(target, signals))
     file = store.features(0)
     kept = [
-        Weighted(trajectory=one, features=file.of(row, len(one.prompt) + len(one.tokens)))
+        TrainingExample(trajectory=one, features=file.of(row, len(one.prompt) + len(one.tokens)))
         for row, (one, _) in enumerate(store.undecoded(0))
     ]
     blocks = pack(kept, LENGTH)
@@ -163,7 +163,7 @@ def test_parts_stand_in_the_order_in_which_they_are_named(target: HFTarget) -> N
 
 
 def test_the_state_after_the_norm_is_the_one_that_laws_come_from(target: HFTarget) -> None:
-    texts = [Weighted(trajectory=one) for one in collected(target, Signals())]
+    texts = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     batch = taught(assemble(pack(texts, LENGTH), LENGTH, END), target, Signals(last_hidden=True))
     assert isinstance(batch.laws, FullLaws) and batch.features_BTS is not None
     counted = batch.mask_ahead(1)
@@ -172,10 +172,10 @@ def test_the_state_after_the_norm_is_the_one_that_laws_come_from(target: HFTarge
 
 
 def test_without_signals_nothing_is_heard_and_what_was_there_stays(target: HFTarget) -> None:
-    texts = [Weighted(trajectory=one) for one in collected(target, Signals(layers=(0,)))]
+    texts = [TrainingExample(trajectory=one) for one in collected(target, Signals(layers=(0,)))]
     batch = assemble(pack(texts, LENGTH), LENGTH, END)
     assert torch.equal(taught(batch, target, Signals()).features_BTS, batch.features_BTS)
-    bare = [Weighted(trajectory=one) for one in collected(target, Signals())]
+    bare = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     assert taught(assemble(pack(bare, 40), 40, END), target, Signals()).features_BTS is None
     with pytest.raises(InputError, match="layer 2 cannot be read"):
         taught(batch, target, Signals(layers=(2,)))
@@ -204,7 +204,7 @@ def text_rows() -> PackedBlocks:
 
 def training(target: HFTarget, signals: Signals = ASKED[0]) -> TrajectoryBlocks:
     return TrajectoryBlocks(
-        [Weighted(trajectory=one) for one in collected(target, signals)],
+        [TrainingExample(trajectory=one) for one in collected(target, signals)],
         end_id=END, length=LENGTH, batch_blocks=3, seed=1,
     )  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_online_and_held_out_texts_are_heard(target: HFTarget) -> None:
     )
     online = InLoop(source=drawn, teacher=target, signals=signals)
     check_as_decoded(target, online.batch(0, 0, 1), signals)
-    answers = [Weighted(trajectory=one) for one in collected(target, Signals())]
+    answers = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     held = HeldOutBlocks(answers, end_id=END, length=LENGTH, batch_blocks=2)
     evaluated = HeldOutInLoop(source=held, teacher=target, signals=signals)
     for number in range(evaluated.num_batches):

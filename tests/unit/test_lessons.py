@@ -15,7 +15,7 @@ from tests.unit.test_store import header, make_laws
 from draftsmith.commands._verbs import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.batches import Prefetched, Weighted
+from draftsmith.distill.batches import Prefetched, TrainingExample
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
@@ -73,13 +73,13 @@ def from_memory(options: DistillOptions) -> TrajectoryBlocks:
     every = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
     named = [replace(one, prompt_id=datasets.prompt_key(one.prompt)) for one in every]
     held = datasets.held_out([one.prompt_id for one in named], options.hold_out)
-    kept = [Weighted(trajectory=one) for one in named if one.prompt_id not in held]
+    kept = [TrainingExample(trajectory=one) for one in named if one.prompt_id not in held]
     documents = Multi(aggregate=options.aggregate).apply(kept)
     assert all(document.trajectory.top is not None for document in documents)
     return TrajectoryBlocks(documents, end_id=0, length=32, batch_blocks=2, seed=0)
 
 
-def blocks_of(lesson: datasets.Lesson) -> TrajectoryBlocks:
+def blocks_of(lesson: datasets.TrainingData) -> TrajectoryBlocks:
     """The blocks that a thread assembles in advance."""
     assert isinstance(lesson.source, Prefetched)
     assert isinstance(lesson.source.source, TrajectoryBlocks)

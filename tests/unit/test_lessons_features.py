@@ -68,7 +68,7 @@ def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
     )
 
 
-def every_batch(lesson: datasets.Lesson) -> None:
+def every_batch(lesson: datasets.TrainingData) -> None:
     """Read all texts, held-out ones too."""
     for step in range(math.ceil(lesson.steps_per_epoch)):
         lesson.source.batch(step, 0, 1)
@@ -79,7 +79,7 @@ def every_batch(lesson: datasets.Lesson) -> None:
 
 def from_store(
     options: DistillOptions, signals: Signals, teacher: HFTarget | None = None
-) -> datasets.Lesson:
+) -> datasets.TrainingData:
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     return stored_lesson(options, tokenizer, VOCAB, teacher, signals)
 

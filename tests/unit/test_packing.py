@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.batches import TrainingExample, assemble, pack
 from draftsmith.distill.sources import Multi, mixed
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
@@ -43,8 +43,8 @@ def trajectory(
     )
 
 
-def plain(*documents: Trajectory) -> list[Weighted]:
-    return [Weighted(trajectory=document) for document in documents]
+def plain(*documents: Trajectory) -> list[TrainingExample]:
+    return [TrainingExample(trajectory=document) for document in documents]
 
 
 def test_the_drawing() -> None:

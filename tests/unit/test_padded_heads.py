@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.core.types import FullLaws, TopLaws
-from draftsmith.distill.batches import Weighted
+from draftsmith.distill.batches import TrainingExample
 from draftsmith.distill.evaluation import FIGURES, Chains
 from draftsmith.distill.objectives.base import Objective
 from draftsmith.distill.objectives.divergence import Reading
@@ -210,7 +210,7 @@ class Drawn:
         self.students: list[int] = []
         draw = Online._drawn
 
-        def noted(source: Online, backend: Backend, *rest: Any) -> list[Weighted]:
+        def noted(source: Online, backend: Backend, *rest: Any) -> list[TrainingExample]:
             shares = draw(source, backend, *rest)
             tokens = [token for one in shares for token in one.trajectory.tokens]
             (self.students if backend is source.student else self.teachers).extend(tokens)

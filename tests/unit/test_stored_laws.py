@@ -14,7 +14,7 @@ from tests.unit.test_packing import END, plain, trajectory
 from tests.unit.test_store import check_same, header, make
 
 from draftsmith.core.types import TopLaws
-from draftsmith.distill.batches import Weighted, assemble, pack
+from draftsmith.distill.batches import TrainingExample, assemble, pack
 from draftsmith.distill.sources import Multi
 from draftsmith.distill.trajectories import readers, shards, store
 from draftsmith.distill.trajectories.readers import ByteCache, StoredText
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_named_although_laws_stay_as_they_are(
 def test_a_batch_of_stored_texts_is_that_of_texts_in_memory(tmp_path: Path) -> None:
     there = TrajectoryStore.create(tmp_path, header())
     there.write(0, [replace(one, features=None) for one in make(40) if one.top is not None])
-    kept = [Weighted(trajectory=text) for text in texts_of(there)]
+    kept = [TrainingExample(trajectory=text) for text in texts_of(there)]
     decoded = plain(*(one for one in there.read(0) if one.tokens))
     one, other = (assemble(pack(texts, 20), 20, END) for texts in (kept, decoded))
     assert isinstance(one.laws, TopLaws) and isinstance(other.laws, TopLaws)
@@ -173,7 +173,7 @@ def test_mixtures_of_stored_texts_are_computed_when_asked(tmp_path: Path) -> Non
     there = TrajectoryStore.create(tmp_path, header(vocab_size=10, top_k=10))
     there.write(0, group)
     multi = Multi(aggregate="mixture", weights="score")
-    stored = [Weighted(trajectory=text) for text in texts_of(there)]
+    stored = [TrainingExample(trajectory=text) for text in texts_of(there)]
     in_memory = multi.apply(plain(*there.read(0)))
     for inside, outside in zip(in_memory, multi.apply(stored, ByteCache()), strict=True):
         assert outside.weight == inside.weight

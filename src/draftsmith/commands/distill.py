@@ -80,7 +80,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
     twin = make_twin(student) if options.on_policy else None
     lesson = make_lesson(options, tokenizer, student, twin)
     check_tail(options, lesson)
-    student.hear(lesson.count_tokens)
+    student.set_token_counts(lesson.count_tokens)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
@@ -143,7 +143,7 @@ def token_objective(options: DistillOptions) -> Distillation:
     )
 
 
-def check_tail(options: DistillOptions, lesson: datasets.Lesson) -> None:
+def check_tail(options: DistillOptions, lesson: datasets.TrainingData) -> None:
     """InputError for a treatment of cut laws that has no meaning at the teacher's temperature."""
     chosen, top_k = options.objective, lesson.facts["top_k"]
     if top_k is not None and chosen.tail == "bucket" and chosen.teacher_temperature != 1:
@@ -154,7 +154,7 @@ def check_tail(options: DistillOptions, lesson: datasets.Lesson) -> None:
         )
 
 
-class Twin:
+class OnPolicyCopy:
     """A copy of the student that draws continuations while the student learns."""
 
     def __init__(self, target: HFTarget) -> None:
@@ -167,16 +167,16 @@ class Twin:
             self.trainer.copy_into(Independent.learner(self.target.model))
 
 
-def make_twin(student: Student) -> Twin:
+def make_twin(student: Student) -> OnPolicyCopy:
     """InputError for a student that cannot continue a text without the target."""
     if not isinstance(student, ModelStudent):
         raise InputError("--on-policy is for draft models: others draft only beside the target")
-    return Twin(student.twin())
+    return OnPolicyCopy(student.twin())
 
 
 def make_lesson(
-    options: DistillOptions, tokenizer: Any, student: Student, twin: Twin | None
-) -> datasets.Lesson:
+    options: DistillOptions, tokenizer: Any, student: Student, twin: OnPolicyCopy | None
+) -> datasets.TrainingData:
     """What is learnt from; the target is loaded only when its laws are wanted now.
 
     Raises:
@@ -203,7 +203,7 @@ def make_lesson(
 def make_trainer(
     options: DistillOptions,
     student: Student,
-    lesson: datasets.Lesson,
+    lesson: datasets.TrainingData,
     steps: int,
     accelerator: Accelerator,
 ) -> Trainer:
@@ -263,7 +263,7 @@ def make_trainer(
 def _results(
     options: DistillOptions,
     student: Student,
-    lesson: datasets.Lesson,
+    lesson: datasets.TrainingData,
     report: TrainReport,
     before: dict[str, float],
     after: dict[str, float],

@@ -332,7 +332,7 @@ class MixedLaws(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weighted:
+class TrainingExample:
     """A trajectory and how much each of its tokens counts."""
 
     trajectory: Trajectory | StoredText
@@ -344,7 +344,7 @@ class Weighted:
         """The teacher's logprobs. Raises BackendError when a store is damaged."""
         return self.trajectory.top if self.laws is None else self.laws.read()
 
-    def without_laws(self) -> Weighted:
+    def without_laws(self) -> TrainingExample:
         """The same text, to be learnt as a text."""
         return replace(self, trajectory=self.trajectory.without_logprobs(), laws=None)
 
@@ -353,11 +353,11 @@ class Weighted:
 class Block:
     """Documents that are learnt from side by side."""
 
-    documents: tuple[Weighted, ...]
+    documents: tuple[TrainingExample, ...]
 
 
 def fit(document: Trajectory | StoredText, length: int) -> int:
-    """Places that a document takes in a block of this length, the separator included."""
+    """Positions that a document takes in a block of this length, the separator included."""
     return min(document.prompt_length + document.answer_length + 1, length)
 
 
@@ -370,7 +370,9 @@ def fits(document: Trajectory | StoredText, length: int) -> bool:
     return document.prompt_length + document.answer_length <= length
 
 
-def pack(documents: Sequence[Weighted], length: int, *, one_per_block: bool = False) -> list[Block]:
+def pack(
+    documents: Sequence[TrainingExample], length: int, *, one_per_block: bool = False
+) -> list[Block]:
     """Blocks of whole documents, each in the fullest open block with room for it; one longer than a
     block loses its end.
 
@@ -410,7 +412,7 @@ class _Open:
     """A block that may still take documents."""
 
     room: int
-    documents: list[Weighted] = field(default_factory=list)
+    documents: list[TrainingExample] = field(default_factory=list)
 
 
 def _room(block: _Open) -> int:
@@ -463,7 +465,7 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
 class _Place:
     """Where a document stands in a batch."""
 
-    document: Weighted
+    document: TrainingExample
     row: int
     number: int
     """Of the document in its row."""

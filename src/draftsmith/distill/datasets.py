@@ -32,7 +32,7 @@ from draftsmith.core.types import Signals
 from draftsmith.data import text as _text
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.batches import BatchSource, PackedBlocks, Prefetched, Weighted, fits
+from draftsmith.distill.batches import BatchSource, PackedBlocks, Prefetched, TrainingExample, fits
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.sources import (
@@ -64,7 +64,7 @@ EVALUATION_BLOCKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class TrainingData:
     """What a distillation learns from."""
 
     source: BatchSource
@@ -150,7 +150,7 @@ def source_of(
 def held_out_batches(
     options: DistillConfig,
     tokenizer: Any,
-    answers: Sequence[Weighted],
+    answers: Sequence[TrainingExample],
     teacher: HFTarget | None,
     signals: Signals,
 ) -> EvaluationSource | None:
@@ -234,7 +234,7 @@ class StoredTexts:
     """Numbers of the shards that are learnt from."""
     bad: tuple[int, ...]
     """Of those that are damaged."""
-    documents: tuple[Weighted, ...]
+    documents: tuple[TrainingExample, ...]
 
     def checksum(self) -> str:
         """Digest of everything in the good shards, by the checksums that they name."""
@@ -258,7 +258,7 @@ def read_shards(
     """
     good: list[int] = []
     bad: list[int] = []
-    documents: list[Weighted] = []
+    documents: list[TrainingExample] = []
     hint = " (--on-bad-shard skip leaves it out)"
     for number in store.shards():
         try:
@@ -274,7 +274,7 @@ def read_shards(
             bad.append(number)
             continue
         good.append(number)
-        documents += [Weighted(trajectory=text) for text in texts]
+        documents += [TrainingExample(trajectory=text) for text in texts]
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
 
 
@@ -327,7 +327,7 @@ def stored_lesson(
     vocab_size: int,
     teacher: HFTarget | None,
     signals: Signals,
-) -> Lesson:
+) -> TrainingData:
     """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
 
     Args:
@@ -399,7 +399,7 @@ def stored_lesson(
     summaries = [one.store.summary(one.good) for one in found]
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
-    return Lesson(
+    return TrainingData(
         source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True),
         held_out=held_out_batches(options, tokenizer, held, teacher, signals),
         steps_per_epoch=blocks.steps_per_epoch,
@@ -426,7 +426,7 @@ def stored_lesson(
     )
 
 
-def stored_texts(documents: Iterable[Weighted]) -> list[StoredText]:
+def stored_texts(documents: Iterable[TrainingExample]) -> list[StoredText]:
     """The texts of documents that all come from stores."""
     texts = [document.trajectory for document in documents]
     return [text for text in texts if isinstance(text, StoredText)]
@@ -464,7 +464,7 @@ def online_lesson(
     draws: Target,
     student: TransformersBackend | None,
     refresh: Callable[[], None] | None,
-) -> Lesson:
+) -> TrainingData:
     """Prompts that the teacher (partly the student) continues step by step.
 
     Args:
@@ -527,12 +527,12 @@ def online_lesson(
     )
     samples = replace(settings, forcing="sample", seed=options.seed)
     answers = backend.collect(held, samples) if held else []
-    return Lesson(
+    return TrainingData(
         source=source_of(options, tokenizer, drawn, teacher, signals, prefetch=False),
         held_out=held_out_batches(
             options,
             tokenizer,
-            [Weighted(trajectory=answer) for answer in answers],
+            [TrainingExample(trajectory=answer) for answer in answers],
             teacher,
             signals,
         ),

@@ -44,7 +44,7 @@ from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.base import Head, LossTerms, Objective, vocabulary
 from draftsmith.distill.objectives.distillation import (
-    Places,
+    LossPositions,
     both_logits,
     check_laws,
     gather,
@@ -297,7 +297,7 @@ class Chains:
         total_F, weight_F = torch.stack([sums[name] for name in FIGURES], dim=1).unbind(0)
         return LossTerms(total=total_F, weight=weight_F)
 
-    def _looked(self, places: Places, head: Head, vocab: int, look: _Look) -> Tensor:
+    def _looked(self, places: LossPositions, head: Head, vocab: int, look: _Look) -> Tensor:
         """[N, 5]: what `look` sees at all places, a few at a time."""
         parts = [wide(places.hidden_NH.new_zeros(0, 5))]
         for part in places.split(self.cells, vocab):
@@ -393,12 +393,12 @@ class _Chain:
         )
 
 
-_Look = Callable[[Places, Tensor], Tensor]
+_Look = Callable[[LossPositions, Tensor], Tensor]
 """(places, the drafter's logits there) -> [N, 5]: its best token is the text's; p(x) is known;
 min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q)."""
 
 
-def _beside_law(places: Places, logits_NV: Tensor) -> Tensor:
+def _beside_law(places: LossPositions, logits_NV: Tensor) -> Tensor:
     check_laws(places, logits_NV.shape[-1])
     laws, tokens_N1 = places.laws(), places.tokens_N[:, None]
     if isinstance(laws, FullLaws):
@@ -425,7 +425,7 @@ def _beside_law(places: Places, logits_NV: Tensor) -> Tensor:
     return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)
 
 
-def _beside_token(places: Places, logits_NV: Tensor) -> Tensor:
+def _beside_token(places: LossPositions, logits_NV: Tensor) -> Tensor:
     hit_N1 = (logits_NV.argmax(-1) == places.tokens_N)[:, None]
     return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
 

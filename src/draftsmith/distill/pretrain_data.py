@@ -20,7 +20,7 @@ from draftsmith.distill.batches import (
     PackedBlocks,
     Phases,
     Tokens,
-    Weighted,
+    TrainingExample,
 )
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.evaluation import Evaluation, EvaluationSource
@@ -39,9 +39,9 @@ class Data:
     tokenizer: Any
     train: list[Tokens]
     held: list[Tokens]
-    examples: list[Weighted]
+    examples: list[TrainingExample]
     """In place of `train`: prompts with completions."""
-    held_examples: list[Weighted]
+    held_examples: list[TrainingExample]
     held_bytes: int
     vocab_size: int
     """Of the student."""
@@ -83,8 +83,8 @@ def read_data(options: PretrainConfig, work: Path) -> Data:
         )
     train_tokens: list[Tokens] = []
     held_tokens: list[Tokens] = []
-    pairs: list[Weighted] = []
-    held_pairs: list[Weighted] = []
+    pairs: list[TrainingExample] = []
+    held_pairs: list[TrainingExample] = []
     if paired:
         pairs, train_bytes = encode(tokenizer, text.examples(files))
         held_pairs, held_bytes = encode(tokenizer, text.examples(held))
@@ -230,9 +230,11 @@ def held_out_loss(batches: EvaluationSource) -> Evaluation:
 BATCH = 512
 
 
-def encode(tokenizer: Any, examples: Iterable[tuple[str, str]]) -> tuple[list[Weighted], int]:
+def encode(
+    tokenizer: Any, examples: Iterable[tuple[str, str]]
+) -> tuple[list[TrainingExample], int]:
     """Documents, each ended by the end token, and the number of UTF-8 bytes of the completions."""
-    out: list[Weighted] = []
+    out: list[TrainingExample] = []
     size = 0
     source = iter(examples)
     while group := list(islice(source, BATCH)):
@@ -249,10 +251,10 @@ def encode(tokenizer: Any, examples: Iterable[tuple[str, str]]) -> tuple[list[We
                 tokens=(*completion, tokenizer.eos_token_id),
                 score=0.0,
             )
-            out.append(Weighted(trajectory=trajectory))
+            out.append(TrainingExample(trajectory=trajectory))
     return out, size
 
 
-def num_tokens(documents: Sequence[Weighted]) -> int:
+def num_tokens(documents: Sequence[TrainingExample]) -> int:
     """Of prompts and completions."""
     return sum(len(d.trajectory.prompt) + len(d.trajectory.tokens) for d in documents)

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
-from draftsmith.distill.batches import BatchSource, Block, Weighted, assemble, pack
+from draftsmith.distill.batches import BatchSource, Block, TrainingExample, assemble, pack
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.readers import ByteCache, StoredText
 from draftsmith.distill.trajectories.types import (
@@ -62,7 +62,7 @@ class TrajectoryBlocks:
 
     def __init__(
         self,
-        documents: Sequence[Weighted],
+        documents: Sequence[TrainingExample],
         *,
         end_id: int,
         length: int,
@@ -109,7 +109,7 @@ class HeldOutBlocks:
     """Every block once, in order: for evaluation."""
 
     def __init__(
-        self, documents: Sequence[Weighted], *, end_id: int, length: int, batch_blocks: int
+        self, documents: Sequence[TrainingExample], *, end_id: int, length: int, batch_blocks: int
     ) -> None:
         self.blocks = pack(documents, length)
         self.end_id, self.length, self.batch_blocks = end_id, length, batch_blocks
@@ -200,13 +200,13 @@ class Online:
 
     def _drawn(
         self, backend: Backend, requests: Sequence[CollectRequest], settings: CollectSettings
-    ) -> list[Weighted]:
+    ) -> list[TrainingExample]:
         """Continuations with their shares; a prompt that comes twice in a step counts twice."""
         if not requests:
             return []
         made = backend.collect(requests, settings)
         times = Counter(request.prompt_id for request in requests)
-        shares = self.multi.share(Weighted(trajectory=one).without_laws() for one in made)
+        shares = self.multi.share(TrainingExample(trajectory=one).without_laws() for one in made)
         return [replace(s, weight=s.weight * times[s.trajectory.prompt_id]) for s in shares]
 
     def _texts_per_prompt(self, own: int) -> float:
@@ -360,8 +360,8 @@ class Multi:
     their log-probability."""
 
     def apply(
-        self, documents: Iterable[Weighted], cache: ByteCache | None = None
-    ) -> list[Weighted]:
+        self, documents: Iterable[TrainingExample], cache: ByteCache | None = None
+    ) -> list[TrainingExample]:
         """All with new weights: a prompt counts as much as another, whatever its number of beams,
         and the mean weight of a counted token is 1.
 
@@ -373,13 +373,13 @@ class Multi:
         return scaled(out, tokens / total if total else 1.0)
 
     def share(
-        self, documents: Iterable[Weighted], cache: ByteCache | None = None
-    ) -> list[Weighted]:
+        self, documents: Iterable[TrainingExample], cache: ByteCache | None = None
+    ) -> list[TrainingExample]:
         """All with weights whose sum over a prompt is 1: they depend on no other prompt."""
-        groups: dict[str, list[Weighted]] = {}
+        groups: dict[str, list[TrainingExample]] = {}
         for document in documents:
             groups.setdefault(document.trajectory.prompt_id, []).append(document)
-        out: list[Weighted] = []
+        out: list[TrainingExample] = []
         for group in groups.values():
             ordered = sorted(_best(group, self.most), key=_place)
             shares = self.shares_of([document.trajectory for document in ordered])
@@ -400,14 +400,14 @@ class Multi:
         return [value / sum(raw) for value in raw]
 
 
-def scaled(documents: Iterable[Weighted], factor: float) -> list[Weighted]:
+def scaled(documents: Iterable[TrainingExample], factor: float) -> list[TrainingExample]:
     """All weights times the factor."""
     return [replace(document, weight=document.weight * factor) for document in documents]
 
 
 def mixed(
-    group: Sequence[Weighted], shares_of: SharesOf, cache: ByteCache | None = None
-) -> list[Weighted]:
+    group: Sequence[TrainingExample], shares_of: SharesOf, cache: ByteCache | None = None
+) -> list[TrainingExample]:
     """The same texts, each position with the mean of the logprobs of all that have a token there.
 
     `cache`: means are computed when a batch asks, and kept there; None: at once.
@@ -434,7 +434,7 @@ class Mixture:
     has ended their shares may be too small for a float, and have no sum to be divided by.
     """
 
-    group: tuple[Weighted, ...]
+    group: tuple[TrainingExample, ...]
     shares_of: SharesOf
 
     def __post_init__(self) -> None:
@@ -477,21 +477,21 @@ class _StoredMean:
         return means, sum(top.ids_NK.nbytes + top.log_p_NK.nbytes for top in means)
 
 
-def _best(group: Sequence[Weighted], most: int | None) -> Sequence[Weighted]:
+def _best(group: Sequence[TrainingExample], most: int | None) -> Sequence[TrainingExample]:
     """The best texts of a prompt: beams in the order of their search, which may have a length
     penalty; of samples, and beside these, those with the highest log-probability."""
     if most is None or most >= len(group):
         return group
     searched = all(document.trajectory.forcing == "beam" for document in group)
 
-    def rank(document: Weighted) -> tuple[float, float, int, float]:
+    def rank(document: TrainingExample) -> tuple[float, float, int, float]:
         index = document.trajectory.index if searched else 0
         return index, -document.trajectory.score, *_place(document)
 
     return sorted(group, key=rank)[:most]
 
 
-def _place(document: Weighted) -> tuple[int, float]:
+def _place(document: TrainingExample) -> tuple[int, float]:
     """Where a text stands among those of its prompt, whatever its number."""
     return document.trajectory.index, document.trajectory.temperature or 0.0
 

@@ -22,7 +22,7 @@ from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.config import DistillConfig, ImitationConfig
-from draftsmith.distill.datasets import Lesson
+from draftsmith.distill.datasets import TrainingData
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
 from draftsmith.distill.objectives.base import Objective
 from draftsmith.distill.objectives.distillation import Acceptance, Distillation
@@ -65,12 +65,12 @@ class Student(abc.ABC):
         """Tokens that it can read, rows of padding counted; None: all of the target's."""
 
     @abc.abstractmethod
-    def check(self, lesson: Lesson) -> None:
+    def check(self, lesson: TrainingData) -> None:
         """InputError when it cannot learn from texts as short or as long as these, or not read
         their tokens."""
 
     @abc.abstractmethod
-    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         """Take, before the first step, what counts how often the answers hold each token, [V].
 
         None: the answers are still to be drawn.
@@ -175,7 +175,7 @@ class ModelStudent(Student):
         tau = None if alpha is None else float(tokens_per_step(alpha, gamma))
         return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
 
-    def check(self, lesson: Lesson) -> None:
+    def check(self, lesson: TrainingData) -> None:
         if lesson.highest is not None and lesson.highest >= self.vocab_size:
             raise InputError(
                 f"{self._source} has a head of {self.vocab_size} entries, and a text holds token "
@@ -192,7 +192,7 @@ class ModelStudent(Student):
                 "longer, or with --long-texts drop leaves it out of what a --store holds"
             )
 
-    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         """Nothing depends on the counts: the model has all tokens."""
 
     def twin(self) -> HFTarget:
@@ -259,7 +259,7 @@ class NetworkStudent(Student):
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
         }
 
-    def check(self, lesson: Lesson) -> None:
+    def check(self, lesson: TrainingData) -> None:
         least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
         if lesson.longest < least:
             raise InputError(
@@ -268,7 +268,7 @@ class NetworkStudent(Student):
                 "larger --block-length, longer answers or fewer forwards"
             )
 
-    def hear(self, count_tokens: Callable[[], Tensor] | None) -> None:
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         self._count_tokens = count_tokens
         wanted = count_tokens is not None and self.learner.wants_token_counts
         self.learner.choose_vocabulary(count_tokens() if count_tokens and wanted else None)
@@ -309,7 +309,7 @@ class NetworkStudent(Student):
     def again(self) -> NetworkStudent:
         other = copy.copy(self)
         other._adopt()
-        other.hear(self._count_tokens)
+        other.set_token_counts(self._count_tokens)
         return other
 
     def write(

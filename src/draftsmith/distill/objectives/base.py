@@ -46,7 +46,7 @@ def vocabulary(head: Head, hidden_NH: Tensor) -> int:
 CACHED = 1 << 19
 """Logits of which a core's cache still holds the few tensors that a loss makes."""
 FEWEST = 64
-"""Places at a time; with fewer, reading the head's weights costs more than the logits."""
+"""Positions at a time; with fewer, reading the head's weights costs more than the logits."""
 WIDEST = 256
 """Head for which that is so."""
 

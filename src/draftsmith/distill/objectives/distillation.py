@@ -55,12 +55,12 @@ from draftsmith.distill.objectives.divergence import (
 from draftsmith.errors import InputError, nearest
 
 CELLS = 1 << 24
-"""Places times vocabulary at a time where they are not in a cache anyway: 64 MiB in float32, which
+"""Positions times vocabulary at a time where no cache holds them: 64 MiB in float32, which
 glibc gives back (blocks above 32 MiB; many of a few MiB less pile up)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class LossPositions:
     """What is known of N places that count."""
 
     hidden_NH: Tensor
@@ -86,13 +86,13 @@ class Places:
             width = max(width, self.all_laws.hidden_NH.shape[-1])
         return cached_places(vocab, width, self.hidden_NH.device)
 
-    def split(self, cells: int | None, vocab: int) -> Iterator[Places]:
+    def split(self, cells: int | None, vocab: int) -> Iterator[LossPositions]:
         """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
         else `CELLS`."""
         size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
         for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
             at = slice(part * size, (part + 1) * size)
-            yield Places(
+            yield LossPositions(
                 hidden_NH=hidden_NH,
                 tokens_N=self.tokens_N[at],
                 rows_N=self.rows_N[at],
@@ -115,10 +115,10 @@ def masks(
 
 def gather(
     prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
-) -> Places:
+) -> LossPositions:
     """What is known of the places of a mask. `draws`: a number in [0, 1) for each, too."""
     weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
-    return Places(
+    return LossPositions(
         hidden_NH=prediction.hidden_BTH[mask_BT],
         tokens_N=batch.tokens_ahead(prediction.ahead)[mask_BT],
         rows_N=batch.law_ahead(prediction.ahead)[mask_BT],
@@ -128,7 +128,7 @@ def gather(
     )
 
 
-def check_laws(places: Places, vocab: int) -> None:
+def check_laws(places: LossPositions, vocab: int) -> None:
     """InputError when truncated laws cannot be those of this student's vocabulary."""
     if not len(places) or isinstance(places.all_laws, FullLaws):
         return
@@ -198,7 +198,7 @@ def wide(values: Tensor) -> Tensor:
 class Distillation:
     """A divergence of the student's law from the teacher's, in nats per place.
 
-    Places whose token has no law learn the token (as sft): the plain text of a mixed batch does.
+    Positions whose token has no law learn the token (as sft): the plain text of a mixed batch does.
     Raises InputError for unknown names, for options that mean nothing to the divergence, and for
     laws over another vocabulary than the student's.
     """
@@ -221,7 +221,7 @@ class Distillation:
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
     cells: int | None = None
-    """Places times vocabulary that exist at a time (one place at least); None: those that
+    """Positions times vocabulary that exist at a time (one place at least); None: those that
     stay in a cache, else `places.CELLS`."""
 
     def __post_init__(self) -> None:
@@ -263,7 +263,7 @@ class Distillation:
         if rewards is None and self.pools:
             rewards = Rewards.of(self._count(head, taught, vocab))
 
-        def taught_nats(head: Head, part: Places) -> Tensor:
+        def taught_nats(head: Head, part: LossPositions) -> Tensor:
             knobs = Knobs(
                 beta=self.beta, reading=self.reading, rewards=rewards, uniform_N=part.uniform_N
             )
@@ -299,7 +299,7 @@ class Distillation:
         """With the sums of all parts."""
         return replace(self, rewards=Rewards.of(counts))
 
-    def _count(self, head: Head, places: Places, vocab: int) -> Tensor:
+    def _count(self, head: Head, places: LossPositions, vocab: int) -> Tensor:
         """A pass of its own, before any loss."""
         counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
         with torch.no_grad():
@@ -307,7 +307,7 @@ class Distillation:
                 counts += div.count_rewards(self._cells(head, part))
         return counts
 
-    def _cells(self, head: Head, places: Places) -> Cells:
+    def _cells(self, head: Head, places: LossPositions) -> Cells:
         logits_NV = wide(head(places.hidden_NH))
         laws = places.laws()
         if isinstance(laws, FullLaws):
@@ -331,12 +331,12 @@ class Acceptance:
 
     Both laws at the temperature of decoding (0: whether both prefer the same token). Exact for
     whole laws and where all tokens were kept; otherwise a lower bound, the sum over the kept
-    tokens. Places without a law do not count. Higher is better.
+    tokens. Positions without a law do not count. Higher is better.
     """
 
     temperature: float = 1.0
     cells: int | None = None
-    """Places times vocabulary that exist at a time (one place at least); None: those that
+    """Positions times vocabulary that exist at a time (one place at least); None: those that
     stay in a cache, else `places.CELLS`."""
 
     def __post_init__(self) -> None:
@@ -372,12 +372,12 @@ class Acceptance:
         return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
 
 
-def _plain_nats(head: Head, places: Places) -> Tensor:
+def _plain_nats(head: Head, places: LossPositions) -> Tensor:
     logits_NV = wide(head(places.hidden_NH))
     return _weighed(places, F.cross_entropy(logits_NV, places.tokens_N, reduction="none"))
 
 
-def _weighed(places: Places, nats_N: Tensor) -> Tensor:
+def _weighed(places: LossPositions, nats_N: Tensor) -> Tensor:
     return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
 
 

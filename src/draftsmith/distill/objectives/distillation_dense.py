@@ -79,7 +79,7 @@ def _dense_bucket(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_N
     return Cells(
         log_p_NC=torch.cat([p_NV, p_rest_N1], dim=-1).log(),
         log_q_NC=torch.cat([log_q_NV.masked_fill(~inside_NV, -math.inf), log_q_rest_N1], dim=-1),
-        letters_NC=torch.cat([inside_NV, outside_N1], dim=-1),
+        valid_NC=torch.cat([inside_NV, outside_N1], dim=-1),
     )
 
 

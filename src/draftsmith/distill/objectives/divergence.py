@@ -52,7 +52,7 @@ class Cells:
     log_p_NC: Tensor
     """No gradient."""
     log_q_NC: Tensor
-    letters_NC: Tensor | None = None
+    valid_NC: Tensor | None = None
     """False where a cell holds nothing at all (neither law could use it); None: all True."""
 
 
@@ -155,8 +155,8 @@ def lk(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
 def top_cross_entropy(cells: Cells, top: int) -> Tensor:
     """-sum p log q over the teacher's `top` best tokens, p not renormalised (HASS, 2408.15766)."""
     log_p_NC = cells.log_p_NC
-    if cells.letters_NC is not None:
-        log_p_NC = log_p_NC.masked_fill(~cells.letters_NC, -math.inf)
+    if cells.valid_NC is not None:
+        log_p_NC = log_p_NC.masked_fill(~cells.valid_NC, -math.inf)
     best_NK, places_NK = log_p_NC.topk(min(top, log_p_NC.shape[-1]), dim=-1)
     return -_expected(best_NK.exp(), cells.log_q_NC.gather(-1, places_NK))
 
@@ -176,7 +176,7 @@ def tvdpp(cells: Cells, knobs: Knobs) -> Tensor:
 def count_rewards(cells: Cells) -> Tensor:
     """[2] float64: how many cells have r = 1, and how many cells there are."""
     rewarded = cells.log_p_NC > cells.log_q_NC
-    letters = torch.ones_like(rewarded) if cells.letters_NC is None else cells.letters_NC
+    letters = torch.ones_like(rewarded) if cells.valid_NC is None else cells.valid_NC
     return torch.stack([rewarded.sum(), letters.sum()]).double()
 
 
@@ -200,7 +200,7 @@ def _sampled(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Te
 
 
 def _uniform(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
-    log_q_NC, letters = cells.log_q_NC, cells.letters_NC
+    log_q_NC, letters = cells.log_q_NC, cells.valid_NC
     # A cell that the student cannot use (log q = -inf) has no slope to follow.
     usable_NC = log_q_NC > -math.inf if letters is None else letters & (log_q_NC > -math.inf)
     number = log_q_NC.shape[1] if letters is None else letters.sum(-1)
@@ -361,7 +361,7 @@ def _renormalise(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: 
     log_p_NK = torch.log_softmax(kept.log_p_NK, dim=-1)
     if divergence.on_support:
         log_q_NK = torch.log_softmax(_kept_logits(kept, logits_NV), dim=-1)
-        return Cells(log_p_NC=log_p_NK, log_q_NC=log_q_NK, letters_NC=kept.used_NK)
+        return Cells(log_p_NC=log_p_NK, log_q_NC=log_q_NK, valid_NC=kept.used_NK)
     return _with_rest(kept, log_p_NK, torch.full_like(log_p_NK[:, 0], -math.inf), logits_NV)
 
 
@@ -395,7 +395,7 @@ def _with_rest(kept: _Kept, log_p_NK: Tensor, rest_N: Tensor, logits_NV: Tensor)
     return Cells(
         log_p_NC=torch.cat([log_p_NK, rest_N[:, None]], dim=-1),
         log_q_NC=log_q_NC,
-        letters_NC=torch.cat([kept.used_NK, ~kept.all_N[:, None]], dim=-1),
+        valid_NC=torch.cat([kept.used_NK, ~kept.all_N[:, None]], dim=-1),
     )
 
 

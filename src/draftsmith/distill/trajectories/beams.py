@@ -280,7 +280,7 @@ class _Run:
     def beams(self, searches: Sequence[_Search], rows: Sequence[int]) -> Tensor:
         """Feed the last token of every live beam; [B, N, V] logits behind them.
 
-        `rows`: where these searches stood one step ago. Places beyond a search's live beams
+        `rows`: where these searches stood one step ago. Positions beyond a search's live beams
         repeat its first beam.
         """
         width = max(len(search.live) for search in searches)
