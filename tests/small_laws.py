@@ -12,11 +12,11 @@ from draftsmith.core.types import TopLaws
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import (
     DIVERGENCES,
-    Cells,
     Knobs,
     Reading,
     Rewards,
     Tail,
+    TokenBins,
     truncated_cells,
 )
 
@@ -45,18 +45,18 @@ def top(log_p_NV: Tensor, k: int) -> TopLaws:
     return TopLaws(ids_NK=ids_NK, log_p_NK=log_p_NV.gather(-1, ids_NK))
 
 
-def knobs_for(cells: Cells, reading: Reading = "exact") -> Knobs:
+def knobs_for(cells: TokenBins, reading: Reading = "exact") -> Knobs:
     uniform = torch.linspace(0.05, 0.95, len(cells.log_q_NC), dtype=torch.float64)
     rewards = Rewards.of(div.count_rewards(cells))
     return Knobs(rewards=rewards, reading=reading, uniform_N=uniform)
 
 
-def truncated(name: str, laws: TopLaws, logits_NV: Tensor, tail: Tail, **more: float) -> Cells:
+def truncated(name: str, laws: TopLaws, logits_NV: Tensor, tail: Tail, **more: float) -> TokenBins:
     record = DIVERGENCES[name]
     return truncated_cells(laws, logits_NV, tail=tail, divergence=record, **more)
 
 
-def nats(name: str, cells: Cells, reading: Reading = "exact") -> Tensor:
+def nats(name: str, cells: TokenBins, reading: Reading = "exact") -> Tensor:
     return DIVERGENCES[name].nats(cells, knobs_for(cells, reading))
 
 

@@ -611,6 +611,6 @@ def at_least(least: int, flag: str, value: int | None) -> None:
 
 
 def each_at_least(least: int, options: Configuration, *names: str) -> None:
-    """Of these fields."""
+    """Check each of these fields with `at_least`."""
     for name in names:
         at_least(least, f"--{name.replace('_', '-')}", getattr(options, name))

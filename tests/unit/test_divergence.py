@@ -28,11 +28,11 @@ from torch import Tensor
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import (
     DIVERGENCES,
-    Cells,
     Knobs,
     Reading,
     Rewards,
     Tail,
+    TokenBins,
 )
 from draftsmith.errors import InputError
 
@@ -62,7 +62,7 @@ def test_values_are_those_of_the_printed_formulas(name: str) -> None:
     log_p, log_q = law(0), law(1)
     log_p[0, 3] = log_q[0, 3] = -math.inf  # a cell that neither law uses
     log_p, log_q = torch.log_softmax(log_p, -1), torch.log_softmax(log_q, -1)
-    values = nats(name, Cells(log_p_NC=log_p, log_q_NC=log_q))
+    values = nats(name, TokenBins(log_p_NC=log_p, log_q_NC=log_q))
     for place in range(PLACES):
         expected = by_hand(name, log_p[place].exp().tolist(), log_q[place].exp().tolist())
         assert values[place].item() == pytest.approx(expected, rel=1e-12)
@@ -72,7 +72,7 @@ def test_the_record_of_every_name_bears_it_and_sft_reads_tokens_alone() -> None:
     assert sorted(DIVERGENCES) == sorted("sft kl rkl jsd hellinger tvd tvdpp lk".split())
     assert all(name == record.name for name, record in DIVERGENCES.items())
     log_q, tokens = law(1), torch.tensor([0, 3, 11, 5, 5])
-    point = Cells(
+    point = TokenBins(
         log_p_NC=torch.zeros(PLACES, 1, dtype=torch.float64),
         log_q_NC=log_q.gather(-1, tokens[:, None]),
     )
@@ -209,7 +209,7 @@ def test_the_uniform_reading_is_another_direction() -> None:
 
 
 def test_the_uniform_reading_is_the_mean_over_all_cells() -> None:
-    cells = Cells(log_p_NC=law(0), log_q_NC=law(1))
+    cells = TokenBins(log_p_NC=law(0), log_q_NC=law(1))
     rewarded = (cells.log_p_NC > cells.log_q_NC).double()
     advantage = (rewarded - rewarded.mean()) / rewarded.std(correction=0)
     expected = -(advantage * cells.log_q_NC).mean()
@@ -229,7 +229,7 @@ def test_a_step_down_moves_mass_towards_the_token_that_is_drafted_too_rarely(
 
 def test_statistics_pool_places_and_cells_and_survive_equal_rewards() -> None:
     log_p, log_q = law(0), law(1)
-    rewards = Rewards.of(div.count_rewards(Cells(log_p_NC=log_p, log_q_NC=log_q)))
+    rewards = Rewards.of(div.count_rewards(TokenBins(log_p_NC=log_p, log_q_NC=log_q)))
     pooled = (log_p > log_q).double()
     torch.testing.assert_close(rewards.mean, pooled.mean())
     torch.testing.assert_close(rewards.deviation, pooled.std(correction=0))
@@ -268,7 +268,9 @@ def test_sampled_gradients_average_to_the_exact_one() -> None:
 
     def mean_of_draws(z: Tensor) -> Tensor:
         log_q = torch.log_softmax(z, -1).expand(draws, -1)
-        return div.tvdpp(Cells(log_p_NC=log_p.expand(draws, -1), log_q_NC=log_q), sampled) / draws
+        return (
+            div.tvdpp(TokenBins(log_p_NC=log_p.expand(draws, -1), log_q_NC=log_q), sampled) / draws
+        )
 
     _, mean = with_gradient(mean_of_draws, student)
     q, advantage = torch.softmax(student, -1)[0], knobs.rewards.advantage(cells)[0]
@@ -280,7 +282,7 @@ def test_sampled_gradients_average_to_the_exact_one() -> None:
 
 def test_draws_follow_the_law_and_never_hit_a_cell_without_mass() -> None:
     q = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64).expand(4, -1)
-    cells = Cells(log_p_NC=q.log(), log_q_NC=q.log().requires_grad_())
+    cells = TokenBins(log_p_NC=q.log(), log_q_NC=q.log().requires_grad_())
     uniform = torch.tensor([0.0, 0.25, 0.7499, 1 - 1e-12], dtype=torch.float64)
     raw = Rewards(mean=-ONE, deviation=ONE)  # so that the advantage is 1 and the loss -log q(x)
     loss = div.tvdpp(cells, Knobs(reading="sampled", rewards=raw, uniform_N=uniform))

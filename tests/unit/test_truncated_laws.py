@@ -26,7 +26,7 @@ from torch import Tensor
 
 from draftsmith.core.types import TopLaws
 from draftsmith.distill.objectives import divergence as div
-from draftsmith.distill.objectives.divergence import Cells, Reading, Tail
+from draftsmith.distill.objectives.divergence import Reading, Tail, TokenBins
 from draftsmith.errors import InputError
 
 
@@ -55,7 +55,7 @@ def test_a_bucket_is_the_divergence_of_coarser_laws(name: str) -> None:
         inside = values.gather(-1, laws.ids_NK)
         return torch.cat([inside, values.sum(-1, keepdim=True) - inside.sum(-1, keepdim=True)], -1)
 
-    expected = nats(name, Cells(log_p_NC=coarse(p).log(), log_q_NC=coarse(q).log()))
+    expected = nats(name, TokenBins(log_p_NC=coarse(p).log(), log_q_NC=coarse(q).log()))
     torch.testing.assert_close(nats(name, truncated(name, laws, student, "bucket")), expected)
 
 

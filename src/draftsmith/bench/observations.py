@@ -74,7 +74,7 @@ class Measured:
 
     target: Target
     perplexity: Perplexity
-    """Of the target."""
+    """The target's perplexity."""
     pairs: tuple[Pair, ...]
 
     def rows(self, name: str, temperature: float) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def train(options: DistillOptions, record: Run) -> DistillResult:
         say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
     say(f"{trainer.config.steps} steps")
     report = trainer.train()
-    finished = student.again()  # the trained one may be in parts
+    finished = student.fresh_copy()  # the trained one may be in parts
     if report.best_step is None:
         after = report.evaluation
         trainer.copy_into(finished.learner)

@@ -31,7 +31,7 @@ CONTEXT_LINES = 32
 _SHORTEST = 9
 """Functions with fewer lines leave nothing to continue."""
 _SHARE = 0.4
-"""Of a function's lines, given."""
+"""The share of a function's lines that the prompt gives."""
 _PLACES = ((1, 2), (1, 5), (4, 5), (1, 3), (2, 3), (1, 10))
 """In a file's functions: fractions, in the order in which they are taken."""
 _TAUGHT = 3
@@ -44,7 +44,7 @@ class _Cut:
 
     file: text.TextFile
     name: str
-    """Of the function."""
+    """Lines of the function."""
     lines: tuple[str, ...]
     stop: int
 

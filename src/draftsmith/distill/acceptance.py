@@ -106,7 +106,7 @@ class AcceptanceReport:
     forecasts: tuple[Forecast, ...]
     cost_ratio: float | None
     temperature: float
-    """Of decoding."""
+    """Temperature of decoding."""
 
     def results(self, gamma: int | None) -> dict[str, Any]:
         """The figures that are kept for comparisons (see `bench.compare.load`).

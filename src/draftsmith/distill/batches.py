@@ -468,7 +468,7 @@ class _Place:
     document: TrainingExample
     row: int
     number: int
-    """Of the document in its row."""
+    """Index of the document in its row."""
     at: int
     stop: int
     """Behind its last token that has room."""

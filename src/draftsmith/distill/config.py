@@ -199,11 +199,11 @@ class ImitationConfig(Configuration):
     """What a drafter over hidden states learns beside the divergence; left out: as published."""
 
     token_weight: float | None = None
-    """Of the divergence from the target's law."""
+    """Weight of the divergence from the target's law."""
     feature_weight: float | None = None
-    """Of the distance between its states and the target's."""
+    """Weight of the distance between its states and the target's."""
     top_weight: float | None = None
-    """Of the cross-entropy over the target's ten most probable tokens."""
+    """Weight of the cross-entropy over the target's ten most probable tokens."""
 
     def validate(self) -> None:
         for name in ("token_weight", "feature_weight", "top_weight"):

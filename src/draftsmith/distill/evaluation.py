@@ -216,9 +216,9 @@ def is_better(best: Best | None, evaluation: Evaluation, *, step: int, value: fl
 
 
 FIGURES = ("accuracy", "acceptance", "survival", "survival_t1", "uncounted_t1", "misaligned")
-"""Of each depth, in the order of their sums."""
+"""Kinds of sums of each depth, in their order."""
 TOKENS_PER_STEP = {"tokens_per_step": "survival", "tokens_per_step_t1": "survival_t1"}
-"""Of all depths: the target's own token, and the sum of these survivals."""
+"""Kinds of sums over all depths: the target's own token, and the sum of these survivals."""
 
 
 class Chains:

@@ -53,7 +53,7 @@ class Family:
     """Where a decoder has other weights than Llama's."""
 
     matrices: int = 3
-    """Of a feed-forward layer: gate, up and down; without a gate two."""
+    """Matrices of a feed-forward layer: gate, up and down; without a gate two."""
     intermediate: str = "intermediate_size"
     """What the configuration calls the width of the feed-forward layers."""
     norms: int = 2

@@ -44,7 +44,7 @@ class Data:
     held_examples: list[TrainingExample]
     held_bytes: int
     vocab_size: int
-    """Of the student."""
+    """Size of the student's vocabulary."""
     end_id: int
     pad_id: int
     subset: tokenizer_training.Subset | None
@@ -256,5 +256,5 @@ def encode(
 
 
 def num_tokens(documents: Sequence[TrainingExample]) -> int:
-    """Of prompts and completions."""
+    """Count the tokens of prompts and completions."""
     return sum(len(d.trajectory.prompt) + len(d.trajectory.tokens) for d in documents)

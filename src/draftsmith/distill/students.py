@@ -85,7 +85,7 @@ class Student(abc.ABC):
         """What is measured while training on texts of this kind; it chooses the best weights."""
 
     @abc.abstractmethod
-    def again(self) -> Student:
+    def fresh_copy(self) -> Student:
         """The same, not yet trained: it takes the weights of a run that holds them in parts."""
 
     @abc.abstractmethod
@@ -212,7 +212,7 @@ class ModelStudent(Student):
             weight_name="tokens",
         )
 
-    def again(self) -> ModelStudent:
+    def fresh_copy(self) -> ModelStudent:
         other = copy.copy(self)
         other._adopt()
         return other
@@ -306,7 +306,7 @@ class NetworkStudent(Student):
         self.figure = DRAWN if "sample" in forcing else "tokens_per_step"
         return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
 
-    def again(self) -> NetworkStudent:
+    def fresh_copy(self) -> NetworkStudent:
         other = copy.copy(self)
         other._adopt()
         other.set_token_counts(self._count_tokens)
@@ -320,7 +320,7 @@ class NetworkStudent(Student):
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Of all weights, by name."""
+    """Return a digest of all weights and their names."""
     total = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         total.update(name.encode())

@@ -44,12 +44,12 @@ from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.base import Head, LossTerms, cached_places, vocabulary
 from draftsmith.distill.objectives.divergence import (
     REST,
-    Cells,
     Divergence,
     Knobs,
     Reading,
     Rewards,
     Tail,
+    TokenBins,
     truncated_cells,
 )
 from draftsmith.errors import InputError, nearest
@@ -206,7 +206,8 @@ class Distillation:
     divergence: str
     """A name in `DIVERGENCES`."""
     temperature: float = 1.0
-    """Of the teacher's law; laws come at 1. The student is left at 1, where it will draft."""
+    """Temperature of the teacher's logprobs, which come at 1. The student stays at 1, where it
+    drafts."""
     tail: Tail = "bucket"
     """What lies outside the tokens that a truncated teacher kept; a whole law has no tail."""
     floor: float = 1e-8
@@ -288,7 +289,7 @@ class Distillation:
         return self.record.pools_cells
 
     def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
-        """Of the rewards of all cells at the counted places: see `divergence.count_rewards`."""
+        """Count the rewards at the counted positions (`divergence.count_rewards`)."""
         taught_BT, _ = masks(prediction, batch, self.record)
         taught = gather(prediction, batch, taught_BT)
         vocab = vocabulary(head, prediction.hidden_BTH[0])
@@ -307,7 +308,7 @@ class Distillation:
                 counts += div.count_rewards(self._cells(head, part))
         return counts
 
-    def _cells(self, head: Head, places: LossPositions) -> Cells:
+    def _cells(self, head: Head, places: LossPositions) -> TokenBins:
         logits_NV = wide(head(places.hidden_NH))
         laws = places.laws()
         if isinstance(laws, FullLaws):

@@ -21,7 +21,7 @@ from draftsmith.distill.objectives.distillation import (
     over_both,
     wide,
 )
-from draftsmith.distill.objectives.divergence import REST, Cells, Knobs, Rewards, Tail
+from draftsmith.distill.objectives.divergence import REST, Knobs, Rewards, Tail, TokenBins
 
 
 def dense_distillation(
@@ -52,7 +52,7 @@ def dense_distillation(
     return LossTerms(total=(nats_BT * weights_BT).sum(), weight=weights_BT.sum())
 
 
-def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> Cells:
+def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> TokenBins:
     """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
     if isinstance(laws, FullLaws):
         teacher_NV, logits_NV = both_logits(laws, logits_NV)
@@ -61,7 +61,7 @@ def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) 
     log_q_NV = torch.log_softmax(logits_NV, dim=-1)
     if isinstance(laws, FullLaws):
         log_p_NV = torch.log_softmax(teacher_NV / objective.temperature, dim=-1)
-        return Cells(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
+        return TokenBins(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
     p_NK = laws.log_p_NK.to(logits_NV.dtype).exp()
     p_NV = torch.zeros_like(log_q_NV).scatter_add(-1, laws.ids_NK.long(), p_NK)
     hat_NV = p_NV ** (1 / objective.temperature)
@@ -69,33 +69,39 @@ def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) 
     return _DENSE_TAILS[objective.tail](objective, p_NV, hat_NV, log_q_NV)
 
 
-def _dense_bucket(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+def _dense_bucket(
+    objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor
+) -> TokenBins:
     inside_NV = p_NV > 0
     outside_N1 = ~inside_NV.all(-1, keepdim=True)
     p_rest_N1 = (1 - p_NV.sum(-1, keepdim=True)).clamp(min=REST) * outside_N1
     q_rest_N1 = (log_q_NV.exp() * ~inside_NV).sum(-1, keepdim=True)
     q_rest_N1 = q_rest_N1.clamp(min=torch.finfo(q_rest_N1.dtype).tiny)
     log_q_rest_N1 = q_rest_N1.log().masked_fill(~outside_N1, -math.inf)
-    return Cells(
+    return TokenBins(
         log_p_NC=torch.cat([p_NV, p_rest_N1], dim=-1).log(),
         log_q_NC=torch.cat([log_q_NV.masked_fill(~inside_NV, -math.inf), log_q_rest_N1], dim=-1),
         valid_NC=torch.cat([inside_NV, outside_N1], dim=-1),
     )
 
 
-def _dense_hat(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+def _dense_hat(
+    objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor
+) -> TokenBins:
     if objective.record.on_support:
         log_q_NV = torch.log_softmax(log_q_NV.masked_fill(p_NV == 0, -math.inf), dim=-1)
-    return Cells(log_p_NC=hat_NV.log(), log_q_NC=log_q_NV)
+    return TokenBins(log_p_NC=hat_NV.log(), log_q_NC=log_q_NV)
 
 
-def _dense_floor(objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor) -> Cells:
+def _dense_floor(
+    objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor
+) -> TokenBins:
     outside_N1 = ~(p_NV > 0).all(-1, keepdim=True)
     hat_NV = hat_NV.clamp(min=objective.floor).where(outside_N1, hat_NV)
-    return Cells(log_p_NC=(hat_NV / hat_NV.sum(-1, keepdim=True)).log(), log_q_NC=log_q_NV)
+    return TokenBins(log_p_NC=(hat_NV / hat_NV.sum(-1, keepdim=True)).log(), log_q_NC=log_q_NV)
 
 
-_DENSE_TAILS: dict[Tail, Callable[[Distillation, Tensor, Tensor, Tensor], Cells]] = {
+_DENSE_TAILS: dict[Tail, Callable[[Distillation, Tensor, Tensor, Tensor], TokenBins]] = {
     "bucket": _dense_bucket,
     "renormalise": _dense_hat,
     "floor": _dense_floor,

@@ -46,7 +46,7 @@ LOWEST = -1e30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cells:
+class TokenBins:
     """Two laws over the same cells."""
 
     log_p_NC: Tensor
@@ -56,9 +56,9 @@ class Cells:
     """False where a cell holds nothing at all (neither law could use it); None: all True."""
 
 
-def whole_cells(log_p_NV: Tensor, logits_NV: Tensor) -> Cells:
+def whole_cells(log_p_NV: Tensor, logits_NV: Tensor) -> TokenBins:
     """The teacher's whole law beside the student's."""
-    return Cells(log_p_NC=log_p_NV, log_q_NC=torch.log_softmax(logits_NV, dim=-1))
+    return TokenBins(log_p_NC=log_p_NV, log_q_NC=torch.log_softmax(logits_NV, dim=-1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class Rewards:
         mean = counts[0] / counts[1].clamp(min=1)
         return cls(mean=mean, deviation=(mean * (1 - mean)).sqrt())
 
-    def advantage(self, cells: Cells) -> Tensor:
+    def advantage(self, cells: TokenBins) -> Tensor:
         """(r - mean) / deviation, no gradient; 0 where all rewards are equal."""
         with torch.no_grad():
             reward = (cells.log_p_NC > cells.log_q_NC).to(cells.log_q_NC.dtype)
@@ -152,7 +152,7 @@ def lk(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
     return -torch.minimum(log_p_NC, log_q_NC).logsumexp(-1)
 
 
-def top_cross_entropy(cells: Cells, top: int) -> Tensor:
+def top_cross_entropy(cells: TokenBins, top: int) -> Tensor:
     """-sum p log q over the teacher's `top` best tokens, p not renormalised (HASS, 2408.15766)."""
     log_p_NC = cells.log_p_NC
     if cells.valid_NC is not None:
@@ -161,7 +161,7 @@ def top_cross_entropy(cells: Cells, top: int) -> Tensor:
     return -_expected(best_NK.exp(), cells.log_q_NC.gather(-1, places_NK))
 
 
-def tvdpp(cells: Cells, knobs: Knobs) -> Tensor:
+def tvdpp(cells: TokenBins, knobs: Knobs) -> Tensor:
     """-E[A log q] with A = (r - mean) / deviation, r = 1{p > q}: to be descended, its value says
     nothing. The sign is that of Lemma 1 (the paper's eq. 1 as printed drives q away from p).
 
@@ -173,7 +173,7 @@ def tvdpp(cells: Cells, knobs: Knobs) -> Tensor:
     return READINGS[knobs.reading](cells, knobs.rewards.advantage(cells), knobs.uniform_N)
 
 
-def count_rewards(cells: Cells) -> Tensor:
+def count_rewards(cells: TokenBins) -> Tensor:
     """[2] float64: how many cells have r = 1, and how many cells there are."""
     rewarded = cells.log_p_NC > cells.log_q_NC
     letters = torch.ones_like(rewarded) if cells.valid_NC is None else cells.valid_NC
@@ -185,11 +185,11 @@ def _expected(weight_NC: Tensor, nats_NC: Tensor) -> Tensor:
     return (weight_NC * nats_NC.masked_fill(weight_NC == 0, 0.0)).sum(-1)
 
 
-def _exact(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
+def _exact(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
     return -_expected(cells.log_q_NC.detach().exp() * advantage_NC, cells.log_q_NC)
 
 
-def _sampled(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
+def _sampled(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
     assert uniform_N is not None, "the reading `sampled` needs a uniform number per place"
     #  q       .2 .3 .0 .5
     #  below   .2 .5 .5 1.       u = .4 -> 1: the first cell whose sum exceeds u, never one of q = 0
@@ -199,7 +199,7 @@ def _sampled(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Te
     return -(advantage_NC.gather(-1, drawn_N1) * cells.log_q_NC.gather(-1, drawn_N1))[:, 0]
 
 
-def _uniform(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
+def _uniform(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
     log_q_NC, letters = cells.log_q_NC, cells.valid_NC
     # A cell that the student cannot use (log q = -inf) has no slope to follow.
     usable_NC = log_q_NC > -math.inf if letters is None else letters & (log_q_NC > -math.inf)
@@ -207,7 +207,7 @@ def _uniform(cells: Cells, advantage_NC: Tensor, uniform_N: Tensor | None) -> Te
     return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / number
 
 
-READINGS: dict[Reading, Callable[[Cells, Tensor, Tensor | None], Tensor]] = {
+READINGS: dict[Reading, Callable[[TokenBins, Tensor, Tensor | None], Tensor]] = {
     "exact": _exact,
     "sampled": _sampled,
     "uniform": _uniform,
@@ -225,7 +225,7 @@ class Divergence:
 
     name: str
     formula: str
-    nats: Callable[[Cells, Knobs], Tensor] = field(repr=False)
+    nats: Callable[[TokenBins, Knobs], Tensor] = field(repr=False)
     """[N]."""
     hard: bool = False
     """Reads the token (a point mass as p), not the teacher's law."""
@@ -237,7 +237,7 @@ class Divergence:
     """Which options of an objective matter to it."""
 
 
-def _of(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Cells, Knobs], Tensor]:
+def _of(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TokenBins, Knobs], Tensor]:
     return lambda cells, knobs: function(cells.log_p_NC, cells.log_q_NC)
 
 
@@ -303,7 +303,7 @@ def truncated_cells(
     divergence: Divergence,
     temperature: float = 1.0,
     floor: float = 1e-8,
-) -> Cells:
+) -> TokenBins:
     """A truncated teacher, tempered, beside the student.
 
     The kept tokens at another temperature are exact up to a factor, so that `renormalise` and
@@ -350,22 +350,22 @@ class _Kept:
     """True where every vocabulary entry was kept: nothing lies outside."""
 
 
-def _bucket(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> Cells:
+def _bucket(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
     rest_N = (1 - kept.log_p_NK.exp().sum(-1)).clamp(min=REST).log()
     return _with_rest(kept, kept.log_p_NK, rest_N.masked_fill(kept.all_N, -math.inf), logits_NV)
 
 
-def _renormalise(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> Cells:
+def _renormalise(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
     if divergence.pools_cells:
         return _spread(kept, logits_NV, 0.0)
     log_p_NK = torch.log_softmax(kept.log_p_NK, dim=-1)
     if divergence.on_support:
         log_q_NK = torch.log_softmax(_kept_logits(kept, logits_NV), dim=-1)
-        return Cells(log_p_NC=log_p_NK, log_q_NC=log_q_NK, valid_NC=kept.used_NK)
+        return TokenBins(log_p_NC=log_p_NK, log_q_NC=log_q_NK, valid_NC=kept.used_NK)
     return _with_rest(kept, log_p_NK, torch.full_like(log_p_NK[:, 0], -math.inf), logits_NV)
 
 
-def _floor(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> Cells:
+def _floor(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
     if floor * logits_NV.shape[1] >= 1:
         raise InputError(
             f"floor {floor:g} times {logits_NV.shape[1]} vocabulary entries is more probability "
@@ -374,14 +374,14 @@ def _floor(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float)
     return _spread(kept, logits_NV, floor)
 
 
-TAILS: dict[Tail, Callable[[_Kept, Tensor, Divergence, float], Cells]] = {
+TAILS: dict[Tail, Callable[[_Kept, Tensor, Divergence, float], TokenBins]] = {
     "bucket": _bucket,
     "renormalise": _renormalise,
     "floor": _floor,
 }
 
 
-def _with_rest(kept: _Kept, log_p_NK: Tensor, rest_N: Tensor, logits_NV: Tensor) -> Cells:
+def _with_rest(kept: _Kept, log_p_NK: Tensor, rest_N: Tensor, logits_NV: Tensor) -> TokenBins:
     """K + 1 cells; the last is all that was not kept. One pass over the vocabulary:
 
     logits      a  b  c  d  e        kept: b d
@@ -392,14 +392,14 @@ def _with_rest(kept: _Kept, log_p_NK: Tensor, rest_N: Tensor, logits_NV: Tensor)
     outside_N = _log_sum(logits_NV.scatter(-1, kept.ids_NK, LOWEST))
     log_q_NC = torch.cat([inside_NK, outside_N[:, None]], dim=-1)
     log_q_NC = log_q_NC - torch.logaddexp(inside_N, outside_N)[:, None]
-    return Cells(
+    return TokenBins(
         log_p_NC=torch.cat([log_p_NK, rest_N[:, None]], dim=-1),
         log_q_NC=log_q_NC,
         valid_NC=torch.cat([kept.used_NK, ~kept.all_N[:, None]], dim=-1),
     )
 
 
-def _spread(kept: _Kept, logits_NV: Tensor, floor: float) -> Cells:
+def _spread(kept: _Kept, logits_NV: Tensor, floor: float) -> TokenBins:
     """V cells; no entry of p lies below `floor` (unless everything was kept), and p sums to 1."""
     with torch.no_grad():
         lowest = math.log(floor) if floor else -math.inf

@@ -386,7 +386,7 @@ def auto_search(
 
 
 def first_width(max_width: int) -> int:
-    """Of the search that `auto_search` begins with."""
+    """Return the width of the search that `auto_search` begins with."""
     return _widths(max_width)[0]
 
 

@@ -7,7 +7,7 @@
 Hidden signals need a forward over the whole text (no loop feeds the last token): then the laws are
 read from that forward as well.
 
-Notes the teacher's laws while text is decoded, so that no second forward is needed for them.
+`LogprobRecorder` keeps the teacher's logprobs while text is decoded: no second forward is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Draw:
     index: int = 0
     """The trajectory's."""
     temperature: float | None = None
-    """Of a sample; None for the others."""
+    """Sampling temperature; None for what is not sampled."""
     sample: int = 0
     """Which sample of its prompt and temperature."""
 
@@ -162,7 +162,7 @@ def check_request(request: CollectRequest, settings: CollectSettings, target: Ta
 class _Job:
     request: CollectRequest
     place: int
-    """Of the request among those asked for."""
+    """Index of the request among those asked for."""
     draw: Draw
 
 
@@ -293,7 +293,7 @@ class TransformersBackend:
 
     def _generated(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
         noting = settings.signals == Signals()
-        notes = Notes(self.drafter, settings.top_k, len(batch))
+        notes = LogprobRecorder(self.drafter, settings.top_k, len(batch))
         prompts = [job.request.prompt for job in batch]
         tokens: list[list[int]] = [[] for _ in batch]
         steps = decode(
@@ -417,7 +417,7 @@ class _Noted(DraftState):
         return _Noted(self.inner.rewind(tokens), self.rows)
 
 
-class Notes(Drafter):
+class LogprobRecorder(Drafter):
     """A drafter as it is, that notes which law every emitted token was taken from.
 
     tree        root -+- n0 --- n2       accepted n0 n2, then the teacher's own token y2

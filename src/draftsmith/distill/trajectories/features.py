@@ -32,7 +32,7 @@ from draftsmith.provenance import check_room, digest
 from draftsmith.targets.hf import loading
 
 _BYTES = 2
-"""Of a number, in both types that a store keeps."""
+"""Bytes of a number, in both types that a store keeps."""
 
 
 def parse(words: Sequence[str], config: Any) -> Signals:
@@ -150,7 +150,7 @@ def refuse(options: BadPromptConfig, bad: Sequence[Skipped]) -> None:
 
 
 def revision_of(target: str, revision: str | None = None) -> str | None:
-    """Of a folder a digest of its weights; of a hub model the commit that `revision` is today.
+    """Return a digest of a folder's weights, or the commit that `revision` of a hub model is today.
 
     Where the commit cannot be told, `revision` itself. Raises BackendError: there is no such model.
     """

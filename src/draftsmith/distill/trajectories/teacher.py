@@ -132,7 +132,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opinion:
+class TeacherOutput:
     """What the teacher says of a text."""
 
     laws: Laws
@@ -148,7 +148,7 @@ def judge(
     top_k: int | None,
     signals: Signals,
     cost: TeacherCost,
-) -> list[Opinion]:
+) -> list[TeacherOutput]:
     """The teacher's laws of known texts, in one ragged batch: forwards over what stands there.
 
     fed         p0 p1 | p2 y0 y1 (#)        up to the bar without logits, once for equal prompts
@@ -186,7 +186,7 @@ def judge(
                 laws[b].append(read_laws(logits_NV, tokens, top_k))
         done += max(map(len, pieces))
     return [
-        Opinion(
+        TeacherOutput(
             laws=Laws.cat(laws[b]),
             features_TS=torch.cat(captured[b]).numpy() if captures else None,
         )

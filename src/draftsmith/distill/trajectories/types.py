@@ -47,7 +47,7 @@ class Trajectory:
     index: int = 0
     """Which beam (best first), sample or reference of its prompt."""
     temperature: float | None = None
-    """Of a sample; None for the others."""
+    """Sampling temperature; None for what is not sampled."""
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     score: float
@@ -98,11 +98,11 @@ class CollectSettings:
 
     forcing: Forcing = "greedy"
     temperatures: tuple[float, ...] = (1.0,)
-    """Of samples; 0 is greedy."""
+    """Temperatures to sample at; 0 is greedy."""
     samples: int = 1
     """Per prompt and temperature."""
     top_p: float = 1.0
-    """Of samples."""
+    """Nucleus of the samples."""
     beams: int | Literal["auto"] = 1
     """Width of the beam search; auto: as many as still add probability (see `mass_gain`)."""
     max_beams: int = 16

@@ -40,7 +40,7 @@ class _Made:
     """A continuation and its laws."""
 
     place: int
-    """Of its request."""
+    """Index of its request."""
     tokens: tuple[int, ...]
     laws: Laws
     index: int = 0
@@ -211,7 +211,7 @@ class VllmBackend:
 
 
 def _seed(seed: int, request_id: int) -> int:
-    """Of one draw: it does not depend on what else is drawn."""
+    """Return the seed of one draw, which does not depend on what else is drawn."""
     digest = hashlib.blake2b(f"{seed} {request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

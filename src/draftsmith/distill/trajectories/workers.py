@@ -73,7 +73,7 @@ class ShardDone:
     number: int
     trajectories: int
     tokens: int
-    """Of the continuations."""
+    """Tokens of the continuations."""
     done: int
     """Shards that are there now, those of earlier runs included."""
     total: int
