@@ -102,7 +102,7 @@ class Prefetched:
     def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
         """The source's batch. Raises what the source raises, at the batch that raised it."""
         last, number, asked = self._asked
-        if (step, parts) == (last, number):
+        if (step, parts) == (last, number) and part not in asked:
             asked.append(part)
         else:
             if (step, parts) != (last + 1, number):
@@ -150,7 +150,9 @@ class _Run:
         self._stopped = threading.Event()
         steps = _Steps(source, first, mine, parts)
         arguments = (steps, self._ready, self._stopped)
-        self._thread = threading.Thread(target=_assemble, args=arguments, daemon=True)
+        self._thread = threading.Thread(
+            target=_assemble, args=arguments, name="batches", daemon=True
+        )
         self._thread.start()
 
     def take(self, *key: int) -> TrajectoryBatch | None:
@@ -163,7 +165,8 @@ class _Run:
     def stop(self) -> None:
         """End the thread, and wait for it: sources are not read by two at a time."""
         self._stopped.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may collect garbage, too
+            self._thread.join()
 
 
 def _assemble(steps: _Steps, ready: Queue[tuple[Any, Any]], stopped: threading.Event) -> None:
@@ -435,15 +438,20 @@ def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBat
     laws: list[TopK] = []
     num_laws = 0
     laid = list(_lay(blocks, length))
+    tops: dict[tuple[int, int], TopK | None] = {}
+    # in the order of the files: texts of one row group share its decoding, whatever the cache holds
+    for place in sorted(laid, key=_stored_at):
+        known = place.document.trajectory
+        ids = np.concatenate([np.asarray(part, np.int64) for part in (known.prompt, known.tokens)])
+        tokens[place.row, place.at : place.stop] = ids[: place.stop - place.at]
+        tops[place.row, place.at] = place.document.top()
     for place in laid:
         b, at, stop, document = place.row, place.at, place.stop, place.document
         known = document.trajectory
         start = at + known.prompt_length
-        ids = np.concatenate([np.asarray(part, np.int64) for part in (known.prompt, known.tokens)])
-        tokens[b, at:stop] = ids[: stop - at]
         counts[b, start:stop] = True
         weights[b, start:stop] = document.weight
-        top = document.top()
+        top = tops[b, at]
         if top is not None:
             row[b, start:stop] = num_laws + np.arange(stop - start)
             laws.append(top)
@@ -472,6 +480,12 @@ class _Place:
     at: int
     stop: int
     """Behind its last token that has room."""
+
+
+def _stored_at(place: _Place) -> tuple[str, int]:
+    """File and row of a document; all documents in memory are at one place."""
+    text = place.document.trajectory
+    return (str(text.shard.path), text.row) if isinstance(text, StoredText) else ("", 0)
 
 
 def _lay(blocks: Sequence[Block], length: int) -> Iterator[_Place]:

@@ -180,6 +180,8 @@ class FeatureFile:
         self._path, self._number, self._remedy = path, number, remedy
         self._checked = checked
         self._mapped: Any = None
+        self._offsets_RE: NDArray[np.int64] | None = None
+        """[rows, 2]: first byte of every row's tensor, and the byte behind it."""
 
     def __reduce__(self) -> tuple[type[FeatureFile], tuple[Any, ...]]:
         # a map belongs to one process
@@ -206,9 +208,9 @@ class FeatureFile:
         """
         header = self._header()
         for row, length in places.items():
-            if str(row) not in header:
+            if row not in header:
                 raise self._broken(row, "cannot be read (the file has none of this row)")
-            self._check_shape(row, header[str(row)]["shape"], length, width)
+            self._check_shape(row, header[row][0], length, width)
 
     def _check_shape(self, row: int, shape: list[int], places: int, width: int | None) -> None:
         if len(shape) != 2 or shape[0] != places:
@@ -218,6 +220,9 @@ class FeatureFile:
 
     def read(self, row: int, places: int) -> Tensor:
         """[places, S] float32: the signals of the first places of a row. Raises BackendError."""
+        if self._checked is not None:
+            # bytes behind the end of a mapped file that was cut short end the process (SIGBUS)
+            self._checked.check_size()
         found = self._slice(row)
         self._check_bytes(row)
         states_TS: Tensor = found[:places]
@@ -245,14 +250,18 @@ class FeatureFile:
         with self._path.open("rb") as file:
             return 8 + int.from_bytes(file.read(8), "little")
 
-    def _header(self) -> dict[str, Any]:
-        """Shape and place of every tensor, as the file says. Raises BackendError."""
+    def _header(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Shape and place of every row's tensor, as the file says. Raises BackendError."""
         try:
             with self._path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                found: dict[str, Any] = json.loads(file.read(min(size, self._path.stat().st_size)))
-            return found
-        except (OSError, ValueError) as error:
+                found = json.loads(file.read(min(size, self._path.stat().st_size)))
+            return {
+                int(name): (list(tensor["shape"]), list(tensor["data_offsets"]))
+                for name, tensor in found.items()
+                if name != "__metadata__"
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if self._checked is not None:
                 self._checked.check()
             raise BackendError(f"cannot read {self._path}: {error}; {self._remedy}") from error
@@ -260,8 +269,13 @@ class FeatureFile:
     def _check_bytes(self, row: int) -> None:
         """Compare the bytes of a row with their checksums."""
         if self._checked is not None and not self._checked.is_checked:
-            start, stop = self._header()[str(row)]["data_offsets"]
-            self._checked.check(self._begin() + start, self._begin() + stop)
+            if self._offsets_RE is None:
+                header, begin = self._header(), self._begin()
+                self._offsets_RE = np.zeros((max(header) + 1, 2), np.int64)
+                for number, (_, offsets) in header.items():
+                    self._offsets_RE[number] = begin + offsets[0], begin + offsets[1]
+            start, stop = self._offsets_RE[row].tolist()
+            self._checked.check(start, stop)
 
     def _broken(self, row: int, what: str) -> BackendError:
         return BackendError(
@@ -323,7 +337,7 @@ class ShardReader:
             raise self._rows.unreadable(error) from error
         if len(index) != self._trajectories:
             self._rows.check()
-            raise self._rows.unreadable(ValueError("it has another number of rows"))
+            raise self.unreadable("it has another number of rows")
         columns = zip(
             index.prompt_key,
             index.forcing,
@@ -344,6 +358,11 @@ class ShardReader:
             self.features.check_shapes(places, self.width)
         return texts
 
+    @property
+    def path(self) -> Path | None:
+        """The Parquet file; None: the shard has no rows."""
+        return None if self._rows is None else self._rows.path
+
     def tokens(self, row: int, column: str) -> NDArray[np.int32]:
         """The token ids in column `prompt` or `tokens` of a row. Raises BackendError."""
         group, place = self._group(row)
@@ -356,7 +375,10 @@ class ShardReader:
         """The teacher's logprobs of a row, decoded; None: none are stored. Raises BackendError."""
         group, place = self._group(row)
         parts = [group.column(name)[place].as_py() for name in shards.LAW_COLUMNS]
-        return None if parts[0] is None else shards.decode(shards.EncodedLaws(*parts))
+        try:
+            return None if parts[0] is None else shards.decode(shards.EncodedLaws(*parts))
+        except BackendError as error:
+            raise self.unreadable(f"row {row}: {error}") from error
 
     def all_tokens(self, column: str) -> list[NDArray[np.int32]]:
         """Column `prompt` or `tokens` of all rows, not compared with any checksum.
@@ -375,6 +397,11 @@ class ShardReader:
         except (OSError, pa.ArrowException) as error:
             raise self._rows.unreadable(error) from error
         return found
+
+    def unreadable(self, why: str) -> BackendError:
+        """The error for rows that are not those that were written."""
+        assert self._rows is not None
+        return self._rows.unreadable(ValueError(why))
 
     def check(self) -> None:
         """Compare all rows with their checksum. Raises BackendError."""
@@ -455,7 +482,8 @@ class StoredText:
 
     def _checked(self, column: str, length: int) -> NDArray[np.int32]:
         found = self.shard.tokens(self.row, column)
-        assert len(found) == length, "the index was made from this row"
+        if len(found) != length:
+            raise self.shard.unreadable(f"row {self.row} has another length than its index says")
         return found
 
     @property
