@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.command_cases import Command, a_command, distill_words, work_folder
+from tests.command_cases import Command, a_command, distill_words, network_words, work_folder
+from tests.unit.test_stored_features import rewrite
 
+from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill import trainer as module
 from draftsmith.distill.datasets import read_shards
+from draftsmith.distill.trajectories import readers, shards
 from draftsmith.distill.trajectories.readers import ByteCache
 from draftsmith.distill.trajectories.store import TrajectoryStore
 
@@ -53,7 +60,8 @@ def spoil(store: Path, damage: str, ending: str = "parquet", number: int = 1) ->
 def learnt(out: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What run.json says, and the weights."""
     record = json.loads((out / "run.json").read_text())
-    return record["results"], load_file(out / "model.safetensors")
+    (weights,) = out.glob("*.safetensors")
+    return record["results"], load_file(weights)
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
@@ -161,3 +169,137 @@ def test_online_there_are_no_shards(tmp_path: Path, command: Command) -> None:
     own = ["--drafter", "d", "--online", "--prompts", "p", "--on-bad-shard", "skip"]
     said = command("distill", *own, "--out", str(tmp_path / "out"), code=2)
     assert "--on-bad-shard does nothing without --store" in said
+
+
+@pytest.fixture
+def pieces(folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three shards of many row groups and many checksums: most are read late in a training."""
+    monkeypatch.setattr(shards, "GROUP_BYTES", 2000)
+    monkeypatch.setattr(readers, "PIECE", 64)
+    whole = folder / "pieces"
+    if not whole.exists():
+        prompts = ["--prompts", str(folder / "many.txt"), "--limit", "48", "--shard-size", "16"]
+        command("collect", *prompts, "--out", str(whole), "--samples", "2", "--max-new-tokens", "6")
+    return Path(shutil.copytree(whole, tmp_path / "pieces"))
+
+
+def flip_rows(path: Path) -> None:
+    """Another bit in every piece of the rows; the footer stays."""
+    content = bytearray(path.read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    for at in range(readers.PIECE, len(content) - footer - readers.PIECE, readers.PIECE):
+        content[at] ^= 4
+    path.write_bytes(bytes(content))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def damage_at(monkeypatch: pytest.MonkeyPatch, step: int, damage: Callable[[], None]) -> None:
+    """Do this once, in front of a step."""
+    one_step = module.Trainer.one_step
+
+    def damaging(self: module.Trainer) -> Any:
+        if self.step == step:
+            damage()
+        return one_step(self)
+
+    monkeypatch.setattr(module.Trainer, "one_step", damaging)
+
+
+def steps_kept(out: Path) -> int:
+    newest = checkpoints.latest(out / "work" / "checkpoints")
+    assert newest is not None
+    return checkpoints.load(newest).step
+
+
+def assembling() -> list[threading.Thread]:
+    """Threads that assemble batches, once nothing refers to a source any more."""
+    gc.collect()
+    return [thread for thread in threading.enumerate() if thread.name == "batches"]
+
+
+@pytest.mark.parametrize("damage", [flip_rows, truncate])
+def test_damage_met_in_training_keeps_the_steps_that_are_done(
+    folder: Path,
+    tmp_path: Path,
+    command: Command,
+    pieces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None],
+) -> None:
+    """The run ends as one that nothing disturbed, once the shard is back."""
+    own = ["--store", str(pieces), "--save-every", "100"]
+    command("distill", *distill_words(folder, tmp_path / "whole", *own))
+    words = distill_words(folder, tmp_path / "cut", *own)
+    path = pieces / "shard-00001.parquet"
+    good = path.read_bytes()
+    with monkeypatch.context() as patched:
+        damage_at(patched, 5, lambda: damage(path))
+        said = command("distill", *words, code=3)
+    assert "shard-00001.parquet" in said and "remove shard-00001.* and collect again" in said
+    assert 5 <= steps_kept(tmp_path / "cut") < 12
+    assert not assembling()
+    path.write_bytes(good)
+    command("distill", *words)
+    assert not assembling()
+    (_, whole), (_, cut) = learnt(tmp_path / "whole"), learnt(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_an_interrupted_training_leaves_no_thread(
+    folder: Path, tmp_path: Path, command: Command, pieces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal, whose step is finished, and at once."""
+    words = distill_words(folder, tmp_path / "out", "--store", str(pieces))
+    with monkeypatch.context() as patched:
+        damage_at(patched, 3, lambda: signal.raise_signal(signal.SIGINT))
+        command("distill", *words, code=130)
+    assert steps_kept(tmp_path / "out") == 4
+    assert not assembling()
+    with monkeypatch.context() as patched:
+        stop_at(patched, 6)
+        command("distill", *words, code=130)
+    assert not assembling()
+
+
+@pytest.mark.parametrize("damage", ["not finite", "truncated"])
+def test_hidden_states_that_cannot_be_learnt_from_are_met_in_training(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Values that their checksums confirm are not finite; a file that is mapped is cut short."""
+    store = tmp_path / "store"
+    words = ["--prompts", str(folder / "many.txt"), "--limit", "48", "--features", "medusa"]
+    command("collect", *words, "--shard-size", "16", "--max-new-tokens", "6", "--out", str(store))
+    own = ["--drafter", "medusa", "--store", str(store), *network_words(12)]
+    path = store / "shard-00001.features.safetensors"
+    read: list[int] = []
+    real = readers.FeatureFile.read
+
+    def noted(self: readers.FeatureFile, row: int, places: int) -> torch.Tensor:
+        if self._path == path:
+            read.append(row)
+        return real(self, row, places)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(readers.FeatureFile, "read", noted)
+        command("distill", *own, "--out", str(tmp_path / "whole"))
+    good = path.read_bytes()
+    with monkeypatch.context() as patched:
+        if damage == "truncated":
+            damage_at(patched, 4, lambda: os.truncate(path, 100))
+        else:
+            states = {name: value.clone() for name, value in load_file(path).items()}
+            latest = list(dict.fromkeys(read))[-1]
+            states[str(latest)][0, 0] = float("nan")
+            rewrite(TrajectoryStore.open(store), states, 1)
+        said = command("distill", *own, "--out", str(tmp_path / "cut"), code=3)
+    assert "shard 1 of" in said and "remove shard-00001.* and collect again" in said
+    assert 1 <= steps_kept(tmp_path / "cut") < 12
+    assert not assembling()
+    if damage == "truncated":  # values that are not finite came with checksums of other data
+        path.write_bytes(good)
+        command("distill", *own, "--out", str(tmp_path / "cut"))
+        (_, whole), (_, cut) = learnt(tmp_path / "whole"), learnt(tmp_path / "cut")
+        assert all(torch.equal(whole[name], cut[name]) for name in whole)

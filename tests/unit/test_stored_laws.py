@@ -187,3 +187,47 @@ def test_mixtures_of_stored_texts_are_computed_when_asked(tmp_path: Path) -> Non
     bare = [document.without_laws() for document in stored]
     with pytest.raises(InputError, match="--aggregate mixture"):
         multi.apply(bare, ByteCache())
+
+
+def test_a_batch_decodes_an_old_row_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old shards are one row group each, larger than the cache; texts of a batch lie in both."""
+    old = TrajectoryStore.open(Path(__file__).parents[1] / "net/artefacts/stores/samples")
+    assert not old.shard(0).files[0].rows
+    decoded: list[tuple[int, int]] = []
+    real = readers.ShardReader._decoded
+
+    def counted(self: readers.ShardReader, group: int) -> Any:
+        decoded.append((self.number, group))
+        return real(self, group)
+
+    monkeypatch.setattr(readers.ShardReader, "_decoded", counted)
+    cache = ByteCache(0)
+    shards_of_it = [old.reader(number, cache, 0).texts() for number in old.shards()]
+    mixed = [text for pair in zip(*shards_of_it, strict=False) for text in pair]
+    stored = [TrainingExample(trajectory=text) for text in mixed]
+    found = assemble(pack(stored, 40), 40, END)
+    assert sorted(decoded) == [(0, 0), (1, 0)] and len(stored) > 20
+    kept = [[one for one in old.read(number) if one.tokens] for number in old.shards()]
+    loaded = plain(*[text for pair in zip(*kept, strict=False) for text in pair])
+    wanted = assemble(pack(loaded, 40), 40, END)
+    assert isinstance(found.laws, TopLaws) and isinstance(wanted.laws, TopLaws)
+    assert torch.equal(found.laws.log_p_NK, wanted.laws.log_p_NK)
+    for name in ("tokens_BT", "loss_mask_BT", "law_row_BT"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
+def test_damage_behind_the_checksums_names_its_shard(tmp_path: Path) -> None:
+    """Rows that were checked, and are read again from a file that has been written since."""
+    there = TrajectoryStore.create(tmp_path, header())
+    there.write(0, make(30))
+    (tmp_path / "other").mkdir()
+    other = TrajectoryStore.create(tmp_path / "other", header())
+    other.write(0, list(reversed(make(30))))
+    cache = ByteCache(0)
+    texts = texts_of(there, cache)
+    assert len(texts[0].tokens) == texts[0].answer_length
+    path = tmp_path / "shard-00000.parquet"
+    path.write_bytes((tmp_path / "other" / path.name).read_bytes())
+    cache.get("another", lambda: (None, 1))  # the row group has no room beside it
+    with pytest.raises(BackendError, match=r"shard-00000.parquet.*remove shard-00000"):
+        _ = [tuple(text.tokens) for text in texts]
