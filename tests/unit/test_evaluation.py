@@ -403,3 +403,38 @@ def test_a_full_disk_while_keeping_the_best_is_one_sentence(
     with pytest.raises(BackendError, match=r"could not write the checkpoint .*best/step-00000002"):
         trainer.train()
     assert best_of(tmp_path)[0] == 1
+
+
+@dataclass
+class BadAt:
+    """Held-out batches that cannot be read the n-th time that the first of them is asked for."""
+
+    source: Any
+    call: int
+    num_batches: int
+    calls: int = 0
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        self.calls += step == 0
+        if self.calls == self.call:
+            raise BackendError("a held-out shard is damaged")
+        batch: TrajectoryBatch = self.source.batch(step, part, parts)
+        return batch
+
+
+@pytest.mark.parametrize("cut", [3, 8])
+@pytest.mark.parametrize("learning_rate", [0.5, 0.2])  # best in steps 3 and 8
+def test_damage_met_by_an_evaluation_keeps_the_steps_that_are_done(
+    tmp_path: Path, cut: int, learning_rate: float
+) -> None:
+    """That evaluation is made up for, so the same weights are the best."""
+    config = replace(EVERY, learning_rate=learning_rate, save_every=100)
+    report = make_trainer(tmp_path / "whole", config=config, evaluations=[choosing()]).train()
+    good = choosing()
+    bad = replace(good, batches=BadAt(good.batches, cut, good.batches.num_batches))
+    with pytest.raises(BackendError, match="a held-out shard is damaged"):
+        make_trainer(tmp_path / "cut", config=config, evaluations=[bad]).train()
+    newest = checkpoints.latest(tmp_path / "cut" / "checkpoints")
+    assert newest is not None and checkpoints.load(newest).step == cut
+    assert make_trainer(tmp_path / "cut", config=config, evaluations=[good]).train() == report
+    assert same(best_of(tmp_path / "cut")[2], best_of(tmp_path / "whole")[2])

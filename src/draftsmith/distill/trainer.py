@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,7 @@ class Trainer:
             recompute_layers(drafter)
         optimizer = partial(adamw, drafter, config)
         self.layout = make_layout(config.parallel, drafter, optimizer, self.accelerator)
-        self.step = self._saved = 0
+        self.step = self._saved = self._evaluated = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.tokens = 0
@@ -174,13 +174,12 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_start(self)
             try:
+                self._evaluate_when_due()  # where damaged data ended the run in front of it
                 while self.step < self.config.steps and self._stop is None:
                     report = self.one_step()
                     for callback in self.callbacks:
                         callback.on_step(self, report)
-                    every = self.config.evaluate_every
-                    if every and self.step % every == 0 and self.step < self.config.steps:
-                        self._evaluate(final=False)
+                    self._evaluate_when_due()
                     # Behind the evaluation: the weights saved here had their chance to be best.
                     if self.step % self.config.save_every == 0:
                         self.save()
@@ -265,6 +264,7 @@ class Trainer:
                 "tokens": self.tokens,
                 "losses": self.losses,
                 "recent": self._recent,
+                "evaluated": self._evaluated,
             }
             saved = Checkpoint(step=self.step, weights=weights, optimizer=optimizer, state=state)
             path = checkpoints.save(self.folder, saved, keep=self.config.keep)
@@ -287,6 +287,7 @@ class Trainer:
         check_weights(self.drafter, saved.weights, path)
         self.layout.load(saved.weights, saved.optimizer)
         self.step = self._saved = saved.step
+        self._evaluated = saved.state.get("evaluated", saved.step)
         self.skipped = saved.state["skipped"]
         self.skipped_in_a_row = saved.state["skipped_in_a_row"]
         self.tokens = saved.state["tokens"]
@@ -341,6 +342,14 @@ class Trainer:
         self.layout.mode(train=False)
         return values
 
+    def _evaluate_when_due(self) -> None:
+        every = self.config.evaluate_every
+        due = every and self.step % every == 0 and self.step != self._evaluated
+        if due and self.step < self.config.steps:
+            with self._saving_when_damaged():
+                self._evaluate(final=False)
+            self._evaluated = self.step
+
     def _evaluate(self, *, final: bool) -> dict[str, float]:
         if not self.evaluations:
             return {}
@@ -376,9 +385,15 @@ class Trainer:
         return pooled(self.objective, batches, steps, self.layout.forward, add), batches
 
     def _batch(self, part: int, parts: int) -> TrajectoryBatch:
-        """One part of this step's batch; when its data is damaged, what was learnt is saved."""
-        try:
+        """One part of this step's batch. Raises BackendError when its data is damaged."""
+        with self._saving_when_damaged():
             return self.source.batch(self.step, part, parts)
+
+    @contextmanager
+    def _saving_when_damaged(self) -> Iterator[None]:
+        """Save the steps that are done when data that is read in here is damaged."""
+        try:
+            yield
         except BackendError:
             # the weights are still those of the last step; other processes do not wait here
             if self.accelerator.num_processes == 1 and self.step > self._saved:
