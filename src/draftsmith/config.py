@@ -427,15 +427,29 @@ def join_minus_values(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[st
 
 def name_leading(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     """Put the flag that leading words belong to in front of them, where a verb has one; a repeated
-    flag in front of each word."""
+    flag in front of each word. Words behind `--` are such words too, whatever they begin with.
+
+    "-5 + 3"  --target T  --  -7      becomes      "--prompt=-5 + 3"  --prompt=-7  --target T
+    """
     leading = next((flag for flag in flags.values() if flag.is_leading), None)
     words = list(argv)
-    if leading is None or not words or words[0].startswith("-"):
+    if leading is None:
         return words
-    if not leading.is_repeated:
-        return [leading.name, *words]
-    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    return [part for word in words[:count] for part in (leading.name, word)] + words[count:]
+    end = words.index("--") if "--" in words else len(words)
+    count = next((at for at, word in enumerate(words[:end]) if _is_option(word)), end)
+    named = words[:count] + words[end + 1 :]
+    if not named:
+        return words[:end]
+    if leading.is_repeated or (len(named) == 1 and named[0].startswith("-")):
+        first = [f"{leading.name}={word}" for word in named]
+    else:
+        first = [leading.name, *named]
+    return first + words[count:end]
+
+
+def _is_option(word: str) -> bool:
+    """It begins with a minus, and what could be an option's name holds no blank."""
+    return word.startswith("-") and not any(c in word.split("=", 1)[0] for c in " \n\t")
 
 
 def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:

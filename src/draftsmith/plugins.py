@@ -52,7 +52,7 @@ def load_plugin(group: str, name: str, built_in: Iterable[str]) -> Any:
         raise InputError(f"{owners} both offer {name!r} in {group}: uninstall one of them.")
     try:
         return points[0].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendError(
             f"{owners} offers {name!r} in {group}, but {points[0].value} cannot be imported: "
             f"{type(error).__name__}: {error}"

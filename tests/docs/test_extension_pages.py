@@ -21,7 +21,16 @@ from draftsmith.distill.objectives import divergence
 from draftsmith.drafters.names import built_in_kinds
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import BackendError
-from draftsmith.plugins import DRAFTERS, OBJECTIVES, RULES, SUITES, load_plugin, plugin_names
+from draftsmith.plugins import (
+    DRAFTERS,
+    OBJECTIVES,
+    RULES,
+    SUITES,
+    TARGETS,
+    load_plugin,
+    plugin_names,
+)
+from draftsmith.targets.registry import open_target
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/extend"
 Install = Callable[..., None]
@@ -48,7 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     yield put
     for module in modules:
         sys.modules.pop(module, None)
-    for remembered in (divergence._installed, verify_step._installed):
+    for remembered in (divergence._known_or_installed, verify_step._rule_class):
         remembered.cache_clear()
 
 
@@ -214,6 +223,10 @@ def test_built_in_names_are_taken(install: Install) -> None:
             load_plugin(group, name, known)
     with pytest.raises(InputError, match="package d "):
         drafter_class("griffin")
+    with pytest.raises(InputError, match="package o "):
+        divergence.divergence_named("kl")
+    with pytest.raises(InputError, match="package r "):
+        verify_step.make_rule("match", Proposal.OPAQUE)
 
 
 def test_a_broken_package_is_named(install: Install) -> None:
@@ -229,6 +242,12 @@ def test_a_broken_package_is_named(install: Install) -> None:
     install("odd-objective", OBJECTIVES, {"odd": "odd_objective:X"}, "X = 1")
     with pytest.raises(BackendError, match=r"package odd-objective "):
         divergence.divergence_named("odd")
+    install("leaves", DRAFTERS, {"leaves": "leaves_module:X"}, "raise SystemExit(0)")
+    with pytest.raises(BackendError, match=r"package leaves "):
+        drafter_class("leaves")
+    install("empty", TARGETS, {"empty": "empty_module:load"}, "def load(source, **_): pass")
+    with pytest.raises(BackendError, match=r"package empty .*returns a target"):
+        open_target("empty:1")
 
 
 def test_the_index_lists_every_group() -> None:

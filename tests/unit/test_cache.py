@@ -22,7 +22,7 @@ SPEC = KVSpec(
 """Three layers, two of one shape; keys and values of another width in the second."""
 
 
-class Scores:
+class Marks:
     """Writes a number of its own for every token into every layer, and reads it back."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def held(cache: KVCache, row: int) -> list[int]:
 
 
 def visible(block: Block, read: list[tuple[torch.Tensor, ...]], row: int, token: int) -> set[int]:
-    """Scores that one new token sees, through the mask, in every layer."""
+    """Marks that one new token sees, through the mask, in every layer."""
     seen = block.mask(None, torch.float64)[row, 0, token] == 0
     out = {
         frozenset(part[row, 0, seen, 0].abs().floor().long().tolist()) for kv in read for part in kv
@@ -72,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.marks = Scores()
+        self.marks = Marks()
         self.cache = KVCache(SPEC, 3, 8)
         self.rows: list[list[int]] = [[], [], []]
         self.head: list[list[int]] = []
@@ -99,7 +99,7 @@ class CacheMachine(RuleBasedStateMachine):
             parents.append(die if real else PADDING)
         self.parents = np.tile(np.array(parents, dtype=np.int64), (num_rows, 1))
         _, block = lay_out(self.cache, self.head, np.zeros_like(self.parents), self.parents)
-        read = Scores.write(self.cache, block, marks)
+        read = Marks.write(self.cache, block, marks)
         see = sees(self.parents)
         depth = depths(self.parents)
         for b, past in enumerate(self.rows):
@@ -190,7 +190,7 @@ def filled(rows: Sequence[Sequence[int]], nodes: int = 0) -> tuple[KVCache, Bloc
     width = max(map(len, rows))
     marks = np.array([[0] * (width - len(row)) + list(row) for row in rows])
     more = np.tile(1000 + np.arange(nodes), (len(rows), 1))
-    Scores.write(cache, block, np.concatenate([marks, more], 1).astype(np.int64))
+    Marks.write(cache, block, np.concatenate([marks, more], 1).astype(np.int64))
     return cache, block
 
 
@@ -200,7 +200,7 @@ def test_the_modules_drawing() -> None:
     cache.commit(np.array([4]))
     parents = np.array([[-1, -1, 0]])
     _, block = lay_out(cache, [[5]], np.zeros_like(parents), parents)
-    Scores.write(cache, block, np.array([[5, 10, 11, 12]]))
+    Marks.write(cache, block, np.array([[5, 10, 11, 12]]))
     cache.commit(np.array([1]), np.array([[0, 2]]), np.array([2]))
     assert held(cache, 0) == [1, 2, 3, 4, 5, 10, 12]
 
@@ -217,7 +217,7 @@ def test_a_rollback_forgets_what_was_staged() -> None:
     cache.commit(np.array([2, 2]))
     parents = np.array([[-1, 0]] * 2)
     _, block = lay_out(cache, [[5], [6]], np.zeros_like(parents), parents)
-    Scores.write(cache, block, np.full((2, 3), 77))
+    Marks.write(cache, block, np.full((2, 3), 77))
     cache.rollback()
     assert cache.staged == 0
     assert [held(cache, 0), held(cache, 1)] == [[1, 2], [3, 4]]
@@ -239,7 +239,7 @@ def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     tokens = [list(range(1, 701)), list(range(1001, 1701))]
     for start in range(0, 700, 100):
         _, block = lay_out(cache, [row[start : start + 100] for row in tokens])
-        Scores.write(cache, block, np.array([row[start : start + 100] for row in tokens]))
+        Marks.write(cache, block, np.array([row[start : start + 100] for row in tokens]))
         cache.commit(np.array([100, 100]))
     assert cache.capacity >= 700
     assert [held(cache, 0), held(cache, 1)] == tokens
@@ -250,7 +250,7 @@ def test_the_key_view_grows_in_buckets() -> None:
     views = []
     for _ in range(6):
         _, block = lay_out(cache, [[1] * 100])
-        Scores.write(cache, block, np.ones((1, 100), dtype=np.int64))
+        Marks.write(cache, block, np.ones((1, 100), dtype=np.int64))
         cache.commit(np.array([100]))
         views.append(block.view)
     assert views == [256, 256, 512, 512, 512, 768]
@@ -282,7 +282,7 @@ def test_levels_can_be_staged_one_by_one() -> None:
     cache.commit(np.array([1, 1]))
     for level in range(3):
         block = cache.stage(np.full((2, 1), level), np.ones((2, 1, level + 1), dtype=bool))
-        read = Scores.write(cache, block, np.array([[10 + level], [20 + level]]))
+        read = Marks.write(cache, block, np.array([[10 + level], [20 + level]]))
         assert visible(block, read, 0, 0) == {1, *range(10, 11 + level)}
         assert block.positions_BT.tolist() == [[1 + level]] * 2
     assert cache.staged == 3
@@ -296,13 +296,13 @@ def test_the_drawing_of_repack() -> None:
     cache.commit(np.array([2]))
     chain = np.tril(np.ones((6, 6), dtype=bool))[None]
     block = cache.stage(np.arange(6)[None], chain)
-    Scores.write(cache, block, np.array([[1, 2, 3, 4, 5, 6]]))
+    Marks.write(cache, block, np.array([[1, 2, 3, 4, 5, 6]]))
     cache.repack([0], [np.array([0, 2, 3, 5])], [1])
     assert held(cache, 0) == [9, 9, 1]
     assert cache.staged == 3
     see = np.array([[[True, False, True, True]]])  # c, f and itself
     block = cache.stage(np.array([[7]]), see)
-    read = Scores.write(cache, block, np.array([[7]]))
+    read = Marks.write(cache, block, np.array([[7]]))
     assert visible(block, read, 0, 0) == {9, 1, 3, 6, 7}
     # f stands at position 7 as before, c at 4; the new token at 10 sees five positions back
     near = block.mask(5, torch.float64)[0, 0, 0] == 0
@@ -316,12 +316,12 @@ def test_repack_keeps_rows_and_columns_of_unequal_numbers() -> None:
     chain = np.broadcast_to(np.tril(np.ones((4, 4), dtype=bool)), (3, 4, 4))
     block = cache.stage(np.tile(np.arange(4), (3, 1)), chain)
     marks = np.array([[11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]])
-    Scores.write(cache, block, marks)
+    Marks.write(cache, block, marks)
     cache.repack([2, 0], [np.array([0, 1, 3]), np.array([1, 2, 3])], [2, 0])
     assert [held(cache, 0), held(cache, 1)] == [[3, 3, 3, 31, 32], [1]]
     see = np.array([[[True, False, False, True]], [[True, True, False, True]]])
     block = cache.stage(np.array([[2], [4]]), see)
-    read = Scores.write(cache, block, np.array([[35], [15]]))
+    read = Marks.write(cache, block, np.array([[35], [15]]))
     assert visible(block, read, 0, 0) == {3, 31, 32, 34, 35}
     assert visible(block, read, 1, 0) == {1, 12, 13, 15}
     assert block.positions_BT.tolist() == [[7], [5]]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
@@ -234,6 +235,40 @@ def test_a_lossy_rule_needs_leave(target: HFTarget) -> None:
         assert allowed.generate(TEXTS[0])[0].token_ids
 
 
+def test_a_drafter_that_another_generator_had_is_bound_again(target: HFTarget) -> None:
+    drafter = load_drafter("prediction")
+    one = Generator(target, drafter)
+    other = Generator(TabularTarget(8), drafter)
+    tokens = ids_of(target, TEXTS[0])
+    assert max(tokens) >= 8
+    (made,) = one.generate(tokens, GREEDY, predictions=[tokens])
+    assert made.token_ids == Generator(target).generate(tokens, GREEDY)[0].token_ids
+    with pytest.raises(InputError, match="vocabulary of 8"):
+        other.generate([1], GREEDY, predictions=[tokens])
+
+
+def test_prompts_may_be_arrays_tensors_tuples_and_iterators(target: HFTarget) -> None:
+    generator = Generator(target)
+    ids = ids_of(target, TEXTS[0])
+    expected = [one.token_ids for one in generator.generate([ids], GREEDY)]
+    given: list[Any] = [np.array(ids), torch.tensor([ids]), list(np.array(ids)), (tuple(ids),)]
+    for prompts in [*given, iter([ids])]:
+        made = generator.generate(prompts, GREEDY)
+        assert [one.token_ids for one in made] == expected
+        assert all(type(token) is int for token in made[0].prompt_tokens)
+
+
+def test_one_prediction_needs_no_list(target: HFTarget) -> None:
+    generator = Generator(target, "prediction")
+    (plain,) = generator.generate(TEXTS[0], GREEDY)
+    assert plain.text
+    listed, alone = (
+        generator.generate(TEXTS[0], GREEDY, predictions=one)[0]
+        for one in ([plain.text], plain.text)
+    )
+    assert alone == listed
+
+
 Wrong = Callable[[HFTarget], object]
 
 
@@ -267,6 +302,20 @@ Wrong = Callable[[HFTarget], object]
         (lambda t: Generator(t).generate(["a" * 3000]), "context"),
         (lambda t: Generator(t, rule="mach").generate(TEXTS[0]), "'match'"),
         (lambda t: Generator(TabularTarget(8)).generate("text"), "tokenizer"),
+        (lambda t: Generator(t, trust_remote_code=True), "loaded already"),
+        (lambda t: Generator(t, None), "drafter must"),
+        (lambda t: Generator(t, PromptLookup), "drafter must"),
+        (lambda t: Generator(t).generate(None), "Prompt 0"),
+        (lambda t: Generator(t).generate(3), "Prompt 0"),
+        (lambda t: Generator(t).generate([1.0, 2.0]), "Prompt 0"),
+        (lambda t: Generator(t).generate([[True, False]]), "Prompt 0"),
+        (lambda t: Generator(t).generate(b"text"), "Prompt 0"),
+        (lambda t: Generator(t).generate({"role": "user", "content": "a"}), "list of messages"),
+        (lambda t: Generator(t).generate([{"role": "user", "content": None}]), "`content`"),
+        (
+            lambda t: Generator(TabularTarget(8), "prediction").generate([1], predictions="a"),
+            "tokenizer",
+        ),
     ],
 )
 def test_mistakes_are_named(target: HFTarget, wrong: Wrong, named: str) -> None:

@@ -6,9 +6,12 @@ each piece.
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
@@ -246,6 +249,9 @@ Chat = Sequence[Mapping[str, str]]
 """Messages with the fields `role` and `content`, the last one to be answered."""
 PromptInput = str | Sequence[int] | Chat
 
+_BOUND_BY: weakref.WeakKeyDictionary[Drafter, weakref.ref[Generator]] = weakref.WeakKeyDictionary()
+"""The generator that bound a drafter last."""
+
 
 class Generator:
     """A target and its drafter, ready to continue prompts.
@@ -258,7 +264,7 @@ class Generator:
         target: folder or hub id of a model, `KIND:SOURCE` of an installed kind of target, or a
             target that is loaded.
         drafter: what `--drafter` takes (`none`, `prompt_lookup`, `griffin:PATH`, a folder), or a
-            drafter; it is bound to the target here.
+            drafter; it is bound to the target here, and again when another generator had it since.
         drafter_options: fields of the drafter's `Config`, where `drafter` is a name.
         shape: the draft's shape, such as `TreeShape.chain(4)`; None: the drafter's default.
         policy: chooses the draft length per row and step; None: always the shape's.
@@ -275,8 +281,8 @@ class Generator:
 
     def __init__(
         self,
-        target: str | BindableTarget,
-        drafter: str | Drafter = "none",
+        target: str | os.PathLike[str] | BindableTarget,
+        drafter: str | os.PathLike[str] | Drafter = "none",
         *,
         drafter_options: Mapping[str, object] = MappingProxyType({}),
         shape: TreeShape | None = None,
@@ -289,27 +295,31 @@ class Generator:
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if isinstance(target, str):
+        if isinstance(target, (str, os.PathLike)):
             target = open_target(
-                target,
+                os.fspath(target),
                 dtype=dtype,
                 device=device,
                 attn_implementation=attn_implementation,
                 revision=revision,
                 trust_remote_code=trust_remote_code,
             )
-        elif (dtype, device, attn_implementation, revision) != ("auto", "auto", "sdpa", None):
+        elif (dtype, device, attn_implementation, revision, trust_remote_code) != (
+            *("auto", "auto", "sdpa", None, False),
+        ):
             raise InputError(
-                f"{target.name} is loaded already: give dtype, device, attn_implementation and "
-                "revision to load_target."
+                f"{target.name} is loaded already: give dtype, device, attn_implementation, "
+                "revision and trust_remote_code to load_target."
             )
-        if isinstance(drafter, str):
+        if isinstance(drafter, (str, os.PathLike)):
             options = [f"{name}={value}" for name, value in drafter_options.items()]
-            drafter = load_drafter(drafter, options)
+            drafter = load_drafter(os.fspath(drafter), options)
+        elif not isinstance(drafter, Drafter):
+            raise InputError(f"drafter must be a name, a folder or a Drafter, got {drafter!r}.")
         elif drafter_options:
             raise InputError("drafter_options are for drafters by name: this one is made already.")
-        drafter.bind(target)
         self.target, self.drafter = target, drafter
+        self._bind()
         self._shape, self._policy = shape, policy
         self._rule, self._allow_lossy = rule, allow_lossy
 
@@ -340,9 +350,14 @@ class Generator:
             LossyRule, UnsupportedProposal: see `draftsmith.core.verify.check_rule`.
         """
         params = SamplingParams() if params is None else params
+        self._bind()
         ids = [_prompt_tokens(one, i, self.target) for i, one in enumerate(_as_list(prompts))]
+        if isinstance(predictions, str):
+            predictions = [predictions]
         if predictions and len(predictions) != len(ids):
             raise InputError(f"{len(ids)} prompts need as many predictions, not {len(predictions)}")
+        if self.target.tokenizer is None and any(isinstance(one, str) for one in predictions):
+            raise InputError(f"{self.target.name} has no tokenizer: give predictions as token ids.")
         expected = [
             self.target.tokenizer.encode(one, add_special_tokens=False)
             if isinstance(one, str)
@@ -359,6 +374,13 @@ class Generator:
             on_step=on_step,
             on_done=on_done,
         )
+
+    def _bind(self) -> None:
+        """Bind the drafter to the target, unless this generator was the last one to do so."""
+        last = _BOUND_BY.get(self.drafter)
+        if last is None or last() is not self:
+            self.drafter.bind(self.target)
+            _BOUND_BY[self.drafter] = weakref.ref(self)
 
     def decode_options(self, params: SamplingParams) -> DecodeOptions:
         """What `decode` receives for these parameters. Without a seed one is drawn.
@@ -383,28 +405,38 @@ class Generator:
         )
 
 
-def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[Any]:
+def _as_list(prompts: Any) -> list[Any]:
     """The prompts as a list, also where one alone was given."""
-    alone = isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Mapping)))
-    several: list[Any] = [prompts] if alone else list(prompts)
+    prompts = _plain(prompts)
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+        return [prompts]
+    several = list(prompts)
     if not several:
         raise InputError("There is no prompt to continue.")
-    return several
+    return [several] if isinstance(several[0], (Integral, Mapping)) else several
+
+
+def _plain(values: Any) -> Any:
+    """Arrays and tensors as lists."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
     """A text, a chat or token ids as token ids."""
     if isinstance(prompt, str):
         return encode(Prompt(id=str(number), text=prompt), target)
-    if prompt and all(isinstance(one, Mapping) for one in prompt):
-        return encode(Prompt(id=str(number), messages=_messages(prompt, number)), target)
-    if not all(isinstance(one, int) for one in prompt):
+    prompt = _plain(prompt)
+    parts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
+    if parts and all(isinstance(one, Mapping) for one in parts):
+        return encode(Prompt(id=str(number), messages=_messages(parts, number)), target)
+    if parts is None or not all(
+        isinstance(one, Integral) and not isinstance(one, bool) for one in parts
+    ):
         raise InputError(
-            f"Prompt {number} is neither a text, nor token ids, nor a chat of messages with `role` "
-            "and `content`."
+            f"Prompt {number} is neither a text, nor token ids, nor a chat: a list of messages "
+            "with `role` and `content`."
         )
-    tokens: Sequence[int] = prompt
-    return tokens
+    return [int(one) for one in parts]
 
 
 def _messages(chat: Chat, number: int) -> tuple[Message, ...]:
@@ -412,8 +444,10 @@ def _messages(chat: Chat, number: int) -> tuple[Message, ...]:
         if message.keys() != {"role", "content"}:
             raise InputError(
                 f"Prompt {number}: a message has the fields `role` and `content`, not "
-                f"{', '.join(sorted(message))}."
+                f"{', '.join(sorted(map(str, message)))}."
             )
+        if not all(isinstance(text, str) for text in message.values()):
+            raise InputError(f"Prompt {number}: `role` and `content` of a message are texts.")
     return tuple(Message(role=one["role"], content=one["content"]) for one in chat)
 
 

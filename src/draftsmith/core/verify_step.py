@@ -69,13 +69,14 @@ def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
         return rule
     if rule == "auto":
         return Match() if proposal is Proposal.OPAQUE else Rejection()
-    make = _BUILT_IN[rule] if rule in _BUILT_IN else _installed(rule)
-    return make()
+    return _rule_class(rule)()
 
 
 @cache
-def _installed(rule: str) -> Callable[[], Rule]:
-    found: Callable[[], Rule] | None = load_plugin(RULES, rule, _BUILT_IN)
+def _rule_class(rule: str) -> Callable[[], Rule]:
+    found: Callable[[], Rule] | None = load_plugin(RULES, rule, ("auto", *_BUILT_IN))
+    if found is None and rule in _BUILT_IN:
+        return _BUILT_IN[rule]
     if found is None:
         known = [*_BUILT_IN, *plugin_names(RULES), "auto"]
         raise InputError(f"Unknown rule {rule!r}{nearest(rule, known)}.")

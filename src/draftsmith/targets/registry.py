@@ -49,4 +49,6 @@ def open_target(
     if not callable(load):
         raise wrong_plugin(TARGETS, kind, "a function `load(source, *, dtype, device)`")
     target: BindableTarget = load(source, dtype=dtype, device=device)
+    if not all(hasattr(target, part) for part in ("vocab_size", "new_cache", "forward")):
+        raise wrong_plugin(TARGETS, kind, "a function that returns a target")
     return target

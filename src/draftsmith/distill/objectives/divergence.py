@@ -270,8 +270,10 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 @cache
-def _installed(name: str) -> Divergence:
+def _known_or_installed(name: str) -> Divergence:
     found = load_plugin(OBJECTIVES, name, DIVERGENCES)
+    if found is None and name in DIVERGENCES:
+        return DIVERGENCES[name]
     if found is None:
         known = [*DIVERGENCES, *plugin_names(OBJECTIVES)]
         raise InputError(f"there is no --objective {name!r}{nearest(name, known)}")
@@ -282,10 +284,9 @@ def _installed(name: str) -> Divergence:
 
 def divergence_named(name: str, beta: float = 0.5) -> Divergence:
     """The record of that name; jsd at beta 0 and 1 is kl and rkl. InputError if there is none."""
-    if name not in DIVERGENCES:
-        return _installed(name)
+    known = _known_or_installed(name)
     ends = {0.0: "kl", 1.0: "rkl"}
-    return DIVERGENCES[ends.get(beta, name) if name == "jsd" else name]
+    return DIVERGENCES[ends[beta]] if name == "jsd" and beta in ends else known
 
 
 Tail = Literal["bucket", "renormalise", "floor"]
