@@ -244,13 +244,15 @@ def test_bad_options_of_distill(
 def test_a_damaged_store_is_named_before_anything_is_learnt(
     folder: Path, tmp_path: Path, command: Command, store: Path
 ) -> None:
-    path = store / "shard-00001.parquet"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-    words = distill_words(folder, tmp_path / "out", "--store", str(store))
-    assert "shard 1 of" in command("distill", *words, code=3)
-    assert not (tmp_path / "out").exists()
+    """A shard is checked when it is first read: here the first that is read is damaged."""
+    for path in store.glob("shard-*.parquet"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(bytes(content))
+    out = tmp_path / "out"
+    words = distill_words(folder, out, "--store", str(store))
+    assert f"of {store} is damaged: shard-" in command("distill", *words, code=3)
+    assert not (out / "model.safetensors").exists() and not list(out.glob("checkpoint*"))
 
 
 def test_another_tokenizer_is_refused(
