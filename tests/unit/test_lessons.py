@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -293,3 +294,17 @@ def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     alone, together = blocks_of(single).blocks, blocks_of(packed).blocks
     assert {len(block.documents) for block in alone} == {1}
     assert len(alone) == single.facts["trajectories"] > len(together)
+
+
+def test_tokens_are_counted_in_the_answers_that_are_learnt(options: DistillOptions) -> None:
+    """Not in prompts, and not in what is held out."""
+    options = replace(options, hold_out=0.4)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
+    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
+    wanted = torch.zeros(VOCAB, dtype=torch.int64)
+    documents = [one for block in from_memory(options).blocks for one in block.documents]
+    for document in documents:
+        wanted += torch.bincount(torch.tensor(document.trajectory.tokens), minlength=VOCAB)
+    assert lesson.count_tokens is not None and lesson.facts["held_out_prompts"] > 0
+    assert torch.equal(lesson.count_tokens(), wanted)
+    assert gc.isenabled()

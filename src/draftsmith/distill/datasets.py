@@ -15,10 +15,12 @@ What a distillation learns from continuations that are drawn while it goes on.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -321,6 +323,19 @@ def _written(store: TrajectoryStore) -> int | None:
     return found if type(found) is int else None
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause garbage collection: it would walk a million listed rows time and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@uncollected()
 def stored_lesson(
     options: DistillConfig,
     tokenizer: Any,
@@ -444,11 +459,13 @@ def _counts(texts: Iterable[StoredText], vocab_size: int) -> Tensor:
         rows.setdefault(text.shard, []).append(text.row)
     counts = np.zeros(vocab_size, np.int64)
     for shard, chosen in rows.items():
-        every = shard.all_tokens("tokens")
-        for row in chosen:
-            if every[row].max() >= vocab_size or every[row].min() < 0:
-                shard.check()
-            counts += np.bincount(every[row], minlength=vocab_size)
+        every, lengths = shard.all_tokens("tokens")
+        wanted = np.zeros(len(lengths), bool)
+        wanted[chosen] = True
+        answers = every[np.repeat(wanted, lengths)]
+        if answers.max() >= vocab_size or answers.min() < 0:
+            shard.check()
+        counts += np.bincount(answers, minlength=vocab_size)
     return torch.from_numpy(counts)
 
 

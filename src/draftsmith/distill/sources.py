@@ -381,12 +381,12 @@ class Multi:
             groups.setdefault(document.trajectory.prompt_id, []).append(document)
         out: list[TrainingExample] = []
         for group in groups.values():
-            ordered = sorted(_best(group, self.most), key=_place)
+            ordered = sorted(_best(group, self.most), key=_place) if len(group) > 1 else group
             shares = self.shares_of([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
                 ordered = mixed(ordered, self.shares_of, cache)
             out += [
-                replace(document, weight=share)
+                TrainingExample(trajectory=document.trajectory, weight=share, laws=document.laws)
                 for document, share in zip(ordered, shares, strict=True)
             ]
         return out
@@ -402,7 +402,10 @@ class Multi:
 
 def scaled(documents: Iterable[TrainingExample], factor: float) -> list[TrainingExample]:
     """All weights times the factor."""
-    return [replace(document, weight=document.weight * factor) for document in documents]
+    return [
+        TrainingExample(trajectory=one.trajectory, weight=one.weight * factor, laws=one.laws)
+        for one in documents
+    ]
 
 
 def mixed(

@@ -380,23 +380,28 @@ class ShardReader:
         except BackendError as error:
             raise self.unreadable(f"row {row}: {error}") from error
 
-    def all_tokens(self, column: str) -> list[NDArray[np.int32]]:
+    def all_tokens(self, column: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Column `prompt` or `tokens` of all rows, not compared with any checksum.
+
+        Returns:
+            [tokens]: those of all rows, one behind the other. [rows]: how many each row has.
 
         Raises:
             BackendError: the file cannot be read.
         """
+        found: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+        lengths: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         if self._rows is None:
-            return []
-        found: list[NDArray[np.int32]] = []
+            return found[0], lengths[0]
         try:
             with pq.ParquetFile(self._rows.path, memory_map=True) as file:
                 for group in range(file.num_row_groups):
                     rows = file.read_row_group(group, columns=[column]).column(column)
-                    found += [np.asarray(row.values, np.int32) for row in rows]
+                    found += [chunk.flatten().to_numpy() for chunk in rows.chunks]
+                    lengths += [np.diff(chunk.offsets.to_numpy()) for chunk in rows.chunks]
         except (OSError, pa.ArrowException) as error:
             raise self._rows.unreadable(error) from error
-        return found
+        return np.concatenate(found), np.concatenate(lengths)
 
     def unreadable(self, why: str) -> BackendError:
         """The error for rows that are not those that were written."""

@@ -442,9 +442,13 @@ class ShardIndex:
         """Read what `words` wrote. Raises ValueError, KeyError or TypeError when it is damaged."""
 
         def column(name: str, kind: Callable[[str], Any]) -> list[Any]:
-            return [None if word == "-" else kind(word) for word in words[name].split(" ") if word]
+            found = words[name].split()
+            if "-" in found:
+                return [None if word == "-" else kind(word) for word in found]
+            return list(map(kind, found))
 
-        kinds = {"prompt_key": str, "forcing": str, "temperature": float, "score": float}
+        kinds: dict[str, Callable[[str], Any]]
+        kinds = {"prompt_key": str, "forcing": sys.intern, "temperature": float, "score": float}
         return cls(**{one.name: column(one.name, kinds.get(one.name, int)) for one in fields(cls)})
 
     def words(self) -> dict[str, str]:
