@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftsmith.commands._verbs import PretrainOptions
-from draftsmith.commands.pretrain import PretrainResult, run
+from draftsmith.commands.pretrain import PretrainOptions, PretrainResult, run
 from draftsmith.data.config import TextConfig
 from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
 from draftsmith.data.text import STANDARD_LIBRARY

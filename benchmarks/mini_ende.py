@@ -25,8 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.commands._verbs import PretrainOptions
-from draftsmith.commands.pretrain import PretrainResult
+from draftsmith.commands.pretrain import PretrainOptions, PretrainResult
 from draftsmith.data.config import TextConfig
 from draftsmith.data.prompts import MINI, filled
 from draftsmith.data.text import read_text

@@ -39,7 +39,8 @@ from study import Evaluated, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
 from draftsmith.bench.compare.pool import pool
-from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import TreeShape
 from draftsmith.data.prompts import Prompt

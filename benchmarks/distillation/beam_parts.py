@@ -10,11 +10,11 @@ from pathlib import Path
 from lab import Lab
 from study import Run
 
-from draftsmith.commands._verbs import DistillOptions
-from draftsmith.commands.collect import make_requests, make_settings
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill.config import DivergenceConfig
 from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.requests import make_requests, make_settings
 from draftsmith.provenance import write_json_atomic
 from draftsmith.targets.hf import load_target
 

@@ -8,8 +8,7 @@ from evaluation import Evaluation
 
 from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE
-from draftsmith.bench.run import Bench, BenchPlan
-from draftsmith.commands.bench import make_items
+from draftsmith.bench.run import Bench, BenchPlan, make_items
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.none import NoDrafter

@@ -20,7 +20,7 @@ from typing import Any
 from evaluation import Evaluation, Scores
 from study import Run, deciding
 
-from draftsmith.commands._verbs import DistillOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.provenance import append_jsonl, digest, jsonable
 
 _USUAL = deciding(DistillOptions(target="", drafter="", out=Path()))

@@ -18,7 +18,8 @@ from kept import Kept
 from study import Evaluated, Models, Run, collect, examine, is_trained, train, training
 
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.distill.config import DivergenceConfig
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, write_json_atomic

@@ -23,10 +23,12 @@ from pathlib import Path
 
 import torch
 
-from draftsmith.commands import collect, distill
-from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.commands import collect
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.stdlib_prompts import training_prompts
+from draftsmith.distill import distilling
 from draftsmith.distill.batches import BatchSource
 from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.students import open_student
@@ -130,10 +132,10 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
 def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     tokenizer = load_tokenizer(options.target)
     student = open_student(options, tokenizer)
-    lesson = distill.make_lesson(options, tokenizer, student, None)
+    lesson = distilling.make_lesson(options, tokenizer, student, None)
     counting = Counting(lesson.source)
     accelerator = start_accelerator(options, options.training)
-    trainer = distill.make_trainer(
+    trainer = distilling.make_trainer(
         options, student, replace(lesson, source=counting), 1000, accelerator
     )
     return trainer, counting

@@ -25,7 +25,8 @@ import torch
 from evaluation import Evaluation, Scores, sit
 
 from draftsmith.bench.compare.model import flattened
-from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
 from draftsmith.distill.config import ScheduleConfig

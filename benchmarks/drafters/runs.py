@@ -17,7 +17,8 @@ import ende
 from evaluation import Evaluation, write_prompts
 from study import Evaluated, Models, Run, collect, examine, training
 
-from draftsmith.commands._verbs import CollectOptions, DistillOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
 from draftsmith.distill.config import DivergenceConfig, ImitationConfig, KeptConfig, ScaleConfig

@@ -19,8 +19,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands.live import replay
+from draftsmith.commands.live.replay import LiveReplayOptions
 from draftsmith.live import plots
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import numpy as np
 
-from draftsmith.commands._live_verbs import LiveReplayOptions
-from draftsmith.commands._verbs import PretrainOptions
 from draftsmith.commands.live import replay
+from draftsmith.commands.live.replay import LiveReplayOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.data.config import TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.live.config import PromptConfig, RedraftConfig

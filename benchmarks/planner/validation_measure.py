@@ -26,7 +26,8 @@ from draftsmith.bench.step_costs import (
     step_costs,
 )
 from draftsmith.commands import bench as bench_recipe
-from draftsmith.commands._verbs import BenchOptions, PretrainOptions
+from draftsmith.commands.bench import BenchOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler

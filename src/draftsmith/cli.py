@@ -1,8 +1,9 @@
 """The command line: verbs only, no logic.
 
-A verb is found, not registered: class `GenerateOptions` is the verb `generate`, and
-`commands/generate.py` has `run(options)`; `LiveMakeStreamOptions` is `live make-stream`, in
-`commands/live/make_stream.py`. `run` prints for people as it likes. Under `--json` the value that
+The verb `generate` is `commands/generate.py`, which has `GenerateOptions` and `run(options)`;
+`live make-stream` is `commands/live/make_stream.py` with `LiveMakeStreamOptions`. Only the module
+of the verb that is asked for is imported, and it imports torch only when it runs. `run` prints
+for people as it likes. Under `--json` the value that
 it returns (a dict, or an object with `json_payload()`) is the only output on stdout; all else
 goes to stderr. Exit codes: see `errors`.
 """
@@ -19,17 +20,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any, NoReturn
 
-from draftsmith.commands import (
-    _live_verbs as live_options,
-)
-from draftsmith.commands import (
-    _plan_verbs as plan_options,
-)
-from draftsmith.commands import (
-    _verbs as options,
-)
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import (
     check_known,
@@ -42,20 +35,51 @@ from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.provenance import is_first_process
 
 INTERRUPTED = 130
+VERBS = (
+    "quickstart",
+    "generate",
+    "bench",
+    "doctor",
+    "pretrain",
+    "collect",
+    "distill",
+    "report",
+    "tune",
+    "live translate",
+    "live make-stream",
+    "live make-examples",
+    "live replay",
+    "live score",
+    "live serve",
+    "plan law",
+    "plan optimum",
+    "plan sweep",
+    "plan alpha",
+    "plan fit",
+    "plan table",
+    "plan ladder",
+    "plan check",
+)
+"""In the order of the overview."""
 _HELP = ("-h", "--help", "help")
 
 
-def verbs() -> dict[str, type[VerbOptions]]:
-    """Every verb with its options, in the order in which they are declared."""
-    found = {}
-    for module in (options, live_options, plan_options):
-        for name, value in vars(module).items():
-            own = isinstance(value, type) and value.__module__ == module.__name__
-            if own and issubclass(value, VerbOptions):
-                first, *more = re.findall("[A-Z][a-z]*", name.removesuffix("Options"))
-                verb = " ".join([first, "-".join(more)]) if more else first
-                found[verb.lower()] = value
+def options_of(verb: str) -> type[VerbOptions]:
+    """The options of a verb, from its module: `live make-stream` takes `LiveMakeStreamOptions`."""
+    name = "".join(word.capitalize() for word in re.split("[ -]", verb))
+    found: type[VerbOptions] = getattr(_module_of(verb), f"{name}Options")
     return found
+
+
+def verbs() -> dict[str, type[VerbOptions]]:
+    """Every verb with its options, in the order of the overview."""
+    return {verb: options_of(verb) for verb in VERBS}
+
+
+def _module_of(verb: str) -> ModuleType:
+    return importlib.import_module(
+        f"draftsmith.commands.{verb.replace(' ', '.').replace('-', '_')}"
+    )
 
 
 def split_verb(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -64,13 +88,13 @@ def split_verb(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         InputError: there is no such verb; the nearest is named.
     """
-    known, first = verbs(), words[0]
-    if first in known:
+    first = words[0]
+    if first in VERBS:
         return first, list(words[1:])
-    group = [verb.split()[1] for verb in known if verb.startswith(f"{first} ")]
+    group = [verb.split()[1] for verb in VERBS if verb.startswith(f"{first} ")]
     if not group:
         kind = "option" if first.startswith("-") else "verb"
-        raise InputError(f"unknown {kind} {first!r}{nearest(first, known)}")
+        raise InputError(f"unknown {kind} {first!r}{nearest(first, VERBS)}")
     second = words[1] if len(words) > 1 else ""
     if second not in group:
         what = f"unknown {first} verb {second!r}{nearest(second, group)}" if second else first
@@ -125,22 +149,20 @@ def _messages_to_stderr() -> Iterator[None]:
 
 
 def _dispatch(words: list[str]) -> int:
-    known = verbs()
     if words[:1] == ["--version"]:
         print(f"draftsmith {version('draftsmith')}")
         return 0
     if not words or words[0] in _HELP:
-        print(_overview(known), file=sys.stdout if words else sys.stderr)
+        print(_overview(VERBS), file=sys.stdout if words else sys.stderr)
         return 0 if words else InputError.exit_code
-    group = {verb: cls for verb, cls in known.items() if verb.startswith(f"{words[0]} ")}
+    group = [verb for verb in VERBS if verb.startswith(f"{words[0]} ")]
     if group and words[1:2] and words[1] in _HELP:
         print(_overview(group, f"{words[0]} "))
         return 0
     verb, rest = split_verb(words)
     given = parse(verb, rest)
     given.validate()
-    module = verb.replace(" ", ".").replace("-", "_")
-    run = importlib.import_module(f"draftsmith.commands.{module}").run
+    run = _module_of(verb).run
     if not given.json:
         run(given)
         return 0
@@ -156,7 +178,7 @@ def parse(verb: str, words: Sequence[str]) -> Any:
     """The options of `verb` from command-line words. `--help` exits, as tyro does."""
     import tyro
 
-    cls = verbs()[verb]
+    cls = options_of(verb)
     flags = flags_of(cls)
     words = join_minus_values(name_leading(words, flags), flags)
     check_known(words, flags, verb)
@@ -169,7 +191,7 @@ def parse(verb: str, words: Sequence[str]) -> Any:
     )
 
 
-def _overview(known: dict[str, type[VerbOptions]], group: str = "") -> str:
+def _overview(verbs: Sequence[str], group: str = "") -> str:
     lines = [
         f"usage: draftsmith {group}VERB [OPTIONS]",
         "",
@@ -177,8 +199,8 @@ def _overview(known: dict[str, type[VerbOptions]], group: str = "") -> str:
         "output distribution.",
         "",
     ]
-    for verb, cls in known.items():
-        lines.append(f"  {verb:<16} {(cls.__doc__ or '').strip().splitlines()[0]}")
+    for verb in verbs:
+        lines.append(f"  {verb:<16} {(options_of(verb).__doc__ or '').strip().splitlines()[0]}")
     how = f"'draftsmith {group}VERB --help' lists a verb's options"
     lines += ["", f"{how}; --version prints the version."]
     return "\n".join(lines)

@@ -624,6 +624,12 @@ def at_least(least: int, flag: str, value: int | None) -> None:
     require(good, f"{flag} must be at least {least}, got {value}")
 
 
+def positive(flag: str, value: float | None) -> None:
+    """Raise InputError unless the value is None, or finite and above 0."""
+    good = value is None or (math.isfinite(value) and value > 0)
+    require(good, f"{flag} must be above 0, got {value}")
+
+
 def each_at_least(least: int, options: Configuration, *names: str) -> None:
     """Check each of these fields with `at_least`."""
     for name in names:

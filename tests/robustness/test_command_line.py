@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.commands import quickstart
-from draftsmith.commands import quickstart as _scene
+from draftsmith.commands import _quickstart as quickstart
 from draftsmith.errors import InputError
 
 
@@ -210,7 +209,7 @@ def test_what_was_measured_stays_where_the_expectation_behind_it_fails(
     def fails(*_: object) -> None:
         raise MemoryError("no room for more texts")
 
-    monkeypatch.setattr("draftsmith.commands.bench.expectations", fails)
+    monkeypatch.setattr("draftsmith.bench.expected.expectations", fails)
     out = tmp_path / "out"
     code, printed, err = command(*bench_words(models, suite, out))
     assert code == 3 and "no room for more texts" in err
@@ -411,7 +410,7 @@ def test_quickstart_keeps_old_results_until_everything_is_loaded(
         def none(count: int) -> Any:
             raise InputError("This Python comes without its sources.")
 
-        monkeypatch.setattr(_scene, "held_out_prompts", none)
+        monkeypatch.setattr(quickstart, "held_out_prompts", none)
     else:
         (tmp_path / "small" / broken / "model.safetensors").write_bytes(b"damaged")
     assert command(*words)[0] in (2, 3)
@@ -422,6 +421,6 @@ def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
-    monkeypatch.setattr(_scene, "_ROOT", tmp_path)
+    monkeypatch.setattr(quickstart, "_ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     refused(command("quickstart"), 3, "models/mini-code", "--models")

@@ -7,14 +7,13 @@ import logging
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from draftsmith import cli
-from draftsmith.commands._verbs import DoctorOptions
+from draftsmith.commands.doctor import DoctorOptions
 from draftsmith.errors import BackendError, CheckFailed, InputError
 
 
@@ -30,12 +29,10 @@ def draftsmith(*words: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DoctorOptions], Any]], None]:
-    """Put a recipe in the place of `doctor`."""
+    """Put another function in the place of `doctor`."""
 
     def install(run: Callable[[DoctorOptions], Any]) -> None:
-        module = types.ModuleType("draftsmith.commands.doctor")
-        module.run = run
-        monkeypatch.setitem(sys.modules, "draftsmith.commands.doctor", module)
+        monkeypatch.setattr("draftsmith.commands.doctor.run", run)
 
     return install
 
@@ -180,15 +177,14 @@ def test_json_prints_one_object_and_moves_everything_else_to_stderr(
 
 
 STUB = """
-import os, signal, sys, types
+import os, signal
 from draftsmith import cli
+from draftsmith.commands import doctor
 
 def run(options):
     {body}
 
-module = types.ModuleType("draftsmith.commands.doctor")
-module.run = run
-sys.modules["draftsmith.commands.doctor"] = module
+doctor.run = run
 cli.main(["doctor"])
 """
 

@@ -20,9 +20,10 @@ from tests.tiny_models import tiny_tokenizer
 
 from draftsmith import provenance
 from draftsmith.commands import collect as recipe
-from draftsmith.commands._verbs import CollectOptions
+from draftsmith.commands.collect import CollectOptions
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill.config import KeptConfig, ScaleConfig
+from draftsmith.distill.trajectories.requests import known_turns
 from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectRequest
 from draftsmith.distill.trajectories.workers import ShardDone, split
@@ -170,7 +171,7 @@ def test_a_turn_is_known_while_user_and_assistant_take_turns(
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": chat}) + "\n")
     (prompt,) = load_prompts(path)
-    found = recipe.known_turns(prompt)
+    found = known_turns(prompt)
     wanted = [(before, () if answer is None else (answer,)) for before, answer in turns]
     assert [(before, said[:1]) for before, said in found] == wanted
 
@@ -182,7 +183,7 @@ def test_references_are_of_each_turn_only_where_there_is_one_for_each(tmp_path: 
         {"turns": ["a", "b", "c"], "reference": ["one", "or another"]},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    each, other = (recipe.known_turns(prompt) for prompt in load_prompts(path))
+    each, other = (known_turns(prompt) for prompt in load_prompts(path))
     assert each == [((), ("to a",)), (("to a",), ("to b",))]
     assert other == [((), ("one", "or another"))]
 

@@ -21,8 +21,8 @@ from tests.command_cases import (
 )
 from transformers import AutoModelForCausalLM
 
-from draftsmith.commands import distill
 from draftsmith.core.speedup import tokens_per_step
+from draftsmith.distill import distilling
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.trajectories.types import Trajectory
 from mini_ende import Pair, examples, read_pairs
@@ -72,7 +72,7 @@ def test_a_drafter_that_is_no_better_is_called_so(
     folder: Path, store: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(distill, "say", said.append)
+    monkeypatch.setattr(distilling, "say", said.append)
     words = ["--store", str(store), "--hold-out", "0.3"]
     wild = command(
         "distill", *distill_words(folder, tmp_path / "wild", *words, "--learning-rate", "100")

@@ -12,7 +12,7 @@ from tests.command_cases import Command, a_command, a_store, family_folder, netw
 from tests.tiny_models import FAMILIES
 from transformers import AutoTokenizer
 
-from draftsmith.commands._verbs import DistillOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.distill.students import NetworkStudent
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")

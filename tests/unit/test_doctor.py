@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.commands import doctor
-from draftsmith.commands._verbs import DoctorOptions
-from draftsmith.commands.doctor import DeviceReport, Diagnosis, TokenCost, _advice
+from draftsmith.commands.doctor import DeviceReport, Diagnosis, DoctorOptions, TokenCost, _advice
 
 
 @pytest.fixture(scope="module")

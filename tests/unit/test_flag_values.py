@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.cli import parse, verbs
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import flags_of, to_argv
 from draftsmith.errors import InputError
 

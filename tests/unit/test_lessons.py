@@ -13,7 +13,7 @@ import torch
 from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 from tests.unit.test_store import header, make_laws
 
-from draftsmith.commands._verbs import DistillOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.batches import Prefetched, TrainingExample

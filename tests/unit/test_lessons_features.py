@@ -16,7 +16,7 @@ from tests.unit.test_features_agree import check_as_decoded
 from tests.unit.test_store import header
 from tests.unit.test_stored_features import rewrite
 
-from draftsmith.commands._verbs import DistillOptions
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.config import FittingConfig, ScheduleConfig

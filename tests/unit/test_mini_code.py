@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mini_code
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import as_dict, from_dict
 
 FOLDER = Path(__file__).parents[2] / "models" / "mini-code"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mini_ende
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import as_dict, from_dict
 
 FOLDER = Path(__file__).parents[2] / "models" / "mini-ende"

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.cli import parse
-from draftsmith.commands._verbs import BenchOptions, GenerateOptions
+from draftsmith.commands.bench import BenchOptions
+from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import flags_of, to_argv
 from draftsmith.core.config import SamplingConfig, TreeText
 from draftsmith.drafters.config import DraftingConfig

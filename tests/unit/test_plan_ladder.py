@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from draftsmith import cli
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import student_config
 from draftsmith.distill.model_sizes import (

@@ -29,12 +29,12 @@ from transformers import (
 
 from draftsmith.cli import parse
 from draftsmith.commands import pretrain
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
 from draftsmith.data.config import TextConfig
-from draftsmith.distill import tokenizer_training
+from draftsmith.distill import pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
@@ -172,7 +172,7 @@ def test_an_interrupted_run_continues_to_bit_equal_weights(
     trained: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "ProgressBar", Interrupt)
+        patch.setattr(pretraining, "ProgressBar", Interrupt)
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(options(corpus, tmp_path))
     assert not (tmp_path / "model.safetensors").exists()
@@ -191,7 +191,7 @@ def test_other_options_do_not_continue_a_run(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "ProgressBar", Interrupt)
+        patch.setattr(pretraining, "ProgressBar", Interrupt)
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(options(corpus, tmp_path))
     with pytest.raises(InputError, match="learning_rate"):
@@ -231,7 +231,7 @@ def test_parts_of_a_step_without_a_block_are_refused_before_anything_is_read(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 256 tokens there are two of the long blocks at the end."""
-    monkeypatch.setattr(pretrain, "read_data", None)
+    monkeypatch.setattr(pretraining, "read_data", None)
     divided = options(corpus, tmp_path, long_block_length=128, gradient_accumulation=3)
     with pytest.raises(InputError, match=r"only 2 blocks of 128 tokens \(--batch-tokens 256\)"):
         pretrain.run(divided)

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_pretrain import options as pretrain_options
 
 from draftsmith.commands import pretrain
-from draftsmith.commands._verbs import PretrainOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.data import text
 from draftsmith.data.config import TextConfig
 from draftsmith.distill import tokenizer_training

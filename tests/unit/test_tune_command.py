@@ -22,7 +22,7 @@ from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.step_costs import Workload
 from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
-from draftsmith.commands._verbs import TuneOptions
+from draftsmith.commands.tune import TuneOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.config import DraftingConfig

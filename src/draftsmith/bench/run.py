@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -36,9 +36,11 @@ from draftsmith.bench.records import (
 )
 from draftsmith.bench.step_costs import probed_arms
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Arm, pieces
+from draftsmith.core.generation import Arm, encode, generate, pieces, prediction
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy
+from draftsmith.data.prompts import Prompt
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 
@@ -63,6 +65,35 @@ class Item:
     language: str | None = None
     prediction: tuple[int, ...] = ()
     """An expected continuation, for drafters that read one."""
+
+
+def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
+    """The prompts as tokens. A later turn of a chat is asked behind the answers that plain greedy
+    decoding gave, so that all drafters continue the same text."""
+    items = []
+    for prompt in prompts:
+        answers: list[str] = []
+        for turn in range(len(prompt.turns) + 1):
+            ids = encode(prompt, target, answers)
+            items.append(
+                Item(
+                    prompt=prompt.id,
+                    tokens=ids,
+                    turn=turn,
+                    tag=prompt.tag,
+                    language=prompt.language,
+                    prediction=prediction(prompt, target, turn),
+                )
+            )
+            if turn < len(prompt.turns):
+                answers.append(_plain_answer(target, ids, max_new_tokens))
+    return tuple(items)
+
+
+def _plain_answer(target: Target, ids: tuple[int, ...], max_new_tokens: int) -> str:
+    options = DecodeOptions(max_new_tokens=max_new_tokens)
+    (made,) = generate(target, NoDrafter(), [ids], options)
+    return made.text or ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftsmith.core.config import SamplingConfig
-from draftsmith.core.sampling import Sampler
-from draftsmith.data.prompts import Prompt
 from draftsmith.errors import InputError
-from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
+    from draftsmith.core.sampling import Sampler
+    from draftsmith.targets.base import BindableTarget
     from draftsmith.targets.hf import HFTarget
 
 
@@ -45,15 +44,9 @@ def open_model(model: ModelConfig) -> HFTarget:
     return target
 
 
-def prediction(prompt: Prompt, target: Target, turn: int = 0) -> tuple[int, ...]:
-    """The prompt's reference for this turn as tokens; empty where there is none."""
-    expected = prompt.expected(turn)
-    if not expected or target.tokenizer is None:
-        return ()
-    return tuple(target.tokenizer.encode(expected[0], add_special_tokens=False))
-
-
 def make_sampler(temperature: float, sampling: SamplingConfig) -> Sampler:
+    from draftsmith.core.sampling import Sampler
+
     return Sampler(
         temperature=temperature,
         top_k=sampling.top_k,

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from draftsmith.commands._plan_verbs import LawsOptions
-from draftsmith.plan import paper
-from draftsmith.plan.fit import affine_law
-from draftsmith.plan.law_file import read_law, residual_of
-from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import AcceptanceLaw
+from draftsmith.commands._options import LawsOptions
 from draftsmith.provenance import write_text_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.plan.loss import LossLaw
+    from draftsmith.plan.optimum import AcceptanceLaw
 
 MEASURED_TARGETS = (1e10, 1.2e11)
 """Parameters of the targets that the default coefficients come from, rounded outwards."""
@@ -33,6 +33,10 @@ _WIDTH = 160
 
 def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     """The acceptance law and the loss law that were asked for."""
+    from draftsmith.plan.law_file import read_law
+    from draftsmith.plan.loss import LossLaw
+    from draftsmith.plan.optimum import AcceptanceLaw
+
     given, constants = options.acceptance_numbers(), options.loss_numbers()
     acceptance = AcceptanceLaw() if given is None else AcceptanceLaw.of(given)
     if options.law is not None:
@@ -43,6 +47,10 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
 def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
     """The paper's coefficients with the errors of its fit, unless others were given; as they are
     where the fit cannot be repeated."""
+    from draftsmith.plan import paper
+    from draftsmith.plan.fit import affine_law
+    from draftsmith.plan.law_file import residual_of
+
     given = options.law is not None or options.coefficients is not None
     if given or importlib.util.find_spec("statsmodels") is None:
         return law
@@ -52,6 +60,8 @@ def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
 
 def extrapolated(law: AcceptanceLaw, target_params: float) -> list[str]:
     """A warning where the default coefficients are used far from where they were measured."""
+    from draftsmith.plan.optimum import AcceptanceLaw
+
     low, high = MEASURED_TARGETS
     measured = AcceptanceLaw()
     same = (law.A, law.B, law.C) == (measured.A, measured.B, measured.C)

@@ -16,56 +16,49 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from draftsmith.bench import records as records_module
-from draftsmith.bench.drafters import check_predictions, open_drafters
-from draftsmith.bench.expected import as_section, expectations
-from draftsmith.bench.html import write_report
+from draftsmith.bench.config import BenchConfig
 from draftsmith.bench.machine_load import warn_if_busy
-from draftsmith.bench.observations import (
-    LENGTHS,
-    Measured,
-    measure_pairs,
-    refuse_others,
-    text_files,
-    warnings,
-)
-from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
-from draftsmith.bench.run import Bench, BenchPlan, Item
-from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
-from draftsmith.bench.summary import (
-    BenchReport,
-    losslessness_sentences,
-    speed_sentences,
-    summary,
-    terminal_table,
-)
 from draftsmith.commands._loading import (
     make_sampler,
     open_model,
     open_target,
-    prediction,
 )
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
-from draftsmith.commands._verbs import BenchOptions
-from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Arm, encode, generate
-from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_suite
-from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, jsonable, portable_text, refuse_file, start_run
-from draftsmith.targets.base import Target
+
+if TYPE_CHECKING:
+    from draftsmith.bench.observations import Measured
+    from draftsmith.bench.records import RunRecord
+    from draftsmith.bench.run import Bench
+    from draftsmith.bench.summary import BenchReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(BenchConfig, VerbOptions):
+    """Measure drafters against plain decoding, interleaved in one process."""
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
+    from draftsmith.bench.drafters import check_predictions, open_drafters
+    from draftsmith.bench.html import write_report
+    from draftsmith.bench.records import BASELINE, TRANSFORMERS
+    from draftsmith.bench.run import Bench, BenchPlan, make_items
+    from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
+    from draftsmith.bench.summary import summary, terminal_table
+    from draftsmith.core.generation import Arm
+    from draftsmith.drafters.none import NoDrafter
+
     record = start_run("bench", options, seed=options.sampling.seed)
     if options.perplexity:
         return observe(options, record)
@@ -131,41 +124,14 @@ def refuse_used_folder(out: Path) -> None:
     refuse_file(out)
 
 
-def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
-    """The prompts as tokens. A later turn of a chat is asked behind the answers that plain greedy
-    decoding gave, so that all drafters continue the same text."""
-    items = []
-    for prompt in prompts:
-        answers: list[str] = []
-        for turn in range(len(prompt.turns) + 1):
-            ids = encode(prompt, target, answers)
-            items.append(
-                Item(
-                    prompt=prompt.id,
-                    tokens=ids,
-                    turn=turn,
-                    tag=prompt.tag,
-                    language=prompt.language,
-                    prediction=prediction(prompt, target, turn),
-                )
-            )
-            if turn < len(prompt.turns):
-                answers.append(_plain_answer(target, ids, max_new_tokens))
-    return tuple(items)
-
-
-def _plain_answer(target: Target, ids: tuple[int, ...], max_new_tokens: int) -> str:
-    options = DecodeOptions(max_new_tokens=max_new_tokens)
-    (made,) = generate(target, NoDrafter(), [ids], options)
-    return made.text or ""
-
-
 def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     """Run the rounds with a progress line on stderr; records are written as they come.
 
     An interruption leaves what was measured, and says so. Whether the machine is busy is for the
     caller to ask first (`warn_if_busy`): a moment later the load is our own.
     """
+    from draftsmith.bench import records as records_module
+
     path = out / "records.jsonl"
     notes = Console(stderr=True, highlight=False, markup=False)
     made: list[RunRecord] = []
@@ -201,6 +167,8 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
 
 def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> BenchReport:
     """What was measured and how; `target`: its name or folder."""
+    from draftsmith.bench.summary import BenchReport
+
     facts = record.record()
     return BenchReport(
         target=portable_text(target),
@@ -216,6 +184,8 @@ def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: 
 
 def with_expectations(report: BenchReport, bench: Bench) -> BenchReport:
     """The report with the expected acceptance of draft models, which all texts are read for."""
+    from draftsmith.bench.expected import as_section, expectations
+
     notes = Console(stderr=True, highlight=False, markup=False)
     with notes.status("reading what plain decoding said, for expected acceptance"):
         found = expectations(bench)
@@ -228,6 +198,8 @@ def with_expectations(report: BenchReport, bench: Bench) -> BenchReport:
 
 def say_results(report: BenchReport, console: Console, out: Path) -> None:
     """How much faster, whether the same, and where the page is."""
+    from draftsmith.bench.summary import losslessness_sentences, speed_sentences
+
     for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
@@ -238,6 +210,17 @@ def say_results(report: BenchReport, console: Console, out: Path) -> None:
 
 def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     """Measure every pair, and write both files to `options.out`."""
+    from draftsmith.bench.drafters import open_drafters
+    from draftsmith.bench.observations import (
+        LENGTHS,
+        measure_pairs,
+        refuse_others,
+        text_files,
+        warnings,
+    )
+    from draftsmith.bench.run import make_items
+    from draftsmith.core.decode import DecodeOptions
+
     refuse_used_folder(options.out)
     refuse_others(options.drafters())
     files = text_files(options.perplexity)

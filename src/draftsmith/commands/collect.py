@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,35 +21,24 @@ from rich.progress import (
 )
 
 from draftsmith.commands._loading import open_target
-from draftsmith.commands._verbs import CollectOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.config import as_dict
-from draftsmith.core.types import Signals
-from draftsmith.data.prompts import Message, Prompt
 from draftsmith.data.suites import load_prompts
-from draftsmith.distill import tokenizer_training
-from draftsmith.distill.training import text_config
-from draftsmith.distill.trajectories import features
-from draftsmith.distill.trajectories.features import in_vocabulary, refuse, revision_of, why_not
-from draftsmith.distill.trajectories.store import StoreHeader, StoreSummary, TrajectoryStore
-from draftsmith.distill.trajectories.types import (
-    Backend,
-    CollectRequest,
-    CollectSettings,
-    Forcing,
-)
-from draftsmith.distill.trajectories.workers import (
-    Collected,
-    MakeBackend,
-    RayPool,
-    ShardDone,
-    ShardPlan,
-    collect_local,
-    collect_ray,
-    split,
-)
+from draftsmith.distill.config import CollectConfig
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, portable_text, refuse_file, start_run
 from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.distill.trajectories.store import StoreSummary, TrajectoryStore
+    from draftsmith.distill.trajectories.types import Backend, CollectSettings
+    from draftsmith.distill.trajectories.workers import Collected, MakeBackend, ShardDone, ShardPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions(CollectConfig, VerbOptions):
+    """Collect a target's continuations and logprobs, to distil a draft model from."""
+
 
 SAID_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
@@ -81,6 +69,21 @@ class CollectResult:
 
 def run(options: CollectOptions) -> CollectResult:
     """Collect what is missing in `options.out`."""
+    from draftsmith.core.types import Signals
+    from draftsmith.distill import tokenizer_training
+    from draftsmith.distill.training import text_config
+    from draftsmith.distill.trajectories import features
+    from draftsmith.distill.trajectories.features import refuse, revision_of
+    from draftsmith.distill.trajectories.requests import (
+        known_turns,
+        make_requests,
+        make_settings,
+        reason_to_skip,
+        reasons_to_cut,
+    )
+    from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
+    from draftsmith.distill.trajectories.workers import split
+
     record = start_run("collect", options, seed=options.seed)
     refuse_file(options.out)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
@@ -118,8 +121,10 @@ def run(options: CollectOptions) -> CollectResult:
     plans = split(
         requests,
         scale.shard_size,
-        why_not=partial(_why_not, settings=settings, limit=limit, vocab_size=config.vocab_size),
-        why_cut=partial(_why_cut, settings=settings, limit=limit),
+        why_not=partial(
+            reason_to_skip, settings=settings, limit=limit, vocab_size=config.vocab_size
+        ),
+        why_cut=partial(reasons_to_cut, settings=settings, limit=limit),
     )
     bad = [skipped for plan in plans for skipped in plan.skipped]
     refuse(options.bad_prompts, bad)
@@ -153,6 +158,10 @@ def collect(
     store: TrajectoryStore,
 ) -> Collected:
     """Compute and write what is missing, here or by workers."""
+    import torch
+
+    from draftsmith.distill.trajectories.workers import RayPool, collect_local, collect_ray
+
     with CollectProgress(plans, store) as progress:
         told, checked = progress.on_shard, progress.on_check
         if not options.scale.ray:
@@ -161,102 +170,6 @@ def collect(
         pool = RayPool(workers=options.scale.workers, gpus=float(torch.cuda.is_available()))
         make = make_backend(options)
         return collect_ray(plans, make, settings, store, pool=pool, on_shard=told, on_check=checked)
-
-
-def make_settings(options: CollectOptions) -> CollectSettings:
-    """What is wanted of every prompt, hidden states aside."""
-    forcing: Forcing = "greedy"
-    if options.gold:
-        forcing = "gold"
-    elif options.beams is not None:
-        forcing = "beam"
-    elif options.samples is not None:
-        forcing = "sample"
-    return CollectSettings(
-        forcing=forcing,
-        temperatures=options.sample_temperatures(),
-        samples=options.samples or 1,
-        top_p=options.top_p,
-        beams=options.beams or 1,
-        max_beams=options.max_beams,
-        mass_gain=options.mass_gain,
-        length_penalty=options.length_penalty,
-        max_new_tokens=options.max_new_tokens,
-        top_k=options.kept.top_k or None,
-        seed=options.seed,
-    )
-
-
-def make_requests(
-    options: CollectOptions, prompts: tuple[Prompt, ...], tokenizer: Any
-) -> list[CollectRequest]:
-    """Prompts as tokens, chat template applied, every turn of a chat behind the answers that the
-    file gives to those before it; references end with the end token."""
-    if options.system and not any(prompt.is_chat for prompt in prompts):
-        raise InputError("--system is for chats, and no prompt of this file is one")
-    end = tokenizer.eos_token_id
-    requests = []
-    for number, prompt in enumerate(prompts):
-        asked = prompt
-        if options.system and prompt.is_chat:
-            asked = with_system(prompt, options.system[number % len(options.system)])
-        for turn, (before, answers) in enumerate(known_turns(prompt), start=1):
-            references = (
-                tuple(
-                    (*tokenizer.encode(text, add_special_tokens=False), end)
-                    for text in answers
-                    if text
-                )
-                if options.gold
-                else ()
-            )
-            requests.append(
-                CollectRequest(
-                    prompt_id=prompt.id if turn == 1 else f"{prompt.id}, turn {turn}",
-                    prompt=asked.token_ids(tokenizer, before) if asked.text != "" else (),
-                    references=references,
-                    language=prompt.language,
-                    tag=prompt.tag,
-                )
-            )
-    return requests
-
-
-def known_turns(prompt: Prompt) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(answers before it, its references) of every turn of the user that can be asked: the first,
-    and those that the file answers like all before them."""
-    turns = range(max(1, len(prompt.answers)))
-    return [(prompt.answers[:turn], prompt.expected(turn)) for turn in turns]
-
-
-def with_system(prompt: Prompt, system: str) -> Prompt:
-    """The chat with this system prompt in place of its own."""
-    rest = [message for message in prompt.messages if message.role != "system"]
-    return replace(prompt, messages=(Message(role="system", content=system), *rest))
-
-
-def _why_not(
-    request: CollectRequest, *, settings: CollectSettings, limit: int | None, vocab_size: int
-) -> str | None:
-    bad = why_not(request.prompt, context=limit, vocab_size=vocab_size)
-    if bad is not None or settings.forcing != "gold":
-        return bad
-    if not request.references:
-        return "no reference"
-    if not all(in_vocabulary(tokens, vocab_size) for tokens in request.references):
-        return f"token of a reference outside the vocabulary of {vocab_size}"
-    return None
-
-
-def _why_cut(request: CollectRequest, *, settings: CollectSettings, limit: int | None) -> list[str]:
-    """Of every reference that goes on behind the last token that is kept."""
-    if settings.forcing != "gold":
-        return []
-    most, left = settings.max_new_tokens, (limit or sys.maxsize) - len(request.prompt)
-    reason = f"longer than --max-new-tokens {most}"
-    if left < most:
-        reason = f"longer than what the prompt leaves of the context of {limit} tokens"
-    return [reason] * sum(len(tokens) > min(most, left) for tokens in request.references)
 
 
 def make_backend(

@@ -7,303 +7,33 @@ OUT/            the drafter with the best held-out figure; run.json is written l
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from accelerate import Accelerator
-
-from draftsmith.commands._verbs import DistillOptions
-from draftsmith.config import Duration, as_dict
-from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
-from draftsmith.distill.datasets import online_lesson, stored_lesson
-from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.students import ModelStudent, Student, open_student, weights_digest
-from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.distill.training import (
-    precision,
-    say,
-    start_accelerator,
-    text_config,
-    trackers,
-    trainer_config,
-    work_folder,
-)
-from draftsmith.distill.trajectories.collect import TransformersBackend
-from draftsmith.drafters.independent import Independent
+from draftsmith.commands._options import VerbOptions
+from draftsmith.distill.config import DistillConfig
 from draftsmith.errors import InputError
-from draftsmith.provenance import Run, portable_text, start_run
-from draftsmith.targets.hf import HFTarget, load_target, quieten
-from draftsmith.targets.views import VocabLimitedTarget
+from draftsmith.provenance import start_run
+
+if TYPE_CHECKING:
+    from draftsmith.distill.distilling import DistillResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillResult:
-    """What a run made."""
-
-    out: str
-    steps: int
-    tokens: int
-    best_step: int | None
-    acceptance_before: float | None
-    """Expected acceptance at temperature 1 on held-out prompts; None without any."""
-    acceptance: float | None
-    figure: str
-    """The held-out figure that the best weights were chosen by."""
-    before: float | None
-    after: float | None
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
+class DistillOptions(DistillConfig, VerbOptions):
+    """Distil a drafter from a target: offline from a store, or online with the target loaded."""
 
 
 def run(options: DistillOptions) -> DistillResult:
     """Train, or continue training, and write the draft model to `options.out`."""
+    from draftsmith.distill.distilling import distil
+    from draftsmith.distill.training import work_folder
+    from draftsmith.targets.hf import quieten
+
     out = options.out
     if (out / "run.json").exists():
         raise InputError(f"--out {out} already holds a finished model; choose another folder")
     record = start_run("distill", options, seed=options.seed)
     quieten()
     with work_folder(out):
-        return train(options, record)
-
-
-def train(options: DistillOptions, record: Run) -> DistillResult:
-    """Everything behind the first checks."""
-    out = options.out
-    token = token_objective(options)
-    datasets.check_batch(options)
-    tokenizer = tokenizer_training.load_tokenizer(options.target)
-    student = open_student(options, tokenizer)
-    student.objective(token)  # refuses what means nothing to it, before all stores are read
-    twin = make_twin(student) if options.on_policy else None
-    lesson = make_lesson(options, tokenizer, student, twin)
-    check_tail(options, lesson)
-    student.set_token_counts(lesson.count_tokens)
-    steps = Duration.parse(options.training.duration).steps(
-        tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
-    )
-    accelerator = start_accelerator(options, options.training)
-    trainer = make_trainer(options, student, lesson, steps, accelerator)
-    if twin is not None:
-        twin.trainer = trainer
-    before = trainer.evaluate()
-    if student.figure in before:
-        say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
-    say(f"{trainer.config.steps} steps")
-    report = trainer.train()
-    finished = student.fresh_copy()  # the trained one may be in parts
-    if report.best_step is None:
-        after = report.evaluation
-        trainer.copy_into(finished.learner)
-    else:
-        after = report.best_evaluation
-        trainer.copy_best_into(finished.learner)
-    results = _results(options, student, lesson, report, before, after)
-    if accelerator.is_main_process:
-        finished.write(options, record, results, _readme(results))
-        shutil.rmtree(out / "work", ignore_errors=True)
-    accelerator.wait_for_everyone()
-    pair = [values[student.figure] for values in (before, after) if student.figure in values]
-    said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
-    say(f"wrote {out}{said}")
-    if len(pair) == 2 and pair[1] <= pair[0]:  # both figures are better when they are larger
-        say(
-            "this drafter is no better than it was: keep the one you had, and try a lower "
-            "--learning-rate, a longer --duration or more prompts"
-        )
-    return DistillResult(
-        out=str(out),
-        steps=report.steps,
-        tokens=report.tokens,
-        best_step=report.best_step,
-        acceptance_before=_acceptance(before),
-        acceptance=_acceptance(after),
-        figure=student.figure,
-        before=before.get(student.figure),
-        after=after.get(student.figure),
-    )
-
-
-def _acceptance(values: dict[str, float]) -> float | None:
-    """Of the first draft; None: nothing was held out."""
-    return values.get("acceptance", values.get("acceptance_1"))
-
-
-def token_objective(options: DistillOptions) -> Distillation:
-    """InputError for an unknown objective, and for options that mean nothing to it."""
-    chosen = options.objective
-    return Distillation(
-        divergence=chosen.objective,
-        temperature=chosen.teacher_temperature,
-        tail=chosen.tail,
-        beta=chosen.beta,
-        reading=chosen.reading,
-    )
-
-
-def check_tail(options: DistillOptions, lesson: datasets.TrainingData) -> None:
-    """InputError for a treatment of cut laws that has no meaning at the teacher's temperature."""
-    chosen, top_k = options.objective, lesson.facts["top_k"]
-    if top_k is not None and chosen.tail == "bucket" and chosen.teacher_temperature != 1:
-        raise InputError(
-            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
-            f"--teacher-temperature {chosen.teacher_temperature:g}: give --tail renormalise or "
-            "floor, or --laws teacher"
-        )
-
-
-class OnPolicyCopy:
-    """A copy of the student that draws continuations while the student learns."""
-
-    def __init__(self, target: HFTarget) -> None:
-        self.target = target
-        self.trainer: Trainer | None = None
-
-    def refresh(self) -> None:
-        """Take over the student's weights of this moment."""
-        if self.trainer is not None:
-            self.trainer.copy_into(Independent.learner(self.target.model))
-
-
-def make_twin(student: Student) -> OnPolicyCopy:
-    """InputError for a student that cannot continue a text without the target."""
-    if not isinstance(student, ModelStudent):
-        raise InputError("--on-policy is for draft models: others draft only beside the target")
-    return OnPolicyCopy(student.twin())
-
-
-def make_lesson(
-    options: DistillOptions, tokenizer: Any, student: Student, twin: OnPolicyCopy | None
-) -> datasets.TrainingData:
-    """What is learnt from; the target is loaded only when its laws are wanted now.
-
-    Raises:
-        InputError: it cannot be learnt from, or not by this student.
-    """
-    in_memory = options.online or options.laws == "teacher"
-    teacher = load_target(options.target) if in_memory else None
-    digest = None if teacher is None else weights_digest(teacher.model.state_dict())
-    signals = student.learner.signals
-    if not options.online:
-        vocab_size = text_config(options.target).vocab_size
-        lesson = stored_lesson(options, tokenizer, vocab_size, teacher, signals)
-    else:
-        assert teacher is not None
-        known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
-        own = None if twin is None else TransformersBackend(VocabLimitedTarget(twin.target, known))
-        refresh = None if twin is None else twin.refresh
-        draws = VocabLimitedTarget(teacher, known)
-        lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
-    student.check(lesson)
-    return replace(lesson, teacher=digest)
-
-
-def make_trainer(
-    options: DistillOptions,
-    student: Student,
-    lesson: datasets.TrainingData,
-    steps: int,
-    accelerator: Accelerator,
-) -> Trainer:
-    """The one training loop, set up for these options."""
-    training, chosen = options.training, options.objective
-    config = trainer_config(options, training, steps)
-    evaluations = (
-        []
-        if lesson.held_out is None
-        else [student.evaluation(lesson.held_out, lesson.facts["forcing"])]
-    )
-    callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers(options.report_to):
-        accelerator.init_trackers("distill")
-        callbacks.append(Trackers(accelerator))
-    identity = {
-        "data": lesson.facts["data"],
-        **student.identity,
-        "teacher": lesson.teacher,
-        "objective": as_dict(chosen),
-        "multi": [
-            options.aggregate,
-            options.beam_weights,
-            options.score_temperature,
-            options.beams,
-        ],
-        "laws": [options.laws, options.online],
-        "online": [options.on_policy, options.prompts_per_step, options.max_new_tokens],
-        "text": [datasets.text_digest(options), options.text_share],
-        "batch": [training.batch_tokens, training.block_length, training.gradient_accumulation],
-        "rate": [training.learning_rate, training.min_learning_rate, training.warmup],
-        "schedule": [training.schedule, training.decay_share],
-        "optimizer": [*training.betas, training.weight_decay],
-        "clip": [training.clip_norm, training.clip_value],
-        "hold_out": options.hold_out,
-        # which shards were left out as damaged, the digest of the data says
-        "fitting": {
-            "long_texts": options.fitting.long_texts,
-            "one_per_block": options.fitting.one_per_block,
-        },
-        "precision": precision(options.dtype),
-        "seed": options.seed,
-    }
-    return Trainer(
-        drafter=student.learner,
-        objective=student.objective(token_objective(options)),
-        source=lesson.source,
-        config=config,
-        folder=options.out / "work",
-        identity=identity,
-        evaluations=evaluations,
-        callbacks=callbacks,
-        accelerator=accelerator,
-    )
-
-
-def _results(
-    options: DistillOptions,
-    student: Student,
-    lesson: datasets.TrainingData,
-    report: TrainReport,
-    before: dict[str, float],
-    after: dict[str, float],
-) -> dict[str, Any]:
-    chosen = options.objective
-    return {
-        "objective": chosen.objective,
-        "teacher_temperature": chosen.teacher_temperature,
-        "tail": chosen.tail,
-        "seed": options.seed,
-        "target": portable_text(options.target),
-        "steps": report.steps,
-        "skipped_steps": report.skipped,
-        "tokens": report.tokens,
-        "alpha": _acceptance(after),
-        "alpha_before": _acceptance(before),
-        "alpha_is_lower_bound": lesson.facts["top_k"] is not None,
-        "best_step": report.best_step,
-        **student.facts(after),
-        "held_out": after,
-        "held_out_before": before,
-        "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
-        **lesson.facts,
-    }
-
-
-def _readme(results: dict[str, Any]) -> str:
-    bound = results["top_k"]
-    lines = [
-        "# A drafter distilled by `draftsmith distill`",
-        "",
-        f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
-        "made.",
-        "",
-    ]
-    if results["alpha"] is not None:
-        lines += [
-            "Expected acceptance of the first draft on held-out prompts at temperature 1: "
-            f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
-            + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens)."),
-            "",
-        ]
-    return "\n".join(lines)
+        return distil(options, record)

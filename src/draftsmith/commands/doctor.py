@@ -16,13 +16,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from draftsmith.commands._verbs import DoctorOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.provenance import jsonable, machine_summary, versions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(VerbOptions):
+    """Report versions, devices, memory bandwidth and what will work on this machine."""
+
 
 EXTRAS = {
     "train": ("accelerate", "tensorboard"),
@@ -99,6 +106,8 @@ def run(options: DoctorOptions) -> Diagnosis:
 
 def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
     """Measure with blocks of about this size (larger than any cache) and gather the rest."""
+    import torch
+
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -120,6 +129,8 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
 
 
 def _examine_device(device: torch.device, mebibytes: int, repeats: int) -> DeviceReport:
+    import torch
+
     size = mebibytes * 2**20
     source = torch.ones(size // 4, device=device)
     sink = torch.empty_like(source)
@@ -138,6 +149,8 @@ def _examine_device(device: torch.device, mebibytes: int, repeats: int) -> Devic
 
 def _token_cost(dtype: torch.dtype, device: torch.device, size: int, repeats: int) -> TokenCost:
     # The same matrix in every format, of the given size in float32.
+    import torch
+
     hidden = 2048
     rows = max(size // 4 // hidden, 8)
     weight_OH = torch.full((rows, hidden), 0.01, dtype=dtype, device=device)
@@ -171,6 +184,8 @@ def _interleaved(
 
 
 def _finish(device: torch.device) -> None:
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -6,34 +6,70 @@ Text that appears as it is decoded, accepted drafts coloured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from draftsmith.bench.drafters import check_predictions, open_drafters
 from draftsmith.commands._loading import (
     open_target,
-    prediction,
 )
-from draftsmith.commands._verbs import GenerateOptions
-from draftsmith.core.config import SamplingParams
-from draftsmith.core.generation import (
-    Detokenizer,
-    DraftCounts,
-    Generation,
-    Generator,
-    Piece,
-    encode,
-)
-from draftsmith.core.rows import StopStrings
-from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import DecodeStep
-from draftsmith.core.verify import lossy_sentence
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, Many, at_least, require
+from draftsmith.core.config import SamplingConfig, SamplingParams, check_temperature
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_prompts, plain_prompts
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
+from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.core.generation import DraftCounts, Generation, Piece
+    from draftsmith.core.types import DecodeStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(VerbOptions):
+    """Continue prompts with a target and a drafter; the output distribution is the target's."""
+
+    model: ModelConfig
+    drafter: str = "none"
+    """none, prompt_lookup, lookahead, independent:MODEL, prediction, or a draft model's folder."""
+    prompt: Annotated[Many, Leading] = ()
+    """A prompt; may be given several times."""
+    prompts: Path | None = None
+    """A file of prompts: JSONL or one per line, also .gz and .xz."""
+    limit: int | None = None
+    """Use only the first prompts of the file."""
+    max_new_tokens: int = 128
+    """Stop each continuation after this many tokens."""
+    batch_size: int = 1
+    """Prompts that are decoded together."""
+    stop: Many = ()
+    """Stop when this text appears; may be given several times."""
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 draws from the model's own law."""
+    stream: bool = False
+    """Print tokens as they come; drafted tokens that were accepted are coloured."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
+
+    def validate(self) -> None:
+        super().validate()
+        check_temperature(self.temperature)
+        at_least(1, "--max-new-tokens", self.max_new_tokens)
+        at_least(1, "--batch-size", self.batch_size)
+        at_least(1, "--limit", self.limit)
+        given = bool(self.prompt) + (self.prompts is not None)
+        require(given == 1, "give prompts either by --prompt TEXT or by --prompts FILE")
+        require(all(self.prompt), "--prompt must not be empty")
+        require(all(self.stop), "--stop must not be empty")
+        require(bool(self.drafter.strip()), "--drafter must not be empty; 'none' drafts nothing")
+        require(not (self.stream and self.json), "--stream and --json exclude each other")
+        self.drafting.refuse_range()
+        self.drafting.check_assignments((self.drafter,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +100,11 @@ class GenerateReport:
 
 def run(options: GenerateOptions) -> GenerateReport:
     """Continue every prompt; texts go to stdout as they are done, figures to stderr."""
+    from draftsmith.bench.drafters import check_predictions, open_drafters
+    from draftsmith.core.generation import DraftCounts, Generator, encode, prediction
+    from draftsmith.core.sampling import Sampler
+    from draftsmith.core.verify import lossy_sentence
+
     if options.stream and options.batch_size > 1:
         raise InputError("--stream shows one text at a time: leave out --batch-size.")
     prompts = _prompts(options)
@@ -205,6 +246,9 @@ class Stream:
     """Prints one text while it is decoded; nothing from a stop string on."""
 
     def __init__(self, tokenizer: Any, console: Console, stop_strings: Sequence[str] = ()) -> None:
+        from draftsmith.core.generation import Detokenizer
+        from draftsmith.core.rows import StopStrings
+
         self._detokenizer = Detokenizer(tokenizer)
         self._console = console
         self._stops = StopStrings(stop_strings, tokenizer)
@@ -225,6 +269,8 @@ class Stream:
         return "".join(piece.text for piece in self._held)
 
     def _put(self, text: str, drafted: bool) -> None:
+        from draftsmith.core.generation import Piece
+
         if self._stopped:
             return
         self._held.append(Piece(text=text, drafted=drafted))
@@ -244,6 +290,8 @@ class Stream:
 
     def _print(self, length: int) -> None:
         """Print the first `length` characters of what is held."""
+        from draftsmith.core.generation import Piece
+
         while length > 0:
             piece = self._held.pop(0)
             shown, rest = piece.text[:length], piece.text[length:]

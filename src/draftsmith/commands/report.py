@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from rich.console import Console
 
-from draftsmith.bench.compare.page import compare_folders, sentences, terminal_table
-from draftsmith.commands._verbs import ReportOptions
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(VerbOptions):
+    """Compare finished runs of `distill` and `bench`: ranked table, figures, one page."""
+
+    runs: Annotated[tuple[Path, ...], Leading]
+    """Folders of runs; seeds of one setting are pooled."""
+    base: str | None = None
+    """Label of the undistilled draft; left out: runs whose objective is none."""
+    out: Path = Path("runs/report")
+    """Folder for comparison.html, .csv, .json and figures."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.runs), "--runs must name at least one folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +41,8 @@ class ReportResult:
 
 def run(options: ReportOptions) -> ReportResult:
     """Write the comparison and print its table."""
+    from draftsmith.bench.compare.page import compare_folders, sentences, terminal_table
+
     comparison = compare_folders(options.runs, options.out, base=options.base)
     console = Console(highlight=False)
     console.print(terminal_table(comparison))

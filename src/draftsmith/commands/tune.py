@@ -9,35 +9,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from draftsmith.bench.drafters import check_predictions, open_drafters
-from draftsmith.bench.plots import save_tuning_plots
-from draftsmith.bench.summary import short_name
-from draftsmith.bench.tuner import Tuner
+from draftsmith.bench.config import TuneConfig
 from draftsmith.commands._loading import (
     make_sampler,
     open_model,
-    prediction,
 )
-from draftsmith.commands._verbs import GenerateOptions, TuneOptions
+from draftsmith.commands._options import VerbOptions
+from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
-from draftsmith.core.generation import encode
 from draftsmith.data.suites import load_suite
-from draftsmith.plan.tune import (
-    Candidate,
-    Measurement,
-    Tuning,
-    advice,
-    batch_advice,
-    evidence,
-    rates,
-)
 from draftsmith.provenance import (
     jsonable,
     machine_summary,
@@ -47,11 +34,23 @@ from draftsmith.provenance import (
     versions,
     write_json_atomic,
 )
-from draftsmith.targets.hf import HFTarget
+
+if TYPE_CHECKING:
+    from draftsmith.bench.tuner import Tuner
+    from draftsmith.plan.tune import Candidate, Measurement, Tuning
+    from draftsmith.targets.hf import HFTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(TuneConfig, VerbOptions):
+    """Find the best drafter, length or tree for this machine, or that none pays."""
 
 
 def run(options: TuneOptions) -> dict[str, Any]:
     """Measure, decode, rank; everything goes to `options.out`."""
+    from draftsmith.bench.plots import save_tuning_plots
+    from draftsmith.plan.tune import advice, batch_advice, evidence
+
     record = start_run("tune", options, seed=options.sampling.seed)
     refuse_file(options.out)
     tuner = open_tuner(options)
@@ -77,6 +76,10 @@ def run(options: TuneOptions) -> dict[str, Any]:
 
 def open_tuner(options: TuneOptions) -> Tuner:
     """Load the target, the drafters and the prompts."""
+    from draftsmith.bench.drafters import check_predictions, open_drafters
+    from draftsmith.bench.tuner import Tuner
+    from draftsmith.core.generation import encode, prediction
+
     prompts = load_suite(options.suite, limit=options.limit)
     target = open_model(options.model)
     sampler = make_sampler(options.temperature, options.sampling)
@@ -118,6 +121,8 @@ def payload(
     command: str | None,
 ) -> dict[str, Any]:
     """The content of tune.json."""
+    from draftsmith.plan.tune import rates
+
     longest = {
         one.measurement.drafter: one.measurement
         for one in sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
@@ -173,6 +178,8 @@ def _shape(measurement: Measurement) -> dict[str, Any]:
 
 def ranking(tuning: Tuning) -> Table:
     """All that was tried, the fastest first."""
+    from draftsmith.bench.summary import short_name
+
     table = Table(
         title="Predicted from measured costs and real acceptance",
         caption="tokens/s: of forwards and drafts alone",
@@ -199,6 +206,8 @@ def ranking(tuning: Tuning) -> Table:
 
 def batch_table(tuning: Tuning) -> Table:
     """Speed-up by batch size, with the best draft of each drafter."""
+    from draftsmith.bench.summary import short_name
+
     table = Table(title="By batch size, over plain decoding of as many rows", title_justify="left")
     table.add_column("rows", justify="right")
     table.add_column("drafter")

@@ -245,6 +245,14 @@ def encode(
     return ids
 
 
+def prediction(prompt: Prompt, target: Target, turn: int = 0) -> tuple[int, ...]:
+    """The prompt's reference for this turn as tokens; empty where there is none."""
+    expected = prompt.expected(turn)
+    if not expected or target.tokenizer is None:
+        return ()
+    return tuple(target.tokenizer.encode(expected[0], add_special_tokens=False))
+
+
 Chat = Sequence[Mapping[str, str]]
 """Messages with the fields `role` and `content`, the last one to be answered."""
 PromptInput = str | Sequence[int] | Chat

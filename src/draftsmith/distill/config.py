@@ -18,7 +18,9 @@ from draftsmith.config import (
     require,
     unused,
 )
+from draftsmith.core.config import check_temperature
 from draftsmith.data.config import TextConfig
+from draftsmith.targets.config import ModelConfig
 
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]
 """Presets of `pretrain`; see `distill/model_sizes.py`."""
@@ -375,3 +377,78 @@ class DistillConfig(Configuration):
             self.training.long_block_length is None,
             "--long-block-length is for `pretrain`: trajectories are not cut",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig(Configuration):
+    """A collection: which prompts, how they are continued, what is kept of the target's laws."""
+
+    model: ModelConfig
+    prompts: Path
+    """Prompts: JSONL or one per line, also .gz and .xz."""
+    limit: int | None = None
+    """Use only the first prompts of the file."""
+    system: Many = ()
+    """A system prompt for chats; several take turns."""
+    out: Path
+    """Folder of the store; a repeated command does what is missing."""
+    samples: int | None = None
+    """Draw so many continuations per prompt and temperature."""
+    temperatures: str = "1"
+    """With --samples: temperatures, separated by commas; 0 is greedy."""
+    top_p: float = 1.0
+    """With --samples: keep the most probable tokens that together reach this probability."""
+    beams: int | Literal["auto"] | None = None
+    """Beam search of this width; auto: as many per prompt as still add probability."""
+    max_beams: int = 16
+    """With --beams auto: never more."""
+    mass_gain: float = 0.05
+    """With --beams auto: a further beam must add this share to the probability of those before."""
+    length_penalty: float = 0.0
+    """With --beams: compare by score / length ** this."""
+    gold: bool = False
+    """Take the field `reference` of the prompts as continuations."""
+    kept: KeptConfig = field(default_factory=KeptConfig)
+    max_new_tokens: int = 256
+    """Longest continuation; a longer reference of --gold is cut there, and counted."""
+    batch_size: int = 16
+    """Texts that are continued together."""
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    bad_prompts: BadPromptConfig = field(default_factory=BadPromptConfig)
+    seed: int = 0
+    """Seed of all draws."""
+
+    def validate(self) -> None:
+        super().validate()
+        ways = [self.samples is not None, self.beams is not None, self.gold]
+        require(sum(ways) <= 1, "give one of --samples, --beams and --gold (none: greedy)")
+        given = self.sample_temperatures()
+        for value in given:
+            check_temperature(value)
+        twice = len(set(given)) < len(given)
+        require(not twice, f"--temperatures names one twice: {self.temperatures}")
+        if self.samples is None:
+            unused("--temperatures", self.temperatures, "1", "--samples")
+            unused("--top-p", self.top_p, 1.0, "--samples")
+        if self.beams is None:
+            unused("--length-penalty", self.length_penalty, 0.0, "--beams")
+        if self.beams != "auto":
+            unused("--max-beams", self.max_beams, 16, "--beams auto")
+            unused("--mass-gain", self.mass_gain, 0.05, "--beams auto")
+        if self.scale.backend == "vllm":  # it batches and chooses kernels by itself
+            unused("--batch-size", self.batch_size, 16, "--backend transformers")
+            unused("--device", self.model.device, "auto", "--backend transformers")
+            kernel = self.model.attn_implementation
+            unused("--attn-implementation", kernel, "sdpa", "--backend transformers")
+        require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
+        each_at_least(1, self, "limit", "samples", "max_beams", "max_new_tokens", "batch_size")
+        if isinstance(self.beams, int):
+            at_least(1, "--beams", self.beams)
+        require(self.mass_gain > 0, f"--mass-gain must be above 0, got {self.mass_gain}")
+        good = math.isfinite(self.length_penalty)
+        require(good, f"--length-penalty must be a finite number, got {self.length_penalty}")
+        at_least(0, "--seed", self.seed)
+        require(all(self.system), "--system must not be empty")
+
+    def sample_temperatures(self) -> tuple[float, ...]:
+        return parse_list(self.temperatures, float, name="--temperatures")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from draftsmith.core.config import bias_warning
 from draftsmith.data.prompts import MINI
 from draftsmith.live.config import DisplayConfig, LiveConfig, PromptConfig, RedraftConfig
-from draftsmith.live.replay import ReplaySetting
 from draftsmith.live.templates import INSTRUCTION, Template
-from draftsmith.live.translator import LiveTranslator
-from draftsmith.targets.hf import HFTarget
+
+if TYPE_CHECKING:
+    from draftsmith.live.replay import ReplaySetting
+    from draftsmith.live.translator import LiveTranslator
+    from draftsmith.targets.hf import HFTarget
 
 
 def make_template(options: PromptConfig, target: HFTarget) -> Template:
@@ -44,6 +47,8 @@ def maker(
 
     `display`: what is hidden beside the setting's mask.
     """
+    from draftsmith.live.translator import LiveTranslator
+
     template = make_template(prompt, target)
     display = display or DisplayConfig()
 

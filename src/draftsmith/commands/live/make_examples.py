@@ -6,16 +6,49 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
-from draftsmith.commands._live_verbs import LiveMakeExamplesOptions
-from draftsmith.data.prompts import filled
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, at_least, require
+from draftsmith.data.prompts import MINI, check_prompt, filled
 from draftsmith.data.text import read_text
 from draftsmith.errors import InputError
-from draftsmith.live.streams import prefix_pairs
 from draftsmith.provenance import write_text_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeExamplesOptions(VerbOptions):
+    """Turn sentence pairs into examples that teach a model to translate beginnings, too."""
+
+    pairs: Annotated[Path, Leading]
+    """Lines of source TAB translation (columns before them are skipped), also .gz and .xz."""
+    language: str = "German"
+    """The language of the translations, as the prompt names it."""
+    template: str = MINI
+    """The prompt: a text with {source} and {language}."""
+    prefixes: float = 0.5
+    """Share of the examples that are beginnings of pairs, cut in proportion."""
+    source_unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    target_unit: Literal["word", "char"] = "word"
+    """The same of the translations."""
+    form: Literal["pretrain", "prompts"] = "pretrain"
+    """pretrain: prompt and completion; prompts: id, prompt and reference, for `collect --gold`."""
+    limit: int | None = None
+    """Use only the first pairs."""
+    seed: int = 0
+    """Keys the cuts."""
+    out: Path = Path("runs/examples.jsonl")
+    """A JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}")
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        check_prompt(self.template, "--template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +65,8 @@ class ExamplesResult:
 
 def run(options: LiveMakeExamplesOptions) -> ExamplesResult:
     """Write the examples."""
+    from draftsmith.live.streams import prefix_pairs
+
     pairs = read(options.pairs, options.limit)
     made = prefix_pairs(
         pairs,

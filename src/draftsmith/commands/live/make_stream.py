@@ -4,14 +4,43 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 
-from draftsmith.commands._live_verbs import LiveMakeStreamOptions
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, at_least, require
 from draftsmith.data.text import read_text
 from draftsmith.live.records import write_lines
-from draftsmith.live.streams import make_stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveMakeStreamOptions(VerbOptions):
+    """Turn sentences into streams of growing prefixes, as a recogniser would send them."""
+
+    source: Annotated[Path, Leading]
+    """Sentences, one per line, also .gz and .xz."""
+    references: Path | None = None
+    """Their translations, one per line."""
+    lag: int = 3
+    """Words by which a hypothesis grows."""
+    unit: Literal["word", "char"] = "word"
+    """char: for languages without blanks."""
+    rewrites: float = 0.0
+    """Chance that a hypothesis first comes with its last words wrong."""
+    limit: int | None = None
+    """Use only the first sentences."""
+    seed: int = 0
+    """Keys the rewrites."""
+    out: Path = Path("runs/stream.jsonl")
+    """The stream: a JSON object per line."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(1, "--lag", self.lag)
+        at_least(1, "--limit", self.limit)
+        at_least(0, "--seed", self.seed)
+        require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +57,8 @@ class StreamResult:
 
 def run(options: LiveMakeStreamOptions) -> StreamResult:
     """Write the stream."""
+    from draftsmith.live.streams import make_stream
+
     made = make_stream(
         _lines(options.source, options.limit),
         None if options.references is None else _lines(options.references, options.limit),

@@ -7,25 +7,78 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from draftsmith.commands._live_verbs import LiveReplayOptions
 from draftsmith.commands._loading import open_model
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import maker
+from draftsmith.config import Leading, at_least, parse_list, require, unused
+from draftsmith.core.config import check_bias
 from draftsmith.errors import InputError
-from draftsmith.live import plots
-from draftsmith.live.latency import simuleval_lines
-from draftsmith.live.metrics import check_installed, flores_pieces, units_of
+from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
-from draftsmith.live.replay import Method, ReplayRow, ReplayRun, replay, settings, table
-from draftsmith.live.translator import LiveTranslator
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
+from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.live.replay import ReplayRow, ReplayRun
+    from draftsmith.live.translator import LiveTranslator
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReplayOptions(VerbOptions):
+    """Run a stream under many settings and compare flicker, quality and speed."""
+
+    stream: Annotated[Path, Leading]
+    """What `live make-stream` wrote, or a recording of the same form."""
+    model: ModelConfig
+    compare: str = "ar,ssbd"
+    """ar: re-translation without drafts, the base of speed-ups. ssbd: with the last output."""
+    bias: str = "0.2"
+    """Biases of ssbd, separated by commas."""
+    mask_k: str = "0"
+    """Hidden tokens, separated by commas."""
+    mask: Literal["display", "draft"] = "display"
+    """display: only hide them. draft: leave them out of the draft, too."""
+    limit: int | None = None
+    """Use only the first segments."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
+    out: Path = Path("runs/replay")
+    """Folder for tables, records, plots, subtitles and logs."""
+
+    def methods(self) -> tuple[str, ...]:
+        return parse_list(self.compare, str, name="--compare")
+
+    def biases(self) -> tuple[float, ...]:
+        return parse_list(self.bias, float, name="--bias")
+
+    def masks(self) -> tuple[int, ...]:
+        return parse_list(self.mask_k, int, name="--mask-k")
+
+    def validate(self) -> None:
+        super().validate()
+        for method in self.methods():
+            require(method in ("ar", "ssbd"), f"--compare knows ar and ssbd, got {method!r}")
+        for bias in self.biases():
+            check_bias(bias, "--bias")
+        for hidden in self.masks():
+            at_least(0, "--mask-k", hidden)
+        at_least(1, "--limit", self.limit)
+        if "ssbd" not in self.methods():
+            unused("--bias", self.bias, "0.2", "ssbd in --compare")
+            unused("--mask", self.mask, "display", "ssbd in --compare")
+            for name, value in vars(RedraftConfig()).items():
+                if name != "max_ratio":
+                    flag = f"--{name.replace('_', '-')}"
+                    unused(flag, getattr(self.redraft, name), value, "ssbd in --compare")
+
 
 Line = tuple[float, float, str]
 """Begin and end in seconds, and the text."""
@@ -50,6 +103,10 @@ class ReplayResult:
 
 def run(options: LiveReplayOptions) -> ReplayResult:
     """Replay, and write everything to `options.out`."""
+    from draftsmith.live import plots
+    from draftsmith.live.metrics import check_installed, flores_pieces
+    from draftsmith.live.replay import Method, replay, settings, table
+
     refuse_file(options.out)
     stream = read_stream(options.stream, options.limit)
     has_references = any(one.reference for one in stream)
@@ -126,6 +183,11 @@ def write(
     facts: dict[str, str],
 ) -> None:
     """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
+    from draftsmith.live import plots
+    from draftsmith.live.latency import simuleval_lines
+    from draftsmith.live.metrics import units_of
+    from draftsmith.live.replay import ReplayRow
+
     folder.mkdir(parents=True, exist_ok=True)
     rows = result.rows
     write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})

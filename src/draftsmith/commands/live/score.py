@@ -5,32 +5,43 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from draftsmith.commands._live_verbs import LiveScoreOptions
-from draftsmith.config import from_dict, require
+from draftsmith.commands._options import VerbOptions
+from draftsmith.config import Leading, from_dict, require
 from draftsmith.errors import InputError
-from draftsmith.live.latency import Latency, latency, moments, simuleval_lines
-from draftsmith.live.metrics import (
-    LiveReport,
-    Quality,
-    Score,
-    comet,
-    flores_pieces,
-    quality,
-    report,
-    translations,
-    units_of,
-    write_texts,
-)
-from draftsmith.live.plots import named, pair_of, table
 from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
-from draftsmith.live.replay import ReplayRow
 from draftsmith.provenance import write_text_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.live.latency import Latency
+    from draftsmith.live.metrics import LiveReport, Quality, Score
+    from draftsmith.live.replay import ReplayRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveScoreOptions(VerbOptions):
+    """Score what a live translation did: flicker, drafts, speed, latency, quality."""
+
+    records: Annotated[Path, Leading]
+    """What `live translate --out` or `live replay` wrote; or a folder with several replays, whose
+    tables are joined: a line per language and target."""
+    language: str = "German"
+    """Language of the translations: chooses BLEU's words, and what latency counts."""
+    source_language: str = "English"
+    """The same of the sources."""
+    stream: Path | None = None
+    """The stream that these come from: where it has times, latencies are in seconds, too."""
+    comet: bool = False
+    """Score with wmt22-comet-da, too: its package and checkpoint must be on the machine."""
+    texts: Path | None = None
+    """Write source.txt, translation.txt and reference.txt to this folder, for other tools."""
+    out: Path | None = None
+    """Write a SimulEval-style log of stable delays to this file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +61,17 @@ class ScoreResult:
 
 def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
     """Score records; the tables in a folder of replays are joined instead."""
+    from draftsmith.live.latency import latency, moments, simuleval_lines
+    from draftsmith.live.metrics import (
+        comet,
+        flores_pieces,
+        quality,
+        report,
+        translations,
+        units_of,
+        write_texts,
+    )
+
     if options.records.is_dir():
         for name in ("stream", "comet", "texts", "out"):
             sentence = f"--{name} needs the records of one setting, not a folder"
@@ -105,6 +127,8 @@ class JoinedResult:
         return asdict(self)
 
     def markdown(self) -> str:
+        from draftsmith.live.plots import named, table
+
         rows = [
             (f"{one.language}, {one.target}: {named(row)}", row)
             for one in self.replays
@@ -130,6 +154,9 @@ def join(folder: Path) -> JoinedResult:
 
 
 def _read(path: Path) -> Replay:
+    from draftsmith.live.plots import pair_of
+    from draftsmith.live.replay import ReplayRow
+
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         rows = [from_dict(ReplayRow, row, where=str(path)) for row in values["rows"]]

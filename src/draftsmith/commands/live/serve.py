@@ -6,19 +6,61 @@ import dataclasses
 import ipaddress
 import socket
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from draftsmith.commands._live_verbs import LiveServeOptions
 from draftsmith.commands._loading import open_model
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import (
     make_template,
     warn,
 )
+from draftsmith.config import Many, require, unused
+from draftsmith.core.config import check_bias
 from draftsmith.errors import BackendError, InputError
-from draftsmith.live.config import DisplayConfig, LiveConfig
+from draftsmith.live.config import (
+    DisplayConfig,
+    LiveConfig,
+    MaskConfig,
+    PromptConfig,
+    RedraftConfig,
+)
 from draftsmith.live.templates import Template
+from draftsmith.serve.config import SessionLimits
+from draftsmith.targets.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServeOptions(VerbOptions):
+    """Serve live translation: a WebSocket for programs, a page for people."""
+
+    model: ModelConfig
+    host: str = "127.0.0.1"
+    """Address to listen at; the default is this machine alone."""
+    port: int = 8765
+    """0 takes a free one."""
+    bias: float = 0.2
+    """How far verification leans towards the last output, unless a session says otherwise."""
+    screen: MaskConfig = field(default_factory=MaskConfig)
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    token: str | None = None
+    """Clients have to give it as ?token=..."""
+    allow_origin: Many = ()
+    """A web site whose pages may connect, beside the server's own."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        if not self.screen.mask_k:
+            unused("--unit", self.screen.unit, "token", "--mask-k")
+        require(0 <= self.port < 65536, f"--port must lie between 0 and 65535, got {self.port}")
+        sentence = "--then cannot be served: what a drafter remembers is one translation's"
+        require(self.redraft.then is None, sentence)
+        require(not self.json, "--json: a server prints no object; its figures are at /metrics")
 
 
 def run(options: LiveServeOptions) -> dict[str, Any]:

@@ -4,23 +4,54 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from draftsmith.commands._live_verbs import Feed, LiveTranslateOptions
 from draftsmith.commands._loading import open_model
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import maker, warn
+from draftsmith.config import unused
+from draftsmith.core.config import check_bias
 from draftsmith.errors import InputError
-from draftsmith.live.config import DisplayConfig
+from draftsmith.live.config import DisplayConfig, MaskConfig, PromptConfig, RedraftConfig
 from draftsmith.live.feeds import open_feed
-from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
-from draftsmith.live.replay import ReplaySetting
-from draftsmith.live.translator import LiveTranslator, Update
+from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.live.translator import LiveTranslator, Update
+
+Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveTranslateOptions(VerbOptions):
+    """Translate what comes in on stdin, anew with every line, drafting with the last output."""
+
+    model: ModelConfig
+    format: Feed = "lines"
+    """Of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what a
+    recogniser sends."""
+    bias: float = 0.2
+    """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
+    screen: MaskConfig = field(default_factory=MaskConfig)
+    no_shrink: bool = False
+    """Text that is on the screen and in the new output stays, whatever is hidden."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    redraft: RedraftConfig = field(default_factory=RedraftConfig)
+    out: Path | None = None
+    """Write what happened to this file (JSONL, for `live score`)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_bias(self.bias, "--bias")
+        if not self.screen.mask_k:
+            unused("--unit", self.screen.unit, "token", "--mask-k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +84,9 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
     Raises:
         InputError: no line of the input could be used.
     """
+    from draftsmith.live.metrics import CHARACTERS, report
+    from draftsmith.live.replay import ReplaySetting
+
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_model(options.model)
     display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)

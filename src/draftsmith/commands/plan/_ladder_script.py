@@ -14,24 +14,25 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands._plan_verbs import PlanCheckOptions, PlanLadderOptions
-from draftsmith.commands._verbs import (
-    BenchOptions,
-    CollectOptions,
-    DistillOptions,
-    PretrainOptions,
-)
+from draftsmith.commands.bench import BenchOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
+from draftsmith.commands.plan.check import PlanCheckOptions
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import to_argv
 from draftsmith.data.config import TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.model_sizes import PRESETS, Preset
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
-from draftsmith.plan.ladder import Ladder, Rung
 from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.commands.plan.ladder import PlanLadderOptions
+    from draftsmith.plan.ladder import Ladder, Rung
 
 VARIABLES = {
     "$TARGET": "folder or hub id of the target",

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from draftsmith.commands._plan_verbs import PlanAlphaOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import interval, say, say_written, show, show_values
-from draftsmith.plan.acceptance import estimate
+from draftsmith.config import Leading
 from draftsmith.plan.observations import read_counts
 from draftsmith.provenance import jsonable, start_run
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanAlphaOptions(VerbOptions):
+    """Estimate the acceptance rate of a pair from counts, and test whether it is one rate."""
+
+    counts: Annotated[Path, Leading]
+    """CSV with columns gamma, accepted_length (without the target's own token) and count, or the
+    folder of a `bench --perplexity`; intervals go by prompt where there is a column of that name.
+    """
+    draft: str | None = None
+    """Of which draft model, where the file has several."""
+    out: Path | None = None
+    """Write a figure to this folder."""
+
+
 def run(options: PlanAlphaOptions) -> dict[str, Any]:
     """Estimate, print, draw."""
+    from draftsmith.plan.acceptance import estimate
+
     record = start_run("plan alpha", options)
     found = estimate(read_counts(options.counts, options.draft))
     rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from draftsmith.commands._plan_verbs import PlanCheckOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show
-from draftsmith.commands.plan._measured import read_measured
+from draftsmith.config import Leading, require
 from draftsmith.errors import InputError
-from draftsmith.plan.ladder import PREDICTED_KIND, RungComparison, compare, read_predictions
 from draftsmith.provenance import jsonable, start_run, write_json_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.plan.ladder import RungComparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheckOptions(VerbOptions):
+    """Set what `plan ladder` predicted beside what was measured later."""
+
+    predictions: Annotated[Path, Leading]
+    """The ladder.json."""
+    records: tuple[Path, ...]
+    """Folders that `bench` wrote, with and without --perplexity."""
+    out: Path | None = None
+    """Write check.json and a figure to this folder."""
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.records), "--records must name at least one folder")
 
 
 def run(options: PlanCheckOptions) -> dict[str, Any]:
     """Read, compare, print, draw."""
+    from draftsmith.commands.plan._measured import read_measured
+    from draftsmith.plan.ladder import PREDICTED_KIND, compare, read_predictions
+
     record = start_run("plan check", options)
     predictions = read_predictions(options.predictions)
     found = read_measured(options.records)

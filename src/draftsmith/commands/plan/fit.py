@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from draftsmith.commands._plan_verbs import PlanFitOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import interval, say, say_written, show, show_values
-from draftsmith.plan.fit import fit_loss
+from draftsmith.config import Leading, at_least
 from draftsmith.plan.observations import naming, read_trained
 from draftsmith.provenance import jsonable, start_run
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanFitOptions(VerbOptions):
+    """Fit the loss law to your own training runs."""
+
+    runs: Annotated[Path, Leading]
+    """CSV with columns params, tokens, and loss (nats per token) or perplexity."""
+    bootstrap: int = 200
+    """Repeats for the intervals."""
+    seed: int = 0
+    """Keys the repeats."""
+    out: Path | None = None
+    """Write a figure to this folder."""
+
+    def validate(self) -> None:
+        super().validate()
+        at_least(20, "--bootstrap", self.bootstrap)
+        at_least(0, "--seed", self.seed)
+
+
 def run(options: PlanFitOptions) -> dict[str, Any]:
     """Fit, print, draw."""
+    from draftsmith.plan.fit import fit_loss
+
     record = start_run("plan fit", options, seed=options.seed)
     models = read_trained(options.runs)
     with naming(options.runs):

@@ -7,12 +7,13 @@ OUT/ladder.sh     the commands, to run as they stand
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftsmith.commands._plan_verbs import PlanLadderOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions
 from draftsmith.commands._tables import (
     extrapolated,
     interval,
@@ -30,7 +31,7 @@ from draftsmith.commands.plan._ladder_script import (
     draft_folder,
     script,
 )
-from draftsmith.config import parse_count
+from draftsmith.config import at_least, parse_count, positive, require, unused
 from draftsmith.distill.model_sizes import (
     FAMILIES,
     PRESETS,
@@ -42,9 +43,82 @@ from draftsmith.distill.model_sizes import (
     shape_for,
 )
 from draftsmith.errors import InputError
-from draftsmith.plan.ladder import Ladder, ladder
-from draftsmith.plan.optimum import Budget, FlopBudget, SizingProblem, TokenBudget
 from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.plan.ladder import Ladder
+    from draftsmith.plan.optimum import Budget, SizingProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLadderOptions(VerbOptions):
+    """Say which draft sizes to train for a budget: commands, and predictions to check later."""
+
+    target: str | None = None
+    """Folder of the target, whose config.json is read; or a hub id, with --target-params."""
+    target_params: str | None = None
+    """Parameters of the target: 1.3e10 or 13B (K, M, B, T); left out: counted in config.json."""
+    target_tokens: str | None = None
+    """Tokens that it was trained on; left out: what `pretrain` wrote beside it."""
+    vocab_size: int = 32_000
+    """Without a folder: size of its vocabulary, which drafts share."""
+    tokens: str | None = None
+    """Budget: tokens to pre-train each draft on, such as 2B."""
+    flops: str | None = None
+    """Budget: operations to pre-train each draft with, such as 1e18: six per weight and token."""
+    hours: float | None = None
+    """Budget, with --tokens-per-second: time to pre-train each draft."""
+    tokens_per_second: float | None = None
+    """With --hours: the rate of training, taken to be the same for every size."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    cost_floor: float | None = None
+    """Measured seconds of a pass of a small draft over those of a target pass: no size is taken to
+    cost less than this."""
+    text: tuple[str, ...] = ()
+    """What to pre-train on, as for `pretrain`; left out: ladder.sh asks for it."""
+    eval_text: tuple[str, ...] = ()
+    """Held-out text to measure perplexities on; left out: ladder.sh asks for it."""
+    prompts: Path | None = None
+    """Prompts to distil on; left out: ladder.sh asks for them."""
+    suite: str | None = None
+    """Prompts to measure on; left out: ladder.sh asks for them."""
+    out: Path = Path("runs/ladder")
+    """Folder for ladder.json and ladder.sh, and of what that makes."""
+
+    def training_tokens(self) -> float | None:
+        """Of each draft, by --tokens or --hours; None: by --flops."""
+        if self.tokens is not None:
+            return parse_count(self.tokens, "--tokens")
+        if self.hours is not None and self.tokens_per_second is not None:
+            return 3600.0 * self.hours * self.tokens_per_second
+        return None
+
+    def validate(self) -> None:
+        super().validate()
+        ways = [self.tokens is not None, self.flops is not None, self.hours is not None]
+        require(sum(ways) == 1, "give one budget: --tokens, --flops or --hours")
+        if self.hours is None:
+            unused("--tokens-per-second", self.tokens_per_second, None, "--hours")
+        require(
+            (self.hours is None) == (self.tokens_per_second is None),
+            "--hours needs --tokens-per-second: the rate at which drafts are trained",
+        )
+        require(
+            self.target is not None or self.target_params is not None,
+            "give --target FOLDER, or --target-params and --target-tokens",
+        )
+        for name in ("hours", "tokens_per_second", "cost_floor"):
+            positive(f"--{name.replace('_', '-')}", getattr(self, name))
+        for name in ("target_params", "target_tokens", "tokens", "flops"):
+            if getattr(self, name) is not None:
+                parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
+        total = self.training_tokens()
+        require(
+            total is None or 1 <= total < math.inf,
+            f"--hours x --tokens-per-second must give a count of tokens of 1 or more, got {total}",
+        )
+        at_least(1, "--vocab-size", self.vocab_size)
+        require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +139,9 @@ class TargetFacts:
 
 def run(options: PlanLadderOptions) -> dict[str, Any]:
     """Solve, print, write."""
+    from draftsmith.plan.ladder import ladder
+    from draftsmith.plan.optimum import SizingProblem
+
     record = start_run("plan ladder", options)
     facts = target_facts(options)
     law, loss = laws_of(options.laws)
@@ -148,6 +225,8 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
 
 
 def budget_of(options: PlanLadderOptions) -> Budget:
+    from draftsmith.plan.optimum import FlopBudget, TokenBudget
+
     tokens = options.training_tokens()
     if tokens is not None:
         flag = "--tokens" if options.hours is None else "--hours x --tokens-per-second"

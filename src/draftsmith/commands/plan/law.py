@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from draftsmith.commands._plan_verbs import PlanLawOptions
+from draftsmith.commands._options import VerbOptions, parse_numbers
 from draftsmith.commands._tables import interval, say, say_written, show, show_values
-from draftsmith.plan.fit import (
-    AffineFit,
-    FormFit,
-    PairPrediction,
-    affine_law,
-    one_target,
-    per_target,
-)
-from draftsmith.plan.law_file import law_payload
+from draftsmith.config import Leading, Many, require
 from draftsmith.plan.observations import naming, read_observations
 from draftsmith.provenance import jsonable, start_run, write_json_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.plan.fit import AffineFit, FormFit, PairPrediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLawOptions(VerbOptions):
+    """Fit the acceptance rate as a law of perplexities, pooled and per target."""
+
+    observations: Annotated[tuple[Path, ...], Leading]
+    """CSV with columns target, draft, target_ppl, draft_ppl, alpha (moe is drawn if it is there),
+    or folders of `bench --perplexity`, which has one for each target; all are taken together."""
+    protocol: str | None = None
+    """Where a pair was measured in several ways: which one (decoded or retokenised)."""
+    fixed_effects: bool = False
+    """Fit a constant per target, too: what drafts do within a target."""
+    predict: Many = ()
+    """Draft and target perplexity, such as 18.4,11.7: predict this pair, with intervals."""
+    out: Path | None = None
+    """Write law.json and figures to this folder."""
+
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """`predict` as numbers."""
+        found = []
+        for text in self.predict:
+            draft, target = parse_numbers(text, "--predict", "DRAFT_PPL,TARGET_PPL") or (0.0, 0.0)
+            good = min(draft, target) >= 1
+            require(good, f"--predict: perplexities are 1 or more, got {text!r}")
+            found.append((draft, target))
+        return tuple(found)
+
+    def validate(self) -> None:
+        super().validate()
+        require(bool(self.observations), "--observations must name at least one file")
+        self.pairs()
 
 
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
+    from draftsmith.plan.fit import affine_law, one_target, per_target
+    from draftsmith.plan.law_file import law_payload
+
     record = start_run("plan law", options)
     observations = [
         one for path in options.observations for one in read_observations(path, options.protocol)

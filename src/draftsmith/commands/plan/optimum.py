@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from draftsmith.commands._plan_verbs import PlanOptimumOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions
 from draftsmith.commands._tables import (
     extrapolated,
     interval,
@@ -14,13 +15,65 @@ from draftsmith.commands._tables import (
     say_written,
     show_values,
 )
-from draftsmith.plan.optimum import SizingProblem, TokenBudget
-from draftsmith.plan.sizing import Draft, Sizing, best_draft, draft_of
+from draftsmith.config import parse_count, positive, require, unused
 from draftsmith.provenance import jsonable, start_run
+
+if TYPE_CHECKING:
+    from draftsmith.plan.optimum import SizingProblem
+    from draftsmith.plan.sizing import Draft, Sizing
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptimumOptions(VerbOptions):
+    """Say which draft size is worth training for a target, and what it will give."""
+
+    target_params: str
+    """Parameters of the target: 1.3e10, 12853473280 or 13B (K, M, B, T)."""
+    target_tokens: str
+    """Tokens that the target was trained on, in the same forms."""
+    draft_tokens: str
+    """Tokens that the draft is to be trained on."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    integer: bool = False
+    """Whole draft lengths only, as decoding has them."""
+    draft_params: str | None = None
+    """Say what a draft of this size gives, too."""
+    cost_ratio: float | None = None
+    """With --draft-params: measured seconds of one draft pass over those of one target pass, in
+    place of the ratio of sizes."""
+    cost_floor: float | None = None
+    """Measured seconds of a pass of a small draft over those of a target pass: no size is taken to
+    cost less than this."""
+    out: Path | None = None
+    """Write figures to this folder."""
+
+    def sizes(self) -> tuple[float, float, float, float | None]:
+        """Target parameters, target tokens, draft tokens, draft parameters (or None)."""
+        draft = self.draft_params
+        return (
+            parse_count(self.target_params, "--target-params"),
+            parse_count(self.target_tokens, "--target-tokens"),
+            parse_count(self.draft_tokens, "--draft-tokens"),
+            None if draft is None else parse_count(draft, "--draft-params"),
+        )
+
+    def validate(self) -> None:
+        super().validate()
+        target, _, _, draft = self.sizes()
+        if draft is None:
+            unused("--cost-ratio", self.cost_ratio, None, "--draft-params")
+        else:
+            small = draft < target
+            require(small, f"--draft-params must be below --target-params, got {draft:g}")
+        for name in ("cost_ratio", "cost_floor"):
+            positive(f"--{name.replace('_', '-')}", getattr(self, name))
 
 
 def run(options: PlanOptimumOptions) -> dict[str, Any]:
     """Solve, print, draw."""
+    from draftsmith.plan.optimum import SizingProblem, TokenBudget
+    from draftsmith.plan.sizing import best_draft, draft_of
+
     record = start_run("plan optimum", options)
     target_params, target_tokens, draft_tokens, draft_params = options.sizes()
     law, loss = laws_of(options.laws)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from draftsmith.commands._plan_verbs import PlanSweepOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions
 from draftsmith.commands._tables import (
     interval,
     laws_of,
@@ -16,12 +17,28 @@ from draftsmith.commands._tables import (
     with_spread,
     write_csv,
 )
-from draftsmith.plan.sweep import PooledFit, Sweep, sweep
 from draftsmith.provenance import jsonable, start_run
+
+if TYPE_CHECKING:
+    from draftsmith.plan.sweep import PooledFit, Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSweepOptions(VerbOptions):
+    """Fit rules of thumb for the draft size to the optima of many settings."""
+
+    grid: Literal["paper", "printed", "exact"] = "paper"
+    """paper: what gives the paper's digits; printed: the ranges that it prints; exact: the first,
+    with optima that are solved for."""
+    laws: LawsOptions = field(default_factory=LawsOptions)
+    out: Path | None = None
+    """Write the optima and figures to this folder."""
 
 
 def run(options: PlanSweepOptions) -> dict[str, Any]:
     """Find the optima, fit, print, draw."""
+    from draftsmith.plan.sweep import sweep
+
     record = start_run("plan sweep", options)
     law, loss = laws_of(options.laws)
     found = sweep(options.grid, law=law, loss=loss)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from draftsmith.commands._plan_verbs import PlanTableOptions
+from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
-from draftsmith.plan.tables import TABLES, PaperTable, paper_table
+from draftsmith.config import Leading
 from draftsmith.provenance import jsonable, start_run
+
+if TYPE_CHECKING:
+    from draftsmith.plan.tables import PaperTable
+
+TableName = Literal["1", "2", "3", "4", "5", "6", "7", "8", "9", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTableOptions(VerbOptions):
+    """Recompute a table of the scaling-laws paper and set it beside what was printed."""
+
+    number: Annotated[TableName, Leading]
+    """Which table; or all."""
+    out: Path | None = None
+    """Write CSV files and figures to this folder."""
 
 
 def run(options: PlanTableOptions) -> dict[str, Any]:
     """Recompute, print, draw."""
+    from draftsmith.plan.tables import TABLES, paper_table
+
     record = start_run("plan table", options)
     numbers = list(TABLES) if options.number == "all" else [int(options.number)]
     tables = [paper_table(number) for number in numbers]
