@@ -1,16 +1,6 @@
-"""The script of `draftsmith quickstart`: the main job on the shipped models, offline.
+"""The script of `draftsmith quickstart`: show, compare, collect, distil, gain.
 
-    show       one text, as it is decoded
-    compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
-    collect    what the target says to code that the models were trained on
-    distil     the draft model learns from it
-    gain       the draft model before and after, on code that no model was trained on
-
-OUT/report.html, summary.json, figures/, records.jsonl   as `bench` writes them; run.json is last
-OUT/distilled/store, draft                               as `collect` and `distill` write them
-OUT/distilled/prompts.jsonl, records.jsonl               what was asked; before and after, measured
-
-What a distillation brought: a draft model's figures before and after, on held-out prompts.
+`find_changes` compares a draft model before and after a distillation, on held-out prompts:
 
 alpha               computed from the laws of both models at every place of the target's own
                     texts: no noise but that of the choice of texts
@@ -19,19 +9,12 @@ speed-up            over plain decoding; it and both draft models run interleave
 after / before      seconds per token of the old draft model over those of the new one, with a
                     bootstrap interval over prompts: a gain is claimed only if 1 lies outside
 
-Collect and distil by the ordinary verbs, in about so many seconds each.
-
-How much that is must be known before: a store is named by its prompts, and a learning rate follows
-the number of steps. So each begins with a short trial that is thrown away:
+`collect` and `distil` run the ordinary verbs for about so many seconds each. A store is named by
+its prompts, and a learning rate follows the number of steps, so both amounts are fixed before: each
+begins with a short trial that is thrown away.
 
     trial: one batch, a few tokens     seconds a text     -> so many prompts    `draftsmith collect`
     trial: a few steps on a copy       seconds a step     -> so many steps      `draftsmith distill`
-
-What a quickstart needs before it begins: models, prompts, a folder of its own.
-
-How much to measure in the seconds there are.
-
-What a distillation brought, told: a table, a sentence, a part of the page, and plain values.
 """
 
 from __future__ import annotations
