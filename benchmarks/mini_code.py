@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftsmith.commands.pretrain import PretrainOptions, PretrainResult, run
+from draftsmith.commands.pretrain import PretrainOptions, run
 from draftsmith.data.config import TextConfig
 from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
 from draftsmith.data.text import STANDARD_LIBRARY
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
+from draftsmith.distill.pretraining import PretrainResult
 
 
 def text() -> TextConfig:

@@ -25,11 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.commands.pretrain import PretrainOptions, PretrainResult
+from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.data.config import TextConfig
 from draftsmith.data.prompts import MINI, filled
 from draftsmith.data.text import read_text
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
+from draftsmith.distill.pretraining import PretrainResult
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_text_atomic
 from mini_code import train_missing

@@ -113,6 +113,17 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
         assert f"usage: draftsmith {verb} " in done.stdout
 
 
+def test_a_verb_imports_no_module_of_another_verb() -> None:
+    code = (
+        "import sys\nfrom draftsmith import cli\n"
+        "try:\n    cli.main(['live', 'make-stream', '--help'])\n"
+        "except SystemExit:\n    print(*[name for name in sys.modules if '.commands.' in name])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    names = {name.partition(".commands.")[2] for name in done.stdout.splitlines()[-1].split()}
+    assert names == {"_options", "live", "live.make_stream"}
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

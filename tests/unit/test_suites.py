@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.data.prompts import Message, Prompt
-from draftsmith.data.suites import load_prompts, load_suite, plain_prompts
+from draftsmith.data.prompts import Message, Prompt, plain_prompts
+from draftsmith.data.suites import load_prompts, load_suite
 from draftsmith.errors import InputError
 
 DATA = Path(

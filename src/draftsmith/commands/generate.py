@@ -19,8 +19,7 @@ from draftsmith.commands._loading import (
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, Many, at_least, require
 from draftsmith.core.config import SamplingConfig, SamplingParams, check_temperature
-from draftsmith.data.prompts import Prompt
-from draftsmith.data.suites import load_prompts, plain_prompts
+from draftsmith.data.prompts import Prompt, plain_prompts
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
@@ -196,6 +195,8 @@ def _params(options: GenerateOptions) -> SamplingParams:
 
 def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
     if options.prompts is not None:
+        from draftsmith.data.suites import load_prompts
+
         return load_prompts(options.prompts, limit=options.limit)
     return plain_prompts(options.prompt)
 

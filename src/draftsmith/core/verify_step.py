@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftsmith.core.law import Law, Noise, Purpose
-from draftsmith.core.lossy_rules import Typical
 from draftsmith.core.sampling import History, Sampler, require_finite
 from draftsmith.core.transfer import to_device
 from draftsmith.core.trees import depths, geometry, on_host
@@ -51,10 +50,17 @@ CELLS = 1 << 27
 """Numbers of laws that are made at once."""
 
 
+def _typical() -> Rule:
+    """Load the lossy rules only when one is named."""
+    from draftsmith.core.lossy_rules import Typical
+
+    return Typical()
+
+
 _BUILT_IN: dict[str, Callable[[], Rule]] = {
     "match": Match,
     "rejection": Rejection,
-    "typical": Typical,
+    "typical": _typical,
 }
 
 

@@ -309,3 +309,16 @@ def _text(value: object, field: str) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
+    """Make prompts of texts, which are continued as they stand.
+
+    Raises:
+        InputError: a text is empty or holds half a character.
+    """
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise InputError(f"prompt {number} is empty: give some text to continue")
+        check_whole(text, f"prompt {number}")
+    return tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts, start=1))

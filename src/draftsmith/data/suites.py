@@ -17,18 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftsmith.data.prompts import Prompt, check_whole, read_record
+from draftsmith.data.prompts import Prompt, read_record
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import SUITES, load_plugin, plugin_names, wrong_plugin
-
-
-def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
-    """Prompts given on the command line: continued as they stand."""
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            raise InputError(f"prompt {number} is empty: give some text to continue")
-        check_whole(text, f"prompt {number}")
-    return tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts, start=1))
 
 
 def load_suite(name: str | Path, *, limit: int | None = None) -> tuple[Prompt, ...]:
