@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -219,6 +220,18 @@ def check_temperature(value: float, name: str = "--temperature") -> None:
     require(good, f"{name} must be 0 (greedy) or a positive number, got {value}")
 
 
+_WHOLE = ("n", "top_k", "seed", "max_tokens")
+_OPTIONAL = ("seed", "max_tokens")
+_REAL = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to continue a prompt, by the names and with the defaults of vLLM's `SamplingParams`.
@@ -267,6 +280,26 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            good = isinstance(value, Integral) or (value is None and name in _OPTIONAL)
+            require(good, f"{name} must be a whole number, got {value!r}")
+        for name in _REAL:
+            value = getattr(self, name)
+            require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
+        texts = isinstance(self.stop, Collection) and all(
+            isinstance(text, str) for text in self.stop
+        )
+        require(
+            self.stop is None or texts,
+            f"stop must be a text or a list of texts, got {self.stop!r}",
+        )
+        ids = self.stop_token_ids
+        whole = isinstance(ids, Collection) and all(isinstance(token, Integral) for token in ids)
+        require(
+            ids is None or whole,
+            f"stop_token_ids must be a list of whole numbers, got {ids!r}",
+        )
         require(self.n >= 1, f"n must be at least 1, got {self.n}")
         check_temperature(self.temperature, "temperature")
         require(
@@ -281,8 +314,10 @@ class SamplingParams:
         most = self.max_tokens
         require(most is None or most >= 1, f"max_tokens must be None or at least 1, got {most}")
         require(all(self.stop_strings), "stop must hold no empty string")
-        ids = self.stop_token_ids or ()
-        require(min(ids, default=0) >= 0, f"stop_token_ids must be 0 or more, got {list(ids)}")
+        require(
+            ids is None or min(ids, default=0) >= 0,
+            f"stop_token_ids must be 0 or more, got {ids!r}",
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
