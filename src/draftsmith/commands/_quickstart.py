@@ -110,7 +110,7 @@ BEFORE, AFTER = "shipped draft", "distilled draft"
 DRAFT_LENGTH: Literal["adaptive"] = "adaptive"
 """As for --draft-length: a fixed length would suit one of the two better than the other."""
 LEAST_GAIN = 0.001
-"""Of alpha: what the table rounds away is no gain."""
+"""The smallest gain of alpha that counts: what the table rounds away is none."""
 
 Texts = Mapping[float, Sequence[Trajectory]]
 """What the target said, by temperature."""
@@ -249,7 +249,7 @@ BATCH_BLOCKS = 8
 LEARNING_RATE = 1e-3
 """More than `distill` takes by itself: a model of one layer and a minute bear it."""
 EVALUATIONS = 4
-"""Of held-out acceptance, the last step's included; the best weights are kept."""
+"""Evaluations on held-out prompts, the last step's included; the best weights are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,7 +260,7 @@ class Collected:
     prompts: int
     trajectories: int
     tokens: int
-    """Of the continuations."""
+    """Tokens of the continuations."""
     seconds: float
 
 
@@ -346,8 +346,8 @@ def collect(
 def seconds_per_text(
     target: Target, prompts: tuple[Prompt, ...], max_new_tokens: int, seed: int
 ) -> float:
-    """Of continuing a batch like these: a forward over the prompts, and one step per further token,
-    which a few steps tell."""
+    """Estimate the seconds of continuing a batch like these, from a few steps: a forward over the
+    prompts, and one step per further token."""
     room = target.max_length or 1 << 40
     texts = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     texts = [text for text in texts if 0 < len(text) < room]
@@ -437,7 +437,7 @@ def block_length(store: Path) -> int:
 
 
 def seconds_per_step(options: DistillOptions) -> tuple[float, float]:
-    """Of a step and of an evaluation, by a few on a copy of the draft model that is thrown away."""
+    """Measure the seconds of a step and of an evaluation on a copy of the draft model."""
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
     accelerator = start_accelerator(options, options.training)
@@ -463,7 +463,7 @@ def _announce(sentence: str, verb: str, options: VerbOptions, console: Console) 
 
 SMALL = Path("models/mini-code")
 _ROOT = Path(__file__).resolve().parents[3]
-"""Of a checkout; for a wheel, some folder that holds no such models."""
+"""The folder of a checkout; for a wheel, some folder that holds no such models."""
 DISTILLED = "distilled"
 """Folder in OUT."""
 
@@ -670,7 +670,7 @@ class Outcome:
     prompts: int
     """That were decoded."""
     texts: int
-    """Of the target, at each temperature, that alpha was computed on."""
+    """Texts of the target, at each temperature, that alpha was computed on."""
     equality: tuple[str, ...]
     """Sentences on whether the target's text stayed the same."""
 

@@ -86,7 +86,7 @@ class Prompt:
     turns: tuple[str, ...] = ()
     """Further user turns, each asked after the answer to the one before."""
     answers: tuple[str, ...] = ()
-    """Of a chat, what the file answers to each turn from the first on; fewer where its messages do
+    """For a chat, what the file answers to each turn from the first on; fewer where its messages do
     not take turns (tools speak, somebody speaks twice)."""
     reference: tuple[str, ...] = ()
     """Texts that a good answer to the first turn matches."""

@@ -100,7 +100,7 @@ def held_out(keys: Iterable[str], share: float) -> set[str]:
 
 
 def text_digest(options: DistillConfig) -> str | None:
-    """Of the content of --text; None without any."""
+    """Return a digest of the content of --text; None without any."""
     return _text.digest(_text.find_files(options.text)) if options.text else None
 
 
@@ -156,7 +156,7 @@ def held_out_batches(
     teacher: HFTarget | None,
     signals: Signals,
 ) -> EvaluationSource | None:
-    """Of these answers, every one once; with a teacher in memory, its laws. None: no answers."""
+    """Read each of these answers once, with logprobs of a teacher in memory. None: no answers."""
     if not answers:
         return None
     blocks = HeldOutBlocks(
@@ -235,7 +235,7 @@ class StoredTexts:
     good: tuple[int, ...]
     """Numbers of the shards that are learnt from."""
     bad: tuple[int, ...]
-    """Of those that are damaged."""
+    """Numbers of the shards that are damaged."""
     documents: tuple[TrainingExample, ...]
 
     def checksum(self) -> str:

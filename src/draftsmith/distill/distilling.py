@@ -118,7 +118,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
 
 
 def _acceptance(values: dict[str, float]) -> float | None:
-    """Of the first draft; None: nothing was held out."""
+    """Return the acceptance of the first draft; None: nothing was held out."""
     return values.get("acceptance", values.get("acceptance_1"))
 
 

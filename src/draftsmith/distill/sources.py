@@ -82,7 +82,7 @@ class TrajectoryBlocks:
 
     @property
     def num_batches(self) -> int:
-        """Of one epoch; the last may be smaller (for evaluation)."""
+        """Batches of one epoch; the last may be smaller (for evaluation)."""
         return -(-len(self.blocks) // self.batch_blocks)
 
     @property

@@ -59,8 +59,8 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 
 SCALE = 2.0**-10
-"""Of losses in the backward pass, to keep sums small. The same for all parts of a step, however
-large they are, and a power of two: no rounding depends on it."""
+"""Factor of losses in the backward pass, which keeps sums small. It is the same for all parts of a
+step, however large they are, and a power of two: no rounding depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

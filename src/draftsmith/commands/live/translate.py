@@ -35,8 +35,8 @@ class LiveTranslateOptions(VerbOptions):
 
     model: ModelConfig
     format: Feed = "lines"
-    """Of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what a
-    recogniser sends."""
+    """Format of the input: lines (a hypothesis each, an empty one ends the segment), jsonl, or what
+    a recogniser sends."""
     bias: float = 0.2
     """How far verification leans towards the last output: 0 changes nothing, 0.5 keeps it all."""
     screen: MaskConfig = field(default_factory=MaskConfig)

@@ -22,7 +22,7 @@ class PlanAlphaOptions(VerbOptions):
     folder of a `bench --perplexity`; intervals go by prompt where there is a column of that name.
     """
     draft: str | None = None
-    """Of which draft model, where the file has several."""
+    """The draft model to estimate, where the file has several."""
     out: Path | None = None
     """Write a figure to this folder."""
 

@@ -86,7 +86,7 @@ class PlanLadderOptions(VerbOptions):
     """Folder for ladder.json and ladder.sh, and of what that makes."""
 
     def training_tokens(self) -> float | None:
-        """Of each draft, by --tokens or --hours; None: by --flops."""
+        """Return the tokens of each draft by --tokens or --hours; None: --flops decides."""
         if self.tokens is not None:
             return parse_count(self.tokens, "--tokens")
         if self.hours is not None and self.tokens_per_second is not None:
@@ -129,11 +129,11 @@ class TargetFacts:
     tokens: float
     context: int | None
     config: Config
-    """Of the family that drafts are made in."""
+    """Configuration of the family that drafts are made in."""
     warnings: tuple[str, ...]
 
     def params_of(self, shape: Preset) -> float:
-        """Of a draft."""
+        """Return the parameters of a draft of this shape."""
         return float(count_parameters(resized(self.config, shape), f"a draft of {shape.name}"))
 
 

@@ -101,7 +101,7 @@ def reason_to_skip(
 def reasons_to_cut(
     request: CollectRequest, *, settings: CollectSettings, limit: int | None
 ) -> list[str]:
-    """Of every reference that goes on behind the last token that is kept."""
+    """Return a reason for each reference that goes on behind the last token that is kept."""
     if settings.forcing != "gold":
         return []
     most, left = settings.max_new_tokens, (limit or sys.maxsize) - len(request.prompt)

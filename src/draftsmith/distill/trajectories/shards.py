@@ -94,7 +94,7 @@ LOWEST = 104.0
 NOTHING = 65535
 """The code of -inf."""
 STEP = LOWEST**0.5 / (NOTHING - 1)
-"""Of sqrt(-log p)."""
+"""Distance of two codes in sqrt(-log p)."""
 TOLERANCE = 1e-3
 """What rounding may have made a law's sum exceed 1 by; more is a mistake."""
 
@@ -211,7 +211,7 @@ def _codes(log_p_NK: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _codes_below(exact_NK: NDArray[np.float64], total_N: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Of the decoded values that are not above the exact ones, the largest: no sum can grow."""
+    """Return the largest codes whose values are not above the exact ones: no sum can grow."""
     # 1e-15: the sum of what is left is at most 1 in float64 too
     exact_NK = exact_NK - np.where(total_N > 1, np.log(total_N) + 1e-15, 0)[:, None]
     codes_NK = np.ceil(_places(exact_NK)).astype(np.uint16)

@@ -105,7 +105,7 @@ class StoreHeader:
 
     target: str
     revision: str | None = None
-    """Of the target: a digest of its weights (a folder's), or its commit (a hub model's)."""
+    """The target's revision: a digest of a folder's weights, or the commit of a hub model."""
     tokenizer_sha256: str
     vocab_size: int
     top_k: int | None
@@ -149,7 +149,7 @@ class Shard:
     trajectories: int
     prompt_tokens: int
     tokens: int
-    """Of the continuations."""
+    """Tokens of the continuations."""
     skipped: tuple[Skipped, ...] = ()
     cut: dict[str, int] = field(default_factory=dict)
     """References of which only the beginning was kept, per reason."""
