@@ -28,6 +28,8 @@ from draftsmith.distill.sources import (
     taught,
 )
 from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.distill.trajectories.features import width
+from draftsmith.distill.trajectories.readers import ByteCache
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
@@ -123,11 +125,9 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
 ) -> None:
     store = TrajectoryStore.create(tmp_path, header(vocab_size=300, signals=signals))
     store.write(0, collected(target, signals))
-    file = store.features(0)
-    kept = [
-        TrainingExample(trajectory=one, features=file.of(row, len(one.prompt) + len(one.tokens)))
-        for row, (one, _) in enumerate(store.undecoded(0))
-    ]
+    reader = store.reader(0, ByteCache(), width(signals, target.model.config))
+    kept = [TrainingExample(trajectory=one) for one in reader.texts()]
+    assert len(kept) == len(collected(target, signals))
     blocks = pack(kept, LENGTH)
     batch = assemble(blocks, LENGTH, END)
     captured = taught(batch, target, signals)
