@@ -30,6 +30,7 @@ from draftsmith.plugins import (
     load_plugin,
     plugin_names,
 )
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.registry import open_target
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/extend"
@@ -195,7 +196,7 @@ def test_the_target_of_the_page_is_decoded(
     assert drafted["token_ids"] == plain["token_ids"] and len(plain["token_ids"]) == 20
     assert drafted["tokens_per_step"] > 1
     said = ran(capsys, *words, "--revision", "main", code=2)
-    assert "--revision" in said
+    assert "revision" in said
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
     said = ran(capsys, "live", "translate", "--target", "echo:16", code=2)
     assert "transformers model" in said
@@ -247,7 +248,7 @@ def test_a_broken_package_is_named(install: Install) -> None:
         drafter_class("leaves")
     install("empty", TARGETS, {"empty": "empty_module:load"}, "def load(source, **_): pass")
     with pytest.raises(BackendError, match=r"package empty .*returns a target"):
-        open_target("empty:1")
+        open_target(ModelConfig(target="empty:1"))
 
 
 def test_the_index_lists_every_group() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.commands import _quickstart as quickstart
+from draftsmith.commands import quickstart_demo as quickstart
 from draftsmith.errors import InputError
 
 

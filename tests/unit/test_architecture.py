@@ -69,7 +69,7 @@ LIGHT = [
     "targets.config",
 ]
 # of `commands`, what a verb imports when it runs
-BODIES = {"commands._quickstart", "commands.plan._measured"}
+BODIES = {"commands.quickstart_demo", "commands.plan._measured"}
 HEAVY = {
     "torch",
     "transformers",
@@ -182,6 +182,31 @@ def test_private_modules_stay_inside_their_package(name: str) -> None:
     if name in OWED or name == "cli":  # cli finds the verbs: the entry to `commands`
         return
     assert private_imports(name, MODULES[name]) == []
+
+
+OUTSIDE = [
+    path
+    for folder in ("tests", "benchmarks", "docs", "examples")
+    for path in sorted((PACKAGE.parents[1] / folder).rglob("*.py"))
+]
+
+
+def private_of(imported: str) -> bool:
+    """Whether an import names a private module of the package, or something in one."""
+    private = [name for name in MODULES if "._" in name]
+    return any(imported == name or imported.startswith(f"{name}.") for name in private)
+
+
+def test_tests_benchmarks_and_docs_import_no_private_module() -> None:
+    assert len(OUTSIDE) > 100, "the sources of the tests are not beside the package"
+    assert private_of("commands._options") and not private_of("commands.bench")
+    found = [
+        f"{path}:{line}: {imported}"
+        for path in OUTSIDE
+        for line, imported in imports(path, "outside")
+        if private_of(imported)
+    ]
+    assert found == []
 
 
 def test_only_files_of_plots_import_matplotlib() -> None:

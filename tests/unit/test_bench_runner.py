@@ -14,7 +14,7 @@ import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
-from draftsmith.bench.arms import time_decode, undisturbed
+from draftsmith.bench.arms import time_decode
 from draftsmith.bench.baselines import supports, time_generate
 from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
@@ -22,6 +22,7 @@ from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, generate
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
@@ -267,9 +268,9 @@ def test_a_timed_run_tells_widths_of_the_decoding_phase() -> None:
 
 def test_nothing_is_collected_inside_a_timed_run() -> None:
     assert gc.isenabled()
-    with undisturbed():
+    with no_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ValueError, match="stop"), undisturbed():
+    with pytest.raises(ValueError, match="stop"), no_garbage_collection():
         raise ValueError("stop")
     assert gc.isenabled()

@@ -19,8 +19,8 @@ from draftsmith.bench.metrics import Interval
 from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import Item
 from draftsmith.bench.summary import BenchReport
-from draftsmith.commands import _quickstart as short
-from draftsmith.commands._quickstart import (
+from draftsmith.commands import quickstart_demo as short
+from draftsmith.commands.quickstart_demo import (
     AFTER,
     BEFORE,
     FEWEST_TOKENS,
@@ -36,7 +36,7 @@ from draftsmith.commands._quickstart import (
     find_changes,
     target_texts,
 )
-from draftsmith.commands._quickstart import FEWEST_MEASURED_PROMPTS as FEWEST_PROMPTS
+from draftsmith.commands.quickstart_demo import FEWEST_MEASURED_PROMPTS as FEWEST_PROMPTS
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import stdlib_prompts
 from draftsmith.data.prompts import Prompt

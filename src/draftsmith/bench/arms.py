@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from draftsmith.bench.records import PhaseSeconds
 from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm, DraftCounts
-from draftsmith.core.transfer import Recorder
+from draftsmith.core.transfer import Recorder, no_garbage_collection
 from draftsmith.core.types import DecodeStep, Signals, TargetOutput
 from draftsmith.targets.base import Target
 
@@ -90,19 +89,6 @@ def make_recorder(device: torch.device) -> Recorder:
     return _DeviceRecorder(device) if device.type == "cuda" else Recorder()
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Switch garbage collection off, whose pauses would fall on whichever arm runs just then."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def time_decode(
     target: Target,
     arm: Arm,
@@ -117,7 +103,7 @@ def time_decode(
     steps: list[DecodeStep] = []
     prefill_split: dict[str, float] = {}
     prefill_end, prefill_forwards = 0.0, 0
-    with undisturbed():
+    with no_garbage_collection():
         start = now(target.device)
         for step in decode(
             meter,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.bench.arms import TimedRun, now, undisturbed
+from draftsmith.bench.arms import TimedRun, now
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.targets.hf import HFTarget
 
 
@@ -62,7 +63,7 @@ def time_generate(
     seeded = torch.random.fork_rng(devices=devices)
     with seeded, target.native() as model, torch.inference_mode():
         torch.manual_seed(seed)
-        with undisturbed():
+        with no_garbage_collection():
             start = now(target.device)
             out = model.generate(
                 input_ids=ids_BT,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftsmith.config import Configuration, at_least, each_at_least, parse_list, require
-from draftsmith.core.config import SamplingConfig, check_temperature
+from draftsmith.core.config import SamplingConfig, check_temperature, parse_temperatures
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.targets.config import ModelConfig
 
@@ -46,12 +46,11 @@ class BenchConfig(Configuration):
         return parse_list(self.drafter, str, name="--drafter")
 
     def temperatures(self) -> tuple[float, ...]:
-        return parse_list(self.temperature, float, name="--temperature")
+        return parse_temperatures(self.temperature)
 
     def validate(self) -> None:
         super().validate()
-        for value in self.temperatures():
-            check_temperature(value)
+        self.temperatures()
         drafters = self.drafters()
         twice = len(set(drafters)) < len(drafters)
         require(not twice, f"--drafter names one twice: {self.drafter}")

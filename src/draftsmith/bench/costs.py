@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from draftsmith.bench.arms import WidthMeter, make_recorder, now, undisturbed
+from draftsmith.bench.arms import WidthMeter, make_recorder, now
 from draftsmith.bench.records import CostSeconds
 from draftsmith.core.cache import lay_out
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import Signals
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target, feed_beginning
@@ -280,7 +281,7 @@ class CostMeter:
 
     def measure(self, rounds: int) -> None:
         """Take so many further rounds."""
-        with undisturbed():
+        with no_garbage_collection():
             self._rounds.extend(self._round() for _ in range(rounds))
 
     def table(self, latest: int | None = None) -> CostTable:

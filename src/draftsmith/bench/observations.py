@@ -81,7 +81,7 @@ class Measured:
         """The lines of observations.csv; `name`: of the target.
 
         Raises:
-            InputError: no draft was whole, so that there is nothing to write.
+            InputError: no draft model was measured to the end: there is nothing to write.
         """
         rows = [
             row

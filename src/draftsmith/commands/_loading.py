@@ -1,15 +1,13 @@
-"""From options of the command line to what decodes: target, drafters, sampler, tokens."""
+"""Targets as verbs load them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftsmith.core.config import SamplingConfig
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.core.sampling import Sampler
     from draftsmith.targets.base import BindableTarget
     from draftsmith.targets.hf import HFTarget
 
@@ -20,14 +18,7 @@ def open_target(model: ModelConfig) -> BindableTarget:
     from draftsmith.targets.registry import open_target as open_named
 
     quieten()
-    return open_named(
-        model.target,
-        dtype=model.dtype,
-        device=model.device,
-        attn_implementation=model.attn_implementation,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-    )
+    return open_named(model)
 
 
 def open_model(model: ModelConfig) -> HFTarget:
@@ -42,18 +33,3 @@ def open_model(model: ModelConfig) -> HFTarget:
     if not isinstance(target, HFTarget):
         raise InputError(f"--target {model.target}: this needs a transformers model.")
     return target
-
-
-def make_sampler(temperature: float, sampling: SamplingConfig) -> Sampler:
-    from draftsmith.core.sampling import Sampler
-
-    return Sampler(
-        temperature=temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=tuple(sampling.biases().items()),
-    )

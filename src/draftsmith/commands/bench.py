@@ -25,11 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftsmith.bench.config import BenchConfig
 from draftsmith.bench.machine_load import warn_if_busy
-from draftsmith.commands._loading import (
-    make_sampler,
-    open_model,
-    open_target,
-)
+from draftsmith.commands._loading import open_model, open_target
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.data.suites import load_suite
@@ -57,6 +53,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
     from draftsmith.bench.summary import summary, terminal_table
     from draftsmith.core.generation import Arm
+    from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.none import NoDrafter
 
     record = start_run("bench", options, seed=options.sampling.seed)
@@ -71,7 +68,9 @@ def run(options: BenchOptions) -> dict[str, Any]:
     arms = open_drafters(names, options.drafting, target)
     check_predictions(prompts, arms)
     items = make_items(prompts, target, options.max_new_tokens)
-    samplers = tuple(make_sampler(t, options.sampling) for t in options.temperatures())
+    samplers = tuple(
+        Sampler.from_params(options.sampling.params(t)) for t in options.temperatures()
+    )
     warn_if_busy()
     workload = Workload(
         prompts=[item.tokens for item in items],
@@ -220,6 +219,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     )
     from draftsmith.bench.run import make_items
     from draftsmith.core.decode import DecodeOptions
+    from draftsmith.core.sampling import Sampler
 
     refuse_used_folder(options.out)
     refuse_others(options.drafters())
@@ -230,7 +230,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     arms = open_drafters(options.drafters(), unshaped, target)
     temperature = options.temperatures()[0]
     decoding = DecodeOptions(
-        sampler=make_sampler(temperature, options.sampling),
+        sampler=Sampler.from_params(options.sampling.params(temperature)),
         max_new_tokens=options.max_new_tokens,
         rule=options.drafting.rule,
         seed=options.sampling.seed,

@@ -6,7 +6,7 @@ Text that appears as it is decoded, accepted drafts coloured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,17 +177,8 @@ def run(options: GenerateOptions) -> GenerateReport:
 
 
 def _params(options: GenerateOptions) -> SamplingParams:
-    sampling = options.sampling
-    return SamplingParams(
-        temperature=options.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.biases(),
-        seed=sampling.seed,
+    return replace(
+        options.sampling.params(options.temperature),
         stop=options.stop,
         max_tokens=options.max_new_tokens,
     )

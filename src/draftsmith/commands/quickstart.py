@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import at_least, parse_list
-from draftsmith.core.config import check_temperature
+from draftsmith.config import at_least
+from draftsmith.core.config import parse_temperatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,11 @@ class QuickstartOptions(VerbOptions):
     """Seed of all draws."""
 
     def temperatures(self) -> tuple[float, ...]:
-        return parse_list(self.temperature, float, name="--temperature")
+        return parse_temperatures(self.temperature)
 
     def validate(self) -> None:
         super().validate()
-        for value in self.temperatures():
-            check_temperature(value)
+        self.temperatures()
         at_least(1, "--max-new-tokens", self.max_new_tokens)
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
@@ -53,6 +52,6 @@ class QuickstartOptions(VerbOptions):
 
 def run(options: QuickstartOptions) -> dict[str, Any]:
     """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
-    from draftsmith.commands import _quickstart
+    from draftsmith.commands import quickstart_demo
 
-    return _quickstart.run(options)
+    return quickstart_demo.run(options)

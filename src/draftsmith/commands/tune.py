@@ -17,10 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftsmith.bench.config import TuneConfig
-from draftsmith.commands._loading import (
-    make_sampler,
-    open_model,
-)
+from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
@@ -79,10 +76,11 @@ def open_tuner(options: TuneOptions) -> Tuner:
     from draftsmith.bench.drafters import check_predictions, open_drafters
     from draftsmith.bench.tuner import Tuner
     from draftsmith.core.generation import encode, prediction
+    from draftsmith.core.sampling import Sampler
 
     prompts = load_suite(options.suite, limit=options.limit)
     target = open_model(options.model)
-    sampler = make_sampler(options.temperature, options.sampling)
+    sampler = Sampler.from_params(options.sampling.params(options.temperature))
     longest = replace(options.drafting, draft_length="auto")
     arms = open_drafters(options.drafters(), longest, target)
     check_predictions(prompts, arms)

@@ -154,6 +154,20 @@ class SamplingConfig(Configuration):
                 raise InputError(f"--logit-bias: {hint}, got {pair!r}") from None
         return biases
 
+    def params(self, temperature: float) -> SamplingParams:
+        """These values and a temperature, for a text as long as the default of `SamplingParams`."""
+        return SamplingParams(
+            temperature=temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.biases(),
+            seed=self.seed,
+        )
+
     def validate(self) -> None:
         check_warping(self, self.biases().items(), prefix="--")
         check_seed(self.seed, "--seed")
@@ -211,6 +225,14 @@ def check_warping(
 def check_seed(value: int, name: str = "seed") -> None:
     """Raise `InputError` unless `value` can key random numbers."""
     require(0 <= value < 2**63, f"{name} must be a whole number of 0 or more, got {value}")
+
+
+def parse_temperatures(text: str, name: str = "--temperature") -> tuple[float, ...]:
+    """Read temperatures with commas between. Raises `InputError` for one that is not usable."""
+    values = parse_list(text, float, name=name)
+    for value in values:
+        check_temperature(value)
+    return values
 
 
 def check_temperature(value: float, name: str = "--temperature") -> None:

@@ -27,6 +27,7 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import BindableTarget, Target
+from draftsmith.targets.config import Attention, Dtype, ModelConfig
 from draftsmith.targets.registry import open_target
 
 
@@ -297,20 +298,22 @@ class Generator:
         policy: LengthPolicy | None = None,
         rule: str | Rule = "auto",
         allow_lossy: bool = False,
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
         device: str = "auto",
-        attn_implementation: str = "sdpa",
+        attn_implementation: Attention = "sdpa",
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         if isinstance(target, (str, os.PathLike)):
             target = open_target(
-                os.fspath(target),
-                dtype=dtype,
-                device=device,
-                attn_implementation=attn_implementation,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
+                ModelConfig(
+                    target=os.fspath(target),
+                    dtype=dtype,
+                    device=device,
+                    attn_implementation=attn_implementation,
+                    revision=revision,
+                    trust_remote_code=trust_remote_code,
+                )
             )
         elif (dtype, device, attn_implementation, revision, trust_remote_code) != (
             *("auto", "auto", "sdpa", None, False),

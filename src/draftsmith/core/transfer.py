@@ -8,7 +8,10 @@ Where the seconds of a decoding go.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
@@ -74,3 +77,17 @@ class _Timing:
         spent = time.perf_counter() - self._start
         seconds = self._recorder.seconds
         seconds[self._name] = seconds.get(self._name, 0.0) + spent
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage once, then not again inside: its pauses would fall on whatever is timed, and
+    it would walk a million new objects time and again."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -18,7 +18,7 @@ from draftsmith.config import (
     require,
     unused,
 )
-from draftsmith.core.config import check_temperature
+from draftsmith.core.config import parse_temperatures
 from draftsmith.data.config import TextConfig
 from draftsmith.targets.config import ModelConfig
 
@@ -423,8 +423,6 @@ class CollectConfig(Configuration):
         ways = [self.samples is not None, self.beams is not None, self.gold]
         require(sum(ways) <= 1, "give one of --samples, --beams and --gold (none: greedy)")
         given = self.sample_temperatures()
-        for value in given:
-            check_temperature(value)
         twice = len(set(given)) < len(given)
         require(not twice, f"--temperatures names one twice: {self.temperatures}")
         if self.samples is None:
@@ -451,4 +449,4 @@ class CollectConfig(Configuration):
         require(all(self.system), "--system must not be empty")
 
     def sample_temperatures(self) -> tuple[float, ...]:
-        return parse_list(self.temperatures, float, name="--temperatures")
+        return parse_temperatures(self.temperatures, "--temperatures")

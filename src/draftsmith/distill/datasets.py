@@ -1,26 +1,18 @@
-"""From options of `distill` to what is learnt from: what all kinds of lesson have in common.
+"""What a distillation learns from: texts of trajectory stores, or drawn while it trains.
 
-`_stored_lesson.py` learns from trajectory stores, `_online_lesson.py` from texts drawn meanwhile.
+A damaged shard of a store stops the run, or (`--on-bad-shard skip`) is left out as a whole:
 
-Texts of a trajectory store, shard by shard: a damaged one stops, or is said and left out.
-
-shard 0   good       its texts, laws and hidden states
+shard 0   good       its texts, logprobs and hidden states
 shard 1   damaged    nothing of it, however far it could be read
 shard 2   good       ..
-
-What a distillation learns from trajectory stores.
-
-What a distillation learns from continuations that are drawn while it goes on.
 """
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import Signals
 from draftsmith.data import text as _text
 from draftsmith.data.suites import load_prompts
@@ -323,19 +316,7 @@ def _written(store: TrajectoryStore) -> int | None:
     return found if type(found) is int else None
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Pause garbage collection: it would walk a million listed rows time and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@uncollected()
+@no_garbage_collection()
 def stored_lesson(
     options: DistillConfig,
     tokenizer: Any,

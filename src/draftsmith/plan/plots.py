@@ -340,7 +340,7 @@ _BAND_TOKENS = 1e13
 
 
 def save(images: Iterable[PlotImage | None], folder: Path) -> None:
-    """Write each plot that there is as SVG and PNG, and figures.md beside them."""
+    """Write every plot as SVG and PNG, and their captions as figures.md."""
     pages = []
     for image in images:
         if image is not None:

@@ -7,6 +7,9 @@ from typing import Literal
 
 from draftsmith.config import Configuration, require
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Attention = Literal["sdpa", "eager"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Configuration):
@@ -14,11 +17,11 @@ class ModelConfig(Configuration):
 
     target: str
     """Folder or hub id of a decoder-only transformers model."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    dtype: Dtype = "auto"
     """Number format of weights and arithmetic; auto takes the checkpoint's own."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
+    attn_implementation: Attention = "sdpa"
     """The attention kernel."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
