@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.bench.arms import time_decode
-from draftsmith.bench.baselines import time_generate
+from draftsmith.bench.arms import time_decode, time_generate
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
 from draftsmith.bench.records import BASELINE

@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from draftsmith.bench.compare.model import RunMetrics, Scope
-from draftsmith.bench.compare.pool import compare
+from draftsmith.bench.compare.model import RunMetrics, Scope, compare
 
 OBJECTIVES = ("kl", "rkl", "jsd", "tvd")
 GREEDY_LANGUAGES = ("French", "Korean", "Tamil", "Hindi")

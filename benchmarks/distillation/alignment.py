@@ -38,7 +38,7 @@ from evaluation import Evaluation, write_prompts
 from study import Evaluated, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
-from draftsmith.bench.compare.pool import pool
+from draftsmith.bench.compare.model import pool
 from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.speedup import memory_bound_speedup

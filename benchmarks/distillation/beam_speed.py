@@ -13,12 +13,11 @@ from evaluation import ready
 from lab import Lab
 from study import Run
 
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE
 from draftsmith.core.generation import Arm
 from draftsmith.core.speedup import predicted_speedup
 from draftsmith.core.types import TreeShape
-from draftsmith.provenance import machine_summary, write_json_atomic
+from draftsmith.provenance import machine_summary, warn_if_busy, write_json_atomic
 from draftsmith.targets.hf import load_target
 
 LENGTHS = (1, 8)

@@ -13,10 +13,10 @@ from study import Run, is_trained
 
 from drafters.rows import TEMPERATURES
 from drafters.runs import CHAIN, Lab
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.metrics import DrafterMetrics
 from draftsmith.bench.records import BASELINE
 from draftsmith.core.generation import Arm
+from draftsmith.provenance import warn_if_busy
 from draftsmith.targets.hf import load_target
 
 

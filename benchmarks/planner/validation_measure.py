@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import mini_code
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.step_costs import (
@@ -40,7 +39,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.plan.length_policy import StepCosts
 from draftsmith.plan.sizing import Z95
-from draftsmith.provenance import append_jsonl, write_json_atomic, write_text_atomic
+from draftsmith.provenance import append_jsonl, warn_if_busy, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget
 

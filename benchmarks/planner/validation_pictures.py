@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftsmith.plan import plots
-from draftsmith.plan.paper import LatencyPoint
+from draftsmith.plan.tables import LatencyPoint
 from draftsmith.plots import Plot
 
 

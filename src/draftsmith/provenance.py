@@ -10,9 +10,7 @@ revision, a summary of the machine, times. It names no host, and no folder outsi
 Files are written beside their final place and renamed onto it: a reader sees the old file or the
 new one, never a half. A full disk is a `BackendError` that names the file.
 
-Whether there is room for files before they are written: in a budget, and on the disk.
-
-Where a command writes to.
+Room for files is checked before they are written: in a budget, and on the disk.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import datetime
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -41,6 +40,10 @@ from typing import Any
 from draftsmith.config import as_dict, to_argv
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 
+_log = logging.getLogger(__name__)
+
+BUSY = 0.75
+"""Share of the CPUs that may be busy before a measurement begins."""
 PACKAGES = (
     "draftsmith",
     "torch",
@@ -152,6 +155,26 @@ def machine_summary() -> dict[str, Any]:
             count = torch.cuda.device_count()
             summary["accelerators"] = [torch.cuda.get_device_name(i) for i in range(count)]
     return summary
+
+
+def load_of_others() -> str | None:
+    """Describe the load in a phrase; None: there is little, or the system does not report it.
+
+    Ask before the work begins: a moment later the load is our own.
+    """
+    if not hasattr(os, "getloadavg"):
+        return None
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= max(1.0, BUSY * cpus):
+        return None
+    return f"other programs use this machine (load {load:.1f} on {cpus} CPUs)"
+
+
+def warn_if_busy() -> None:
+    """Log that speed-ups will be off, where other programs are at work."""
+    others = load_of_others()
+    if others is not None:
+        _log.info("%s: speed-ups measured now will be off; close them and run again", others)
 
 
 def portable_text(text: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.robustness.test_command_line import Command, command, models, refused
 
-from draftsmith.bench import machine_load, step_costs
+from draftsmith import provenance
+from draftsmith.bench import step_costs
 from draftsmith.bench import step_costs as _auto_length
 from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.step_costs import REFRESH
@@ -82,7 +83,7 @@ def test_costs_are_measured_once_and_said_in_one_line(
 def test_before_costs_are_kept_it_warns_of_other_programs(
     models: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
+    monkeypatch.setattr(provenance.os, "getloadavg", lambda: (900.0, 1.0, 1.0), raising=False)
     line = words(models, "--drafter", "prompt_lookup", "--draft-length", "auto")
     warning = "other programs use this machine (load 900.0 on "
     code, _, err = command(*line)

@@ -14,8 +14,7 @@ import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
-from draftsmith.bench.arms import time_decode
-from draftsmith.bench.baselines import supports, time_generate
+from draftsmith.bench.arms import supports, time_decode, time_generate
 from draftsmith.bench.metrics import drafter_metrics
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item

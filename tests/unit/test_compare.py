@@ -10,9 +10,8 @@ import pytest
 from scipy import stats
 from tests.small_study import GREEDY_LANGUAGES, a_run, a_study, only_scope
 
-from draftsmith.bench.compare.model import RunMetrics
+from draftsmith.bench.compare.model import RunMetrics, compare, pool
 from draftsmith.bench.compare.page import sentences
-from draftsmith.bench.compare.pool import compare, pool
 from draftsmith.errors import InputError
 
 # --------------------------------------------------------------------------- pooling

@@ -17,7 +17,7 @@ from tests.pages import Collector
 from tests.small_study import a_run, a_study, only_scope
 
 from draftsmith.bench.compare import plots as charts
-from draftsmith.bench.compare.model import RunMetrics, RunSetting, Scope
+from draftsmith.bench.compare.model import RunMetrics, RunSetting, Scope, compare
 from draftsmith.bench.compare.page import (
     csv_table,
     render,
@@ -26,7 +26,6 @@ from draftsmith.bench.compare.page import (
     write_comparison,
 )
 from draftsmith.bench.compare.plots import controlled, draw_plots
-from draftsmith.bench.compare.pool import compare
 from draftsmith.plots import PlotImage
 
 # --------------------------------------------------------------------------- figures

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.model import RunMetrics
+from draftsmith.bench.compare.model import RunMetrics, compare
 from draftsmith.bench.compare.page import compare_folders
-from draftsmith.bench.compare.pool import compare
 from draftsmith.bench.records import BASELINE, RunRecord, append
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError

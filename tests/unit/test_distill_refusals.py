@@ -22,7 +22,7 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.pool import compare
+from draftsmith.bench.compare.model import compare
 
 
 @pytest.fixture(scope="module")

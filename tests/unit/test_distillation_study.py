@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.compare.model import Scope
+from draftsmith.bench.compare.model import Scope, compare
 from draftsmith.bench.compare.plots import controlled
-from draftsmith.bench.compare.pool import compare
 from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
 from draftsmith.errors import InputError

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from draftsmith.bench.metrics import ratio
-from draftsmith.bench.perplexity import perplexity, read_along
+from draftsmith.bench.pairs import perplexity, read_along
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 

@@ -11,15 +11,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from draftsmith.plan import paper, plots
+from draftsmith.plan import plots, tables
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.fit import FORMS, per_target
-from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import LengthCount, TrainedModel
+from draftsmith.plan.optimum import LossLaw
 from draftsmith.plan.plots import Curve, Panel
 from draftsmith.plan.sizing import best_draft
 
-PAIRS = paper.pairs()
+PAIRS = tables.pairs()
 TARGETS = list(dict.fromkeys(one.target for one in PAIRS))
 
 
@@ -66,7 +66,7 @@ def test_a_form_that_is_missing_in_a_panel_keeps_its_colour_and_its_name(gone: s
 
 
 def test_a_target_has_one_colour_in_all_panels() -> None:
-    setting = paper.optima()[0].setting
+    setting = tables.optima()[0].setting
     curves = [
         Curve(label=label, setting=one, sizing=best_draft(one))
         for label, one in (("a", setting), ("b", replace(setting, target_params=7e10)))

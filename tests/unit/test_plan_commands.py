@@ -15,7 +15,7 @@ from tests.command_cases import ran
 import draftsmith
 from draftsmith import cli
 from draftsmith.core.speedup import tokens_per_step
-from draftsmith.plan import paper
+from draftsmith.plan import tables
 from draftsmith.plan.observations import DATA
 
 SIZES = ["--target-params", "12853473280", "--target-tokens", "180B", "--draft-tokens", "1.8e11"]
@@ -38,7 +38,7 @@ def corrected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
     lines = [
         f"{one.target},{one.draft},{one.target_ppl},{one.draft_ppl},{one.alpha}"
-        for one in paper.pairs()
+        for one in tables.pairs()
     ]
     path.write_text("\n".join(["target,draft,target_ppl,draft_ppl,alpha", *lines]) + "\n")
     return path

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftsmith.plan import paper, tables
+from draftsmith.plan import tables
 from draftsmith.plan.fit import FORMS, affine_law, fit_form, per_target
 from draftsmith.plan.observations import Observation
 from draftsmith.plan.optimum import AcceptanceLaw
@@ -16,7 +16,7 @@ from draftsmith.plan.sizing import best_draft
 
 pytest.importorskip("statsmodels")
 
-PAIRS = paper.pairs()
+PAIRS = tables.pairs()
 
 
 def simulated(rng: np.random.Generator, noise: float, targets: int = 6) -> list[Observation]:
@@ -43,15 +43,15 @@ def test_table_3_to_the_last_printed_digit() -> None:
 
 def test_the_130_pairs_and_their_swapped_perplexities() -> None:
     assert len(PAIRS) == 130
-    assert [len(paper.pairs(table)) for table in (1, 2)] == [52, 78]
+    assert [len(tables.pairs(table)) for table in (1, 2)] == [52, 78]
     by_name = {one.target: one.target_ppl for one in PAIRS}
     assert by_name["Qwen2.5-32B"] == 10.11350441 and by_name["Qwen2.5-72B"] == 9.549574852
-    own = {one.target: one.target_ppl for one in paper.pairs(1, own_perplexities=True)}
+    own = {one.target: one.target_ppl for one in tables.pairs(1, own_perplexities=True)}
     assert own["Qwen2.5-32B"] == 9.549574852
 
 
 def test_other_choices_of_perplexities_give_other_laws() -> None:
-    own = affine_law(paper.pairs(own_perplexities=True))
+    own = affine_law(tables.pairs(own_perplexities=True))
     assert (round(own.B, 6), round(own.C, 6)) == (0.012948, 0.642340)
     assert (round(own.r2, 6), round(own.mse, 6)) == (0.601540, 0.001287)
     assert [said.split()[0] for said in own.warnings] == ["Qwen2.5-32B", "Qwen2.5-72B"]
@@ -84,7 +84,7 @@ def test_unrounded_coefficients_and_robust_errors() -> None:
 
 
 def test_the_covariance_says_how_well_the_optimum_is_known() -> None:
-    setting = paper.optima()[0].setting
+    setting = tables.optima()[0].setting
     found = best_draft(replace(setting, law=AcceptanceLaw(cov=affine_law(PAIRS).cov)))
     assert found.best is not None and found.se is not None
     assert found.se == pytest.approx(0.077e8, rel=0.01)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from draftsmith.plan.fit import fit_loss
-from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import TrainedModel
+from draftsmith.plan.optimum import LossLaw
 
 
 def trained(law: LossLaw, noise: float = 0.0, seed: int = 0) -> list[TrainedModel]:

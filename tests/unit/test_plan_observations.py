@@ -10,7 +10,7 @@ import pytest
 from draftsmith.config import parse_count
 from draftsmith.plan.law_file import read_law
 from draftsmith.plan.observations import read_counts, read_observations, read_trained
-from draftsmith.plan.paper import agrees
+from draftsmith.plan.tables import agrees
 
 HEAD = "target,draft,target_ppl,draft_ppl,alpha\n"
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftsmith.plan import paper
-from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
+from draftsmith.plan import tables
+from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
 from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
 OPT_13B = SizingProblem(
@@ -28,8 +27,8 @@ AT_THE_OPTIMA = [
 COV = tuple(map(tuple, np.diag([6e-4**2, 1.5e-3**2, 0.02**2]).tolist()))
 
 
-@pytest.mark.parametrize(("row", "at"), list(zip(paper.optima(), AT_THE_OPTIMA, strict=True)))
-def test_table_5(row: paper.PrintedOptimum, at: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("row", "at"), list(zip(tables.optima(), AT_THE_OPTIMA, strict=True)))
+def test_table_5(row: tables.PrintedOptimum, at: tuple[float, ...]) -> None:
     best = best_draft(row.setting).best
     assert best is not None
     assert best.params == pytest.approx(float(row.n_opt), rel=1e-7)
@@ -105,7 +104,7 @@ def test_the_error_of_the_optimum_follows_from_the_covariance() -> None:
 
 
 def test_the_optimum_hangs_on_how_acceptance_follows_draft_perplexity() -> None:
-    for row in paper.optima():
+    for row in tables.optima():
         found = best_draft(row.setting).sensitivity
         assert found is not None
         assert 0.73 < found["A"] < 0.78

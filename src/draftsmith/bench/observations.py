@@ -14,13 +14,15 @@ from typing import Any
 
 from draftsmith.bench.metrics import Ratio
 from draftsmith.bench.pairs import (
+    LONGEST,
     LengthTrial,
+    Perplexity,
     acceptance,
     agreement,
     count_accepted,
     parameters_of,
+    perplexity,
 )
-from draftsmith.bench.perplexity import LONGEST, Perplexity, perplexity
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, Generation
 from draftsmith.core.sampling import Sampler

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from draftsmith.bench import equality
-from draftsmith.bench.arms import TimedRun, time_decode
-from draftsmith.bench.baselines import supports, time_generate
+from draftsmith.bench.arms import TimedRun, supports, time_decode, time_generate
 from draftsmith.bench.costs import CostMeter, CostTable, thin_out
 from draftsmith.bench.records import (
     BASELINE,

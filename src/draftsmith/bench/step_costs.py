@@ -35,7 +35,6 @@ from typing import Any
 from torch import nn
 
 from draftsmith.bench.costs import Cost, CostMeter, CostTable, interpolate
-from draftsmith.bench.machine_load import load_of_others
 from draftsmith.config import as_dict, from_dict
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
@@ -48,6 +47,7 @@ from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import (
     digest,
     jsonable,
+    load_of_others,
     machine_summary,
     portable_text,
     versions,

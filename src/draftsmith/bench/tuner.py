@@ -17,7 +17,6 @@ from draftsmith.bench.arms import time_decode
 from draftsmith.bench.config import TuneConfig
 from draftsmith.bench.costs import CostMeter, CostTable
 from draftsmith.bench.drafters import proposal_of
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.step_costs import (
     ROUNDS,
     Workload,
@@ -43,6 +42,7 @@ from draftsmith.plan.tune import (
     estimate_candidate,
     speedup,
 )
+from draftsmith.provenance import warn_if_busy
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 

@@ -18,8 +18,7 @@ from draftsmith.commands._options import LawsOptions
 from draftsmith.provenance import write_text_atomic
 
 if TYPE_CHECKING:
-    from draftsmith.plan.loss import LossLaw
-    from draftsmith.plan.optimum import AcceptanceLaw
+    from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
 
 MEASURED_TARGETS = (1e10, 1.2e11)
 """Parameters of the targets that the default coefficients come from, rounded outwards."""
@@ -34,8 +33,7 @@ _WIDTH = 160
 def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     """The acceptance law and the loss law that were asked for."""
     from draftsmith.plan.law_file import read_law
-    from draftsmith.plan.loss import LossLaw
-    from draftsmith.plan.optimum import AcceptanceLaw
+    from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
 
     given, constants = options.acceptance_numbers(), options.loss_numbers()
     acceptance = AcceptanceLaw() if given is None else AcceptanceLaw.of(given)
@@ -47,14 +45,14 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
 def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
     """The paper's coefficients with the errors of its fit, unless others were given; as they are
     where the fit cannot be repeated."""
-    from draftsmith.plan import paper
+    from draftsmith.plan import tables
     from draftsmith.plan.fit import affine_law
     from draftsmith.plan.law_file import residual_of
 
     given = options.law is not None or options.coefficients is not None
     if given or importlib.util.find_spec("statsmodels") is None:
         return law
-    fit = affine_law(paper.pairs())
+    fit = affine_law(tables.pairs())
     return replace(law, cov=fit.cov, residual=residual_of(fit.mse, fit.n))
 
 

@@ -24,13 +24,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftsmith.bench.config import BenchConfig
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.commands._loading import open_model, open_target
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.data.suites import load_suite
 from draftsmith.errors import InputError
-from draftsmith.provenance import Run, jsonable, portable_text, refuse_file, start_run
+from draftsmith.provenance import Run, jsonable, portable_text, refuse_file, start_run, warn_if_busy
 
 if TYPE_CHECKING:
     from draftsmith.bench.observations import Measured

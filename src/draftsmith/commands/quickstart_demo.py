@@ -39,7 +39,6 @@ from rich.text import Text
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.html import write_report
-from draftsmith.bench.machine_load import warn_if_busy
 from draftsmith.bench.metrics import (
     DrafterMetrics,
     Interval,
@@ -99,6 +98,7 @@ from draftsmith.provenance import (
     portable_text,
     refuse_file,
     start_run,
+    warn_if_busy,
     write_json_atomic,
 )
 from draftsmith.targets.base import Target

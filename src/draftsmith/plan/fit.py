@@ -21,14 +21,13 @@ from scipy.stats import t as student
 
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
-from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import (
     Observation,
     TrainedModel,
     perplexity_warnings,
     repeat_warnings,
 )
-from draftsmith.plan.optimum import NAMES
+from draftsmith.plan.optimum import NAMES, LossLaw
 
 Named = dict[str, float]
 NamedRange = dict[str, tuple[float, float]]

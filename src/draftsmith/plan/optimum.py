@@ -17,16 +17,15 @@ u = -W_-1(-exp(-1 - L)) = 1 + v they become
 
 and v is found from L itself.
 
-What the best draft size follows from: a target, a budget for drafts, and the laws between them.
-
-Equations are those of "Speculative Decoding Scaling Laws". Parameters and tokens are plain counts.
+The best draft size follows from a target, a budget for drafts and the laws between them.
+Parameters and tokens are plain counts:
 
     alpha(N) = A exp(L(N, D(N))) + B exp(L(M, D')) + C          cost(N) = max(N / M, floor)
 
 The paper has D the same for all N, and no floor. The floor is ours: a pass of a small model costs
 more than its share of parameters, and where that was measured no size is taken to cost less.
 
-What pre-training one draft may take: how many tokens D a draft of N parameters is trained on.
+`TokenBudget` says how many tokens D a draft of N parameters is trained on.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftsmith.core.speedup import Floats, check_domain, predicted_speedup, tokens_per_step
-from draftsmith.plan.loss import LossLaw
+from draftsmith.errors import InputError
 
 # v in powers of sqrt(2 L), from v - ln(1 + v) = L
 _SERIES = (1.0, 1 / 3, 1 / 36, -1 / 270, 1 / 4320, 1 / 17010, -139 / 5443200)
@@ -172,6 +171,53 @@ class AcceptanceLaw:
             return np.asarray(
                 self.A * np.asarray(draft_ppl) + self.B * np.asarray(target_ppl) + self.C
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossLaw:
+    """Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; the constants are those of Besiroglu et al.
+    2024 (arXiv 2404.10102). Losses are in nats per token.
+
+    The scaling-laws paper prints eq. 7 and 8 with the powers in the denominator *and* negative;
+    this is the form that its results were computed with.
+    """
+
+    E: float = 1.8172
+    """The irreducible loss."""
+    A: float = 482.01
+    nu: float = 0.3478
+    B: float = 2085.43
+    delta: float = 0.3658
+
+    @classmethod
+    def of(cls, values: tuple[float, ...]) -> LossLaw:
+        """Build the law from E, A, nu, B, delta in this order."""
+        E, A, nu, B, delta = values
+        return cls(E=E, A=A, nu=nu, B=B, delta=delta)
+
+    def __post_init__(self) -> None:
+        values = {"E": self.E, "A": self.A, "nu": self.nu, "B": self.B, "delta": self.delta}
+        for name, value in values.items():
+            if not (np.isfinite(value) and value >= 0):
+                raise InputError(f"{name} of the loss law must be 0 or more, got {value}")
+
+    def loss(self, params: ArrayLike, tokens: ArrayLike) -> Floats:
+        """Return nats per token of a model with so many parameters, trained on so many tokens."""
+        N, D = np.asarray(params, np.float64), np.asarray(tokens, np.float64)
+        return np.asarray(self.E + self.A * N**-self.nu + self.B * D**-self.delta)
+
+    def perplexity(self, params: ArrayLike, tokens: ArrayLike) -> Floats:
+        """Return exp of the loss (eq. 7 and 8); inf where that overflows."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(self.loss(params, tokens)))
+
+    def slope(self, params: ArrayLike) -> Floats:
+        """Return dL / d ln N at the same data: what a model gains from being larger."""
+        return np.asarray(-self.nu * self.A * np.asarray(params, np.float64) ** -self.nu)
+
+    def data_slope(self, tokens: ArrayLike) -> Floats:
+        """Return dL / d ln D: what a model gains from more data."""
+        return np.asarray(-self.delta * self.B * np.asarray(tokens, np.float64) ** -self.delta)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,16 +16,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftsmith.core.speedup import Floats, tokens_per_step
-from draftsmith.plan import paper
+from draftsmith.plan import tables
 from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.fit import FORMS, AffineFit, FormFit, affine_law, per_target
 from draftsmith.plan.ladder import QUANTITIES, RungComparison, RungPrediction
-from draftsmith.plan.loss import LossLaw
 from draftsmith.plan.observations import Observation, TrainedModel
-from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
-from draftsmith.plan.paper import LatencyPoint
+from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
 from draftsmith.plan.sizing import Sizing, best_draft
 from draftsmith.plan.sweep import Optima, Sweep, sweep
+from draftsmith.plan.tables import LatencyPoint
 from draftsmith.plots import PlotImage, blank, ink, legend_below, plot, reference
 from draftsmith.provenance import write_text_atomic
 
@@ -158,7 +157,7 @@ def draft_sizes(panels: Sequence[Panel]) -> Figure:
 @plot(
     name="latency",
     title="Latency by distance from N*",
-    caption=f"{paper.VALIDATED}, one prompt at a time on one GPU; whiskers are 95 % intervals.",
+    caption=f"{tables.VALIDATED}, one prompt at a time on one GPU; whiskers are 95 % intervals.",
 )
 def latencies(points: Sequence[LatencyPoint]) -> Figure:
     """Draw measured latency against the distance from N*, a colour per draft family."""
@@ -375,7 +374,7 @@ def of_table(number: int) -> list[PlotImage | None]:
 
 
 def _curves(table: int | None) -> list[PlotImage | None]:
-    pairs = paper.pairs(table, own_perplexities=table is not None)
+    pairs = tables.pairs(table, own_perplexities=table is not None)
     return [acceptance_curves.draw(pairs, per_target(pairs)[0])]
 
 
@@ -387,9 +386,9 @@ def _curves(table: int | None) -> list[PlotImage | None]:
 )
 def paper_optima() -> Figure:
     law = _paper_law()
-    available = available_sizes(paper.latencies())
+    available = available_sizes(tables.latencies())
     panels: dict[str, list[Curve]] = {}
-    for row in paper.optima():
+    for row in tables.optima():
         problem = replace(row.setting, law=law)
         curve = Curve(label=row.target, setting=problem, sizing=best_draft(problem))
         panels.setdefault(row.family, []).append(curve)
@@ -402,7 +401,7 @@ def paper_optima() -> Figure:
 
 
 def _paper_law() -> AcceptanceLaw:
-    return AcceptanceLaw(cov=affine_law(paper.pairs()).cov)
+    return AcceptanceLaw(cov=affine_law(tables.pairs()).cov)
 
 
 def _pooled() -> list[PlotImage | None]:
@@ -412,10 +411,10 @@ def _pooled() -> list[PlotImage | None]:
 _OF_TABLES: dict[int, Callable[[], list[PlotImage | None]]] = {
     1: partial(_curves, 1),
     2: partial(_curves, 2),
-    3: lambda: [plane.draw(paper.pairs(), affine_law(paper.pairs()))],
+    3: lambda: [plane.draw(tables.pairs(), affine_law(tables.pairs()))],
     4: partial(_curves, None),
     5: lambda: [paper_optima.draw()],
-    6: lambda: [latencies.draw(paper.latencies())],
+    6: lambda: [latencies.draw(tables.latencies())],
     7: _pooled,
     8: _pooled,
     9: _pooled,

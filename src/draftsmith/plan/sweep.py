@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import Named, NamedRange, ols
-from draftsmith.plan.loss import LossLaw
-from draftsmith.plan.optimum import AcceptanceLaw, SizingProblem, TokenBudget
+from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
 from draftsmith.plan.sizing import Z95, best_place, solve
 
 GridName = Literal["paper", "printed", "exact"]

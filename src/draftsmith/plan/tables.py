@@ -7,16 +7,23 @@ are those of Tables 3, 6, 7 and 9 and six rows of Table 5; Tables 4 and 8 are re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 
 import numpy as np
 
 from draftsmith.errors import InputError
-from draftsmith.plan import paper
 from draftsmith.plan.fit import affine_law, per_target
-from draftsmith.plan.paper import LatencyPoint, agrees
-from draftsmith.plan.sizing import best_draft
+from draftsmith.plan.observations import (
+    DATA,
+    CsvRow,
+    Observation,
+    read_observations,
+    read_rows,
+)
+from draftsmith.plan.optimum import SizingProblem, TokenBudget
+from draftsmith.plan.sizing import best_draft, optimal_params
 from draftsmith.plan.sweep import GRIDS, PooledFit, sweep
 
 Cell = str | float | None
@@ -52,12 +59,12 @@ def paper_table(number: int) -> PaperTable:
 
 def _measured(number: int) -> PaperTable:
     columns = ("target", "target_ppl", "draft", "draft_ppl", "alpha", "moe")
-    pairs = paper.pairs(number, own_perplexities=True)
+    measured = pairs(number, own_perplexities=True)
     return PaperTable(
         number=number,
         title=f"Measured acceptance, {'OPT' if number == 1 else 'Qwen'} drafts",
         columns=columns,
-        rows=tuple(tuple(getattr(pair, name) for name in columns) for pair in pairs),
+        rows=tuple(tuple(getattr(pair, name) for name in columns) for pair in measured),
         notes=(
             "The perplexities of Qwen2.5-32B and Qwen2.5-72B are swapped between Tables 1 and 2.",
         ),
@@ -65,7 +72,7 @@ def _measured(number: int) -> PaperTable:
 
 
 def _affine() -> PaperTable:
-    fit = affine_law(paper.pairs(), fixed_effects=True)
+    fit = affine_law(pairs(), fixed_effects=True)
     classic, by_target = fit.errors["classic"], fit.errors["cluster_target"]
     found = {"mse": fit.mse, "r2": fit.r2}
     for name in ("A", "B", "C"):
@@ -88,7 +95,7 @@ def _affine() -> PaperTable:
 
 
 def _curves() -> PaperTable:
-    curves, _ = per_target(paper.pairs())
+    curves, _ = per_target(pairs())
     rows: list[tuple[Cell, ...]] = []
     for target, forms in curves.items():
         for form, fit in forms.items():
@@ -111,7 +118,7 @@ def _curves() -> PaperTable:
 
 def _optima() -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
-    for row in paper.optima():
+    for row in optima():
         best = best_draft(row.setting).best
         assert best is not None
         rows.append(
@@ -149,8 +156,8 @@ def _optima() -> PaperTable:
 
 def _latencies() -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
-    points = paper.latencies()
-    for point, row in zip(points, paper.printed(6), strict=True):
+    points = latencies()
+    for point, row in zip(points, printed(6), strict=True):
         per_token = point.seconds["ttot"][0] / NEW_TOKENS
         same = agrees(row.text("distance"), point.distance) and agrees(row.text("tpot"), per_token)
         rows.append(
@@ -168,7 +175,7 @@ def _latencies() -> PaperTable:
         )
     return PaperTable(
         number=6,
-        title=f"Latency of {paper.VALIDATED} against the distance from N*",
+        title=f"Latency of {VALIDATED} against the distance from N*",
         columns=(
             "draft", "family", "distance printed", "distance", "tpot printed", "tpot", "agrees",
             "ttft", "ttft_moe", "ttot", "ttot_moe",
@@ -200,7 +207,7 @@ def _ranges() -> PaperTable:
         title="The sizes that are pooled",
         columns=("parameter", "role", "range printed", "points printed", "range", "points"),
         rows=tuple(
-            (*map(row.text, names), *used_ranges[row.text("parameter")]) for row in paper.printed(7)
+            (*map(row.text, names), *used_ranges[row.text("parameter")]) for row in printed(7)
         ),
         notes=(
             "The printed ranges do not give Tables 8 and 9 (`plan sweep --grid printed`); the "
@@ -259,7 +266,7 @@ TABLES: dict[int, Callable[[], PaperTable]] = {
 def _beside(table: int, found: dict[str, float]) -> tuple[tuple[Cell, ...], ...]:
     """Set the printed values of a table beside the recomputed ones of the same names."""
     rows = []
-    for row in paper.printed(table):
+    for row in printed(table):
         name, text = row.text("quantity"), row.text("printed")
         rows.append((name, text, found[name], _yes(agrees(text, found[name]))))
     return tuple(rows)
@@ -291,3 +298,103 @@ def _range(ends: tuple[float, float]) -> str:
 
 def _yes(good: bool) -> str:
     return "yes" if good else "no"
+
+
+VALIDATED = "OPT-13B"
+"""The target whose latencies are in Table 6."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrintedOptimum:
+    """A row of Table 5."""
+
+    target: str
+    family: str
+    """Model family of the drafts."""
+    setting: SizingProblem
+    n_opt: str
+    throughput: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatencyPoint:
+    """A row of Table 6: seconds with 95 % margins."""
+
+    draft: str
+    family: str
+    params: float
+    distance: float
+    """|N - N*| / M, recomputed."""
+    seconds: dict[str, tuple[float, float]]
+    """ttft, ttot, tpot: value and margin."""
+
+
+def pairs(table: int | None = None, *, own_perplexities: bool = False) -> list[Observation]:
+    """Return the 130 measured pairs (or those of Table 1 or 2).
+
+    The two tables swap the perplexities of Qwen2.5-32B and Qwen2.5-72B. Table 3 was computed with
+    those of Table 2 in all rows, which is what this gives; `own_perplexities` keeps each table's.
+    """
+    path = DATA / "acceptance.csv"
+    tables = [row.text("table") for row in read_rows(path, ("table",))]
+    found = list(zip(read_observations(path), tables, strict=True))
+    second = {pair.target: pair.target_ppl for pair, of in found if of == "2"}
+    return [
+        pair if own_perplexities else replace(pair, target_ppl=second[pair.target])
+        for pair, of in found
+        if table is None or of == str(table)
+    ]
+
+
+def optima() -> list[PrintedOptimum]:
+    """Return the rows of Table 5 that ship."""
+    return [
+        PrintedOptimum(
+            target=row.text("target"),
+            family=row.text("family"),
+            setting=SizingProblem(
+                target_params=row.count_of("target_params"),
+                target_tokens=row.count_of("target_tokens"),
+                budget=TokenBudget(amount=row.count_of("draft_tokens")),
+            ),
+            n_opt=row.text("n_opt"),
+            throughput=row.text("throughput"),
+        )
+        for row in read_rows(DATA / "table_5.csv", ("target", "family", "n_opt", "throughput"))
+    ]
+
+
+def latencies() -> list[LatencyPoint]:
+    """Return Table 6, its distances recomputed."""
+    settings = {row.family: row.setting for row in optima() if row.target == VALIDATED}
+    best = {family: optimal_params(setting) for family, setting in settings.items()}
+    found = []
+    for row in printed(6):
+        family, params = row.text("family"), row.number_of("params")
+        found.append(
+            LatencyPoint(
+                draft=row.text("draft"),
+                family=family,
+                params=params,
+                distance=abs(params - best[family]) / settings[family].target_params,
+                seconds={
+                    name: (row.number_of(name), row.number_of(f"{name}_moe"))
+                    for name in ("ttft", "ttot", "tpot")
+                },
+            )
+        )
+    return found
+
+
+def printed(table: int) -> list[CsvRow]:
+    """Return the printed values of a table that ships them: 3, 5, 6, 7 or 9."""
+    path = DATA / f"table_{table}.csv"
+    if not path.exists():
+        raise InputError(f"the printed values of Table {table} do not ship with draftsmith")
+    return read_rows(path, ())
+
+
+def agrees(text: str, value: float) -> bool:
+    """Check whether `value`, rounded to the digits of the printed `text`, is what was printed."""
+    wanted = Decimal(text)
+    return Decimal(repr(float(value))).quantize(wanted) == wanted

@@ -25,10 +25,10 @@ from draftsmith.bench.compare.model import (
     RankedSetting,
     RunMetrics,
     Scope,
+    compare,
     say_option,
 )
 from draftsmith.bench.compare.plots import LABELS, Missing, draw_plots
-from draftsmith.bench.compare.pool import compare
 from draftsmith.bench.html import render_page
 from draftsmith.config import as_dict
 from draftsmith.plots import PlotImage
