@@ -80,6 +80,22 @@ def test_laws_of_tied_logits_are_transformers_up_to_which_of_the_tied_stay(
         torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("vocab", [1, 2, 8, 50, 512])
+def test_a_nucleus_cut_in_all_rows_at_once_is_the_one_cut_row_by_row(
+    vocab: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: the same weights of the same tokens, hence the same draws."""
+    logits = torch.cat([random_logits(vocab), tied(random_logits(vocab)), torch.zeros(1, vocab)])
+    sampler = Sampler(temperature=1.0, top_p=top_p, min_p=0.01)
+    together = sampler.law(logits)
+    monkeypatch.setattr("draftsmith.core.sampling.SMALL_VOCABULARY", 0)
+    one_by_one = sampler.law(logits)
+    assert torch.equal(together.probs_RK, one_by_one.probs_RK)
+    assert together.ids_RK is not None and one_by_one.ids_RK is not None
+    assert torch.equal(together.ids_RK, one_by_one.ids_RK)
+
+
 @pytest.mark.parametrize("vocab", [50, 5_000])
 @by_setting
 def test_a_law_does_not_depend_on_its_neighbours(sampler: Sampler, vocab: int) -> None:

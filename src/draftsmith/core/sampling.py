@@ -48,6 +48,10 @@ _TIES = 64
 """How many scores beyond the k-th are looked at for ties before everything is sorted."""
 
 
+SMALL_VOCABULARY = 512
+"""Vocabularies up to this size are sorted whole where a nucleus is cut."""
+
+
 def highest(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, downwards, and their columns; of equal ones (half precision
     has many) the lowest columns first, whatever the sort of the device prefers.
@@ -250,11 +254,17 @@ class Sampler:
 
         A full sort of 32,000 scores costs as much as a small target's forward. Tokens less probable
         than (1 - top_p) / V together weigh less than 1 - top_p, so they lie in the tail that is cut
-        off: only the others are sorted.
+        off, and only the others are sorted. In a small vocabulary all rows are sorted at once.
         """
         num_rows, vocab = scores_RV.shape
         total_R1 = scores_RV.logsumexp(-1, keepdim=True)
         least_R1 = total_R1 + math.log((1 - self.top_p) / vocab) - 1e-3
+        if vocab <= SMALL_VOCABULARY:
+            values_RK, ids_RK = scores_RV.sort(dim=-1, descending=True, stable=True)
+            stays_RK = values_RK >= least_R1
+            width = int(stays_RK.sum(-1).max())
+            values_RK = values_RK.where(stays_RK, -math.inf)[:, :width]
+            return values_RK, ids_RK.where(stays_RK, 0)[:, :width], total_R1
         parts = []
         for r in range(num_rows):
             ids = (scores_RV[r] >= least_R1[r]).nonzero()[:, 0]
