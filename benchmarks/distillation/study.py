@@ -31,7 +31,7 @@ from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
 from draftsmith.distill.config import ScheduleConfig
 from draftsmith.drafters.base import free_options
-from draftsmith.drafters.names import drafter_parts
+from draftsmith.drafters.config import drafter_parts
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
 from draftsmith.provenance import digest, jsonable, write_json_atomic

@@ -2,7 +2,7 @@
 sets again and writes one T x T matrix of scores for each; its gradient is taken at once.
 
 Its masks are not the released ones but those of decoding, so that it computes what our step does.
-In natural coordinates (see `draftsmith.drafters.hidden.unroll_attention`), step j:
+In natural coordinates (see `draftsmith.drafters.hidden.unroll`), step j:
 
     query t, key s      set 0: s <= t - j        set i > 0: s = t - j + i        else -inf
 """
@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
-from draftsmith.drafters.causal_lm import document_positions
 from draftsmith.drafters.griffin import Griffin
-from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.drafter import AlignedDrafter
 from draftsmith.drafters.hidden.network import DraftLayer, FusionNetwork
 from draftsmith.drafters.hidden.unroll import Rollout
 
@@ -41,7 +40,7 @@ class _SquareForward(AlignedDrafter):
         now = Sets(step=0, feature_BTH=self._begin(batch).feature_BTH) if carry is None else carry
         network, documents_BT = self.network, batch.documents_BT
         assert isinstance(now, Sets) and network is not None and documents_BT is not None
-        positions_BT = document_positions(documents_BT)
+        positions_BT = batch.positions_BT
         earlier = [
             self._keys_and_values(batch, feature_BTH, positions_BT, step)
             for step, feature_BTH in enumerate(now.features)

@@ -31,7 +31,7 @@ from draftsmith.core.types import FullLaws, TrajectoryBatch
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.griffin import Griffin
-from draftsmith.drafters.hidden.unroll_attention import attend_rollout
+from draftsmith.drafters.hidden.unroll import attend_rollout
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.views import EmbeddingAndHead
 

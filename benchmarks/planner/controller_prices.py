@@ -19,9 +19,9 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
 from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.config import drafter_manifest
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
-from draftsmith.drafters.names import drafter_manifest
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.chain import FallbackDrafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
@@ -19,7 +18,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import PredictionDrafter
+from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget

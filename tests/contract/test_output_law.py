@@ -13,7 +13,7 @@ import pytest
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.names import kinds
+from draftsmith.drafters.config import kinds
 from draftsmith.plan.length_policy import AdaptiveLength
 
 from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case

@@ -21,7 +21,7 @@ from draftsmith.config import as_dict
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.sampling import Sampler
-from draftsmith.drafters.names import drafter_parts, kinds
+from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.toy import TabularTarget, tiny_target

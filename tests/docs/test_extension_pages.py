@@ -18,7 +18,7 @@ from draftsmith.config import InputError
 from draftsmith.core import verify_step
 from draftsmith.core.types import Proposal
 from draftsmith.distill.objectives import divergence
-from draftsmith.drafters.names import built_in_kinds
+from draftsmith.drafters.config import built_in_kinds
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import BackendError
 from draftsmith.plugins import (

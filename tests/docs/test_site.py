@@ -14,7 +14,7 @@ import pytest
 
 import draftsmith
 from draftsmith import cli
-from draftsmith.drafters.names import kinds
+from draftsmith.drafters.config import kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -11,7 +11,7 @@ import pytest
 
 from draftsmith.cli import verbs
 from draftsmith.config import flags_of
-from draftsmith.drafters.names import kinds
+from draftsmith.drafters.config import kinds
 from draftsmith.drafters.registry import drafter_class
 
 

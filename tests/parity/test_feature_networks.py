@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.state import PairReader, new_state
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, new_state
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget

@@ -64,7 +64,6 @@ LIGHT = [
     "distill.config",
     "drafters.config",
     "serve.config",
-    "drafters.names",
     "live.config",
     "targets.config",
 ]

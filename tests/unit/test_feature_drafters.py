@@ -18,8 +18,7 @@ from draftsmith.drafters.eagle3 import Eagle3, fused_layers
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.state import PairReader, new_state
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, new_state
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter

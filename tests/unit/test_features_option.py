@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from draftsmith.core.types import Signals
 from draftsmith.distill.trajectories import features
-from draftsmith.drafters.names import kinds
+from draftsmith.drafters.config import kinds
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.unroll_attention import (
+from draftsmith.drafters.hidden.unroll import (
     attend_rollout_official,
     attend_rollout_reference,
 )

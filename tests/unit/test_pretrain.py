@@ -38,7 +38,7 @@ from draftsmith.distill import pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
-from draftsmith.drafters.causal_lm import causal_forward, document_positions
+from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import causal_head
 
@@ -406,7 +406,12 @@ def test_packed_documents_are_as_if_each_stood_alone(name: str, attention: str) 
 def test_positions_restart_with_each_document() -> None:
     documents = torch.tensor([[3, 3, 3, 1, 1, 7], [2, 2, 2, 2, 2, 2]])
     expected = [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
-    assert document_positions(documents).tolist() == expected
+    batch = TrajectoryBatch(
+        tokens_BT=documents,
+        loss_mask_BT=torch.ones_like(documents, dtype=torch.bool),
+        documents_BT=documents,
+    )
+    assert batch.positions_BT.tolist() == expected
 
 
 # --------------------------------------------------------------------------- subcloning

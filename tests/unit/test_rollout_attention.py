@@ -14,10 +14,9 @@ from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden import unroll_attention
-from draftsmith.drafters.hidden.aligned import AlignedDrafter
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.unroll_attention import (
+from draftsmith.drafters.hidden import unroll
+from draftsmith.drafters.hidden.drafter import AlignedDrafter, FeatureDrafter
+from draftsmith.drafters.hidden.unroll import (
     attend_rollout,
     attend_rollout_reference,
 )
@@ -30,8 +29,8 @@ B, H, T, D = 2, 3, 37, 8
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's, or what other devices do, with so many rows of scores at a time."""
     if request.param != "fused":
-        monkeypatch.setattr(unroll_attention, "FUSED", ())
-        monkeypatch.setattr(unroll_attention, "CHUNK", int(request.param))
+        monkeypatch.setattr(unroll, "FUSED", ())
+        monkeypatch.setattr(unroll, "CHUNK", int(request.param))
 
 
 def tensors(steps: int, dtype: torch.dtype) -> list[Tensor]:

@@ -10,8 +10,7 @@ from draftsmith.core.generation import Arm
 from draftsmith.core.types import LengthPolicy, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.base import Drafter, training_options
-from draftsmith.drafters.config import DraftingConfig
-from draftsmith.drafters.names import drafter_parts
+from draftsmith.drafters.config import DraftingConfig, drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
 from draftsmith.provenance import portable_text

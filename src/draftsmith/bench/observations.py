@@ -27,8 +27,8 @@ from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, Generation
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import text
+from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
 from draftsmith.plan.acceptance import AcceptanceEstimate, estimate

@@ -321,6 +321,17 @@ class TrajectoryBatch:
     features_BTS: Tensor | None = None
     """Hidden signals of the target at each position; None: not collected."""
 
+    @property
+    def positions_BT(self) -> Tensor:
+        """Position inside its document; a document that begins before the block restarts at 0."""
+        index_BT = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
+        index_BT = index_BT.expand_as(self.tokens_BT)
+        if self.documents_BT is None:
+            return index_BT
+        begins_BT = torch.ones_like(self.documents_BT, dtype=torch.bool)
+        begins_BT[:, 1:] = self.documents_BT[:, 1:] != self.documents_BT[:, :-1]
+        return index_BT - torch.where(begins_BT, index_BT, 0).cummax(dim=1).values
+
     def tokens_ahead(self, k: int) -> Tensor:
         """[B, T]: the token k places to the right of each position (0 past the end)."""
         out = torch.zeros_like(self.tokens_BT)

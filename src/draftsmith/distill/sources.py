@@ -41,7 +41,7 @@ from draftsmith.distill.trajectories.types import (
     TopK,
     Trajectory,
 )
-from draftsmith.drafters.causal_lm import causal_forward
+from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget, causal_head
 

@@ -30,8 +30,8 @@ from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.distill.save import write_drafter, write_model
 from draftsmith.distill.training import text_config
 from draftsmith.drafters.base import Drafter, free_options
+from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
 from draftsmith.drafters.vocabulary import VocabularySubset, same_tokens
 from draftsmith.errors import InputError, nearest

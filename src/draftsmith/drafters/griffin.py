@@ -26,7 +26,7 @@ from transformers import LlamaConfig
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
-from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.drafter import AlignedDrafter
 from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSNorm
 from draftsmith.drafters.hidden.unroll import Rollout
 

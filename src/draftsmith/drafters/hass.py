@@ -3,16 +3,15 @@
     step 0     features of the target                             as EAGLE
     step j     states of step j - 1, seen from the same place     what decoding will see
 
-Harmonised context alignment unrolls the drafter (`hidden/unroll.py`, `hidden/aligned.py`).
-Harmonised objective distillation is the top-10 term of the objective. Weights load and decode as
-EAGLE's.
+Harmonised context alignment unrolls the drafter (`hidden/unroll.py`, `AlignedDrafter`). Harmonised
+objective distillation is the top-10 term of the objective. Weights load and decode as EAGLE's.
 """
 
 from __future__ import annotations
 
 from draftsmith.drafters.base import LossWeights
 from draftsmith.drafters.eagle import EagleNetwork
-from draftsmith.drafters.hidden.aligned import AlignedDrafter
+from draftsmith.drafters.hidden.drafter import AlignedDrafter
 
 
 class Hass(AlignedDrafter):

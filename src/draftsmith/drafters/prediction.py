@@ -13,9 +13,12 @@ is found again by n-gram, as in llama.cpp's pull request #12127 and speculative 
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
@@ -26,6 +29,8 @@ from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.errors import InputError
 
 RESYNCED = 1
+OTHER = 2
+"""Origin of the nodes of a `FallbackDrafter`'s second drafter."""
 
 
 @dataclass(slots=True)
@@ -195,6 +200,77 @@ class PredictionDrafter(Drafter):
         for row, new in zip(state.rows, accepted.emitted, strict=True):
             row.take_in(new)
         return state
+
+
+@dataclass(slots=True)
+class _FallbackState(DraftState):
+    first: DraftState
+    second: DraftState
+
+    def take(self, rows: Sequence[int]) -> _FallbackState:
+        return _FallbackState(self.first.take(rows), self.second.take(rows))
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _FallbackState:
+        return _FallbackState(self.first.rewind(tokens), self.second.rewind(tokens))
+
+
+class FallbackDrafter(Drafter):
+    """Follows a prediction; where it offers no draft, `second` drafts.
+
+        prediction   a b c d e f        output   a b X . . .
+                                                  `+' |  `--- the second drafter's
+                                           aligned    the divergence
+
+    Both see every accepted token, so either can go on at any step. A step has one tree: while any
+    row follows its prediction, rows that have none get no draft.
+    """
+
+    reads_predictions = True
+
+    def __init__(self, first: PredictionDrafter, second: Drafter) -> None:
+        super().__init__()
+        self.first: Drafter = first
+        self.second = second
+        self.signals = second.signals
+        self.default_shape = first.default_shape
+
+    def bind(self, target: TargetView) -> None:
+        self.first.bind(target)
+        self.second.bind(target)
+        self.signals = self.second.signals
+
+    def max_nodes(self, shape: TreeShape) -> int:
+        return max(self.first.max_nodes(shape), self.second.max_nodes(self._own(shape)))
+
+    def _own(self, shape: TreeShape) -> TreeShape:
+        """The second drafter keeps its shape, no deeper than is asked."""
+        return self.second.default_shape.clip(shape.depth)
+
+    def start(self, request: RequestBatch) -> _FallbackState:
+        return _FallbackState(self.first.start(request), self.second.start(request))
+
+    def resume(self, state: DraftState, request: RequestBatch) -> _FallbackState:
+        assert isinstance(state, _FallbackState)
+        return _FallbackState(
+            self.first.resume(state.first, request), self.second.resume(state.second, request)
+        )
+
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert isinstance(state, _FallbackState)
+        tree = self.first.propose(state.first, shape, sampler, noise)
+        if tree.num_nodes:
+            return tree
+        tree = self.second.propose(state.second, self._own(shape), sampler, noise)
+        origin_BN = torch.full(tuple(tree.parents_BN.shape), OTHER)
+        return dataclasses.replace(tree, origin_BN=origin_BN)
+
+    def advance(self, state: DraftState, accepted: Accepted) -> _FallbackState:
+        assert isinstance(state, _FallbackState)
+        return _FallbackState(
+            self.first.advance(state.first, accepted), self.second.advance(state.second, accepted)
+        )
 
 
 DRAFTER = PredictionDrafter

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from draftsmith.config import from_dict, override
 from draftsmith.drafters.base import Drafter, structure_options
-from draftsmith.drafters.names import built_in_kinds, drafter_manifest, drafter_parts, kinds
+from draftsmith.drafters.config import built_in_kinds, drafter_manifest, drafter_parts, kinds
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import DRAFTERS, load_plugin, wrong_plugin
 

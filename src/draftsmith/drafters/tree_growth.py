@@ -3,26 +3,8 @@
     fed in    first: what the model does not       then the nodes that have children, one level
               know yet, up to the root             per forward, each seeing its ancestors
 
-A tree of fixed shape is grown here: its nodes do not depend on the model, and their order is the
-shape's (level by level, siblings adjacent). One that follows the model is grown in `_dynamic.py`.
-
-What trees are grown from: the `Reader` of a draft model, and that of a language model over its
-own cache, whose tokens may be other than the target's.
-
-cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
-                  committed                   staged, in the order in which they were fed
-
-Growing a draft tree along the draft model's probabilities (EAGLE-2, arXiv 2406.16858).
-
-A path's score is the sum of log q along it. At every depth the `width` best beams live on and each
-gets `width` children; all children, not only the beams among them, go to a pool. The `keep` best of
-the pool are proposed:
-
-    depth 1    a b        pool   a b | c d e f         width 2, keep 4: the best four of the six
-    depth 2    a: c d            0 1   2 3 4 5         scores never rise along a path and of equals
-               b: e f                                  the earlier wins, so parents are kept, too
-
-The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
+The nodes of a tree of fixed shape do not depend on the model, and their order is the shape's (level
+by level, siblings adjacent). A dynamic tree follows the model's probabilities.
 """
 
 from __future__ import annotations
@@ -74,7 +56,11 @@ class Vocabularies:
 
 
 class ModelReader:
-    """Reads with a language model. Afterwards the known tokens are committed, all nodes staged."""
+    """Reads with a language model over its own cache; its tokens may be other than the target's.
+
+    cache columns   [ ... known tokens ... root | n0 n1 | n2 n3 ... ]
+                      committed                   staged, in the order in which they were fed
+    """
 
     def __init__(
         self,
@@ -114,7 +100,19 @@ class ModelReader:
 
 
 def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
-    """The best `shape.keep` nodes, found where the reader's logits are."""
+    """The best `shape.keep` nodes by the draft model's probabilities (EAGLE-2, arXiv 2406.16858),
+    found where the reader's logits are.
+
+    A path's score is the sum of log q along it. At every depth the `width` best beams live on and
+    each gets `width` children; all children, not only the beams among them, go to a pool. The
+    `keep` best of the pool are proposed:
+
+        depth 1    a b        pool   a b | c d e f     width 2, keep 4: the best four of the six
+        depth 2    a: c d            0 1   2 3 4 5     scores never rise along a path and of equals
+                   b: e f                              the earlier wins, so parents are kept, too
+
+    The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
+    """
     assert shape.keep is not None
     width = shape.widths[0]
     logits_BV = reader.root()

@@ -23,9 +23,8 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import BindableTarget, Drafter, DraftState
-from draftsmith.drafters.chain import FallbackDrafter
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import PredictionDrafter
+from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
 from draftsmith.errors import BackendError
 
 FAILURES = (BackendError, RuntimeError, MemoryError)

@@ -25,7 +25,7 @@ from draftsmith.distill.trajectories.collect import draws
 from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectSettings
 from draftsmith.distill.trajectories.workers import ShardPlan
-from draftsmith.drafters.names import drafter_parts
+from draftsmith.drafters.config import drafter_parts
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
 from draftsmith.provenance import check_room, digest

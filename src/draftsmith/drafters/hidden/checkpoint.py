@@ -1,4 +1,4 @@
-"""Networks of feature-level drafters on disk.
+"""Folders of drafters over hidden states: written, read, and refused where they do not fit.
 
     FOLDER/config.json           measures of the network, as transformers writes a Llama's
     FOLDER/model.safetensors     its weights, named as in the released checkpoints
@@ -9,14 +9,10 @@ Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only
 with the prefix `model.` or `medusa_head.`, and a copy of the target's embedding, which must be the
 target's. Every tensor is used or refused by name.
 
-`drafter.json` records which target a trained drafter belongs to.
-
-    drafter.json    "target": {"hidden_size", "vocab_size", "layers", "vocabulary_sha256"}
-
-Released folders have no such record: their target is checked by the shapes of their weights alone.
-
-The config.json of a network over hidden states: read, and refused by name where it asks for
-something that the network here does not compute.
+`drafter.json` records which target a trained drafter belongs to, as "target": {"hidden_size",
+"vocab_size", "layers", "vocabulary_sha256"}. The target of a released folder is checked by the
+shapes of the weights alone. A config.json that asks for something that the network here does not
+compute is refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from transformers import LlamaConfig
 
 from draftsmith.core.types import Signals
 from draftsmith.drafters.base import TargetView
-from draftsmith.drafters.names import drafter_manifest
+from draftsmith.drafters.config import drafter_manifest
 from draftsmith.errors import BackendError
 from draftsmith.provenance import atomic_path, write_json_atomic
 from draftsmith.targets.hf import loading
@@ -61,7 +57,7 @@ def save_network(
     target: Mapping[str, Any],
     weights: str = WEIGHTS,
 ) -> None:
-    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `_kinship.py`;
+    """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `target_facts`;
     `weights`: the file's name."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}

@@ -1,18 +1,35 @@
-"""The drafter around a `Network`: what EAGLE and its descendants do alike."""
+"""Drafters over the target's hidden states: what EAGLE and its descendants do alike.
+
+The network reads pairs. Pair t is (f_t, x_{t+1}), the target's state at t and the token behind it;
+it gives a state like f_{t+1}, from which the head predicts x_{t+2}:
+
+    tokens      x0   x1   x2   x3          the target was fed x0 x1 x2; x3 is the new root
+    features    f0   f1   f2
+    pairs       f0x1 f1x2 f2x3             -> children of the root, and the state to go on with
+    next depth            g3n0             g3: the network's own state in place of f3
+
+Pairs of settled tokens stay in the drafter's cache; those of the tree are dropped and, where they
+were accepted, read again with the target's own features at the next step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from draftsmith.core.attention import attend_fused
+from draftsmith.core.cache import Block, KVCache, KVSpec, lay_out
 from draftsmith.core.law import Noise
+from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import to_device
 from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
@@ -22,6 +39,7 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import (
+    COST,
     STRUCTURE,
     TRAINING,
     Accepted,
@@ -41,10 +59,192 @@ from draftsmith.drafters.hidden.checkpoint import (
     target_facts,
 )
 from draftsmith.drafters.hidden.network import Network, draft_config
-from draftsmith.drafters.hidden.state import FeatureState, PairReader, new_state
-from draftsmith.drafters.hidden.unroll import Rollout
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.targets.hf import loading
+
+
+class Features:
+    """The target's features of every token that it was fed, row by row, in one growing buffer."""
+
+    def __init__(self, num_rows: int, width: int, like: TargetView) -> None:
+        self.lengths_B = np.zeros(num_rows, dtype=np.int64)
+        self._store_BTS = torch.zeros((num_rows, 0, width), dtype=like.dtype, device=like.device)
+
+    def append(self, new: Sequence[Tensor]) -> None:
+        """Add [n_b, S] to each row."""
+        counts = np.array([len(one) for one in new])
+        self._reserve(int((self.lengths_B + counts).max()))
+        for b, one in enumerate(new):
+            start = int(self.lengths_B[b])
+            self._store_BTS[b, start : start + len(one)] = one
+        self.lengths_B = self.lengths_B + counts
+
+    def _reserve(self, length: int) -> None:
+        rows, have, width = self._store_BTS.shape
+        if length > have:
+            bigger = self._store_BTS.new_zeros((rows, max(length, 2 * have), width))
+            bigger[:, :have] = self._store_BTS
+            self._store_BTS = bigger
+
+    def right_aligned(self, start_B: np.ndarray) -> Tensor:
+        """[B, P, S]: each row's features from `start` on, filled up on the left."""
+        counts = self.lengths_B - start_B
+        width = int(counts.max())
+        index_BP = np.maximum(self.lengths_B[:, None] - width + np.arange(width)[None], 0)
+        rows = torch.arange(len(counts), device=self._store_BTS.device)[:, None]
+        return self._store_BTS[rows, to_device(index_BP, self._store_BTS.device)]
+
+    def rewind(self, lengths_B: np.ndarray) -> None:
+        self.lengths_B = np.minimum(self.lengths_B, lengths_B)
+
+    def take(self, rows: Sequence[int]) -> None:
+        index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
+        self._store_BTS = self._store_BTS.index_select(0, index)
+        self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
+
+
+@dataclass(slots=True)
+class FeatureState(DraftState):
+    """The drafter's cache of pairs, the target's features and the known tokens.
+
+    cache.lengths_B <= features.lengths_B < len(known): pairs read, features had, tokens known.
+    """
+
+    cache: KVCache
+    features: Features
+    known: list[list[int]]
+    num_prompt: list[int]
+
+    def take(self, rows: Sequence[int]) -> FeatureState:
+        self.cache.take(rows)
+        self.features.take(rows)
+        return FeatureState(
+            cache=self.cache,
+            features=self.features,
+            known=[self.known[b] for b in rows],
+            num_prompt=[self.num_prompt[b] for b in rows],
+        )
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> FeatureState:
+        # the target keeps all but the last token of the common part, and feeds the others again
+        common = np.array(
+            [
+                min(common_prefix(old, new), len(new) - 1)
+                for old, new in zip(self.known, tokens, strict=True)
+            ]
+        )
+        self.features.rewind(common)
+        # the pair of the last kept feature ends in a token that may be another now
+        pairs = np.maximum(self.features.lengths_B - 1, 0)
+        self.cache.rewind(np.minimum(self.cache.lengths_B, pairs))
+        return FeatureState(
+            cache=self.cache,
+            features=self.features,
+            known=[list(row) for row in tokens],
+            num_prompt=[len(row) for row in tokens],
+        )
+
+    def advance(self, accepted: Accepted) -> None:
+        """Take in the features of what was fed and kept: pending tokens, then the accepted path."""
+        signals_BTS = accepted.out.signals_BTS
+        assert signals_BTS is not None
+        first_node = signals_BTS.shape[1] - accepted.tree.num_nodes
+        path_BD = accepted.verdict.path_BD.numpy()
+        num_B = accepted.verdict.num_accepted_B.numpy()
+        new = []
+        for b, (pending, emitted) in enumerate(
+            zip(accepted.pending, accepted.emitted, strict=True)
+        ):
+            columns = np.concatenate(
+                [
+                    np.arange(first_node - len(pending), first_node),
+                    first_node + path_BD[b, : num_B[b]],
+                ]
+            )
+            if not emitted:  # a row that was done before
+                columns = columns[:0]
+            new.append(signals_BTS[b, to_device(columns, signals_BTS.device)])
+            self.known[b].extend(emitted)
+        self.features.append(new)
+
+    @property
+    def is_blank(self) -> bool:
+        """Before the target's first forward there is nothing to draft from."""
+        return bool((self.features.lengths_B == 0).any())
+
+
+class PairReader:
+    """Reads settled pairs and then a draft tree, level by level (a `Reader`)."""
+
+    def __init__(self, network: Network, target: TargetView, state: FeatureState) -> None:
+        self._network, self._target, self._state = network, target, state
+        self._above_BTH = torch.empty(0)
+        self._depth = 0
+
+    def root(self) -> Tensor:
+        state = self._state
+        pairs = state.features.lengths_B
+        # every row reads at least its last pair, because the root's state is not kept
+        state.cache.rewind(np.minimum(state.cache.lengths_B, pairs - 1))
+        start = state.cache.lengths_B.copy()
+        pending = [
+            row[int(first) + 1 : int(count) + 1]
+            for row, first, count in zip(state.known, start, pairs, strict=True)
+        ]
+        tokens_BP, block = lay_out(state.cache, pending)
+        predict, regress = self._read(
+            torch.from_numpy(tokens_BP), state.features.right_aligned(start), block
+        )
+        state.cache.commit(pairs - start)
+        self._above_BTH = regress[:, -1:]
+        return self._network.logits(predict[:, -1], self._target)
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
+        self._depth += 1
+        block = self._state.cache.stage(depth_BF, see_BFC)
+        index = to_device(above_BF, self._above_BTH.device)[..., None]
+        feature_BFH = self._above_BTH.gather(1, index.expand(-1, -1, self._above_BTH.shape[2]))
+        predict, self._above_BTH = self._read(tokens_BF, feature_BFH, block)
+        return self._network.logits(predict, self._target)
+
+    def _read(self, tokens_BT: Tensor, feature_BTS: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        if self._target.max_length is not None:
+            block.stop_at(self._target.max_length - 1)
+        device = feature_BTS.device
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = block.cache.extend(block, 0, k, v)
+            mask = block.mask(None, q.dtype)
+            return attend_fused(q, keys, values, mask, scale=q.shape[-1] ** -0.5)
+
+        embedded = self._target.embed(to_device(tokens_BT, device))
+        out: tuple[Tensor, Tensor] = self._network(
+            embedded, feature_BTS, block.positions(device), attend
+        )
+        return out
+
+
+def new_state(
+    known: Sequence[Sequence[int]],
+    target: TargetView,
+    config: LlamaConfig,
+    width: int,
+    capacity: int,
+) -> FeatureState:
+    """A blank state. `config`: of the draft layer; `width`: of the target's features."""
+    spec = KVSpec(
+        layers=((config.num_key_value_heads, config.head_dim, config.head_dim),),
+        dtype=target.dtype,
+        device=target.device,
+    )
+    rows = [list(row) for row in known]
+    return FeatureState(
+        cache=KVCache(spec, len(rows), capacity),
+        features=Features(len(rows), width, target),
+        known=rows,
+        num_prompt=[len(row) for row in rows],
+    )
 
 
 class FeatureDrafter(Drafter):
@@ -171,16 +371,72 @@ class FeatureDrafter(Drafter):
     # ------------------------------------------------------------------ training
 
     def forward(
-        self, batch: TrajectoryBatch, carry: Rollout | None
-    ) -> tuple[DraftPrediction, Rollout]:
+        self, batch: TrajectoryBatch, carry: unroll.Rollout | None
+    ) -> tuple[DraftPrediction, unroll.Rollout]:
         assert self.network is not None
         now = self._begin(batch) if carry is None else carry
         return unroll.advance(self.network, self.target, batch, now, keep=self.keeps_steps)
 
-    def _begin(self, batch: TrajectoryBatch) -> Rollout:
+    def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:
         return unroll.begin(batch, self.config.noise if self.training else 0.0)
 
     def head(self) -> Callable[[Tensor], Tensor]:
         network, target = self.network, self.target
         assert network is not None
         return lambda hidden: network.logits(hidden, target)
+
+
+class AlignedDrafter(FeatureDrafter):
+    """A drafter that learns to draft from its own states (HASS and GRIFFIN): several forwards of a
+    text, each of which takes the states of the one before as given.
+
+        forward    reads                  attends to, with gradient      gives
+        1          the target's states    keys of 1                      g1
+        2          g1, detached           keys of 1, 2                   g2
+        3          g2, detached           keys of 1, 2, 3                g3
+
+    In the released code each forward makes all keys again and goes backward by itself, which adds
+    gradients up (`gradients=sum`). Here keys are made once, all losses go backward together, and
+    what a forward computed on the way to it is computed again: a graph of all forwards would take
+    their sum in memory.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(FeatureDrafter.Config):
+        num_forwards: int = field(default=3, metadata=TRAINING)
+        """Training: drafts in a row that are learnt."""
+        attention: Literal["exact", "official"] = field(default="exact", metadata=TRAINING)
+        """Training: `exact` is what decoding computes; `official` leaks weight to places that are
+        not seen, as the released code does, for parity with its curves. Held-out figures are
+        always exact."""
+        gradients: Literal["mean", "sum"] = field(default="mean", metadata=TRAINING)
+        """Training: of all forwards, their mean, or their sum as published. AdamW takes the same
+        step by either; what is clipped differs."""
+        recompute: bool = field(default=True, metadata=COST)
+        """Training: what a forward computed is computed again on the way back, so that the graph of
+        one forward is in memory at a time. Without it: the same gradients, faster."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(1, num_forwards=self.num_forwards)
+
+    config: Config
+    official_from: ClassVar[int] = 1
+    """The least number of forwards with which the released code leaks."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.num_steps = self.config.num_forwards
+        self.keeps_steps = self.num_steps == 1 or not self.config.recompute
+
+    def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:
+        asked = self.config.attention == "official" and self.num_steps >= self.official_from
+        return replace(super()._begin(batch), official=asked and self.training)
+
+    def forward(
+        self, batch: TrajectoryBatch, carry: unroll.Rollout | None
+    ) -> tuple[DraftPrediction, unroll.Rollout]:
+        prediction, after = super().forward(batch, carry)
+        if self.config.gradients == "sum":  # all forwards share one normalisation
+            prediction = replace(prediction, weight=float(self.num_steps))
+        return prediction, replace(after, feature_BTH=after.feature_BTH.detach())

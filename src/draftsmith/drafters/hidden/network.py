@@ -1,11 +1,9 @@
-"""Networks of EAGLE and its descendants, which read pairs (see `_features.py`).
+"""Networks of EAGLE and its descendants, which read pairs (see `hidden/drafter.py`).
 
     token, feature  ->  fusion  ->  decoder layer  ->  state to predict from, state to go on with
 
-How token and feature are fused is the drafter's own; most have the rest in common.
-
-Blocks that feature-level drafters are made of. Module names are those of the released
-checkpoints, so that state dicts need no renaming.
+How token and feature are fused is the drafter's own; most have the rest in common. Module names are
+those of the released checkpoints, so that state dicts need no renaming.
 
 How queries meet keys is handed in (`Attend`): decoding reads a cache, training rolls chains out.
 
