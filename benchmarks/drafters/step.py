@@ -33,7 +33,7 @@ from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hidden.unroll import attend_rollout
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
-from draftsmith.targets.views import EmbeddingAndHead
+from draftsmith.targets.hf import EmbeddingAndHead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))

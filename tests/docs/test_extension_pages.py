@@ -31,7 +31,7 @@ from draftsmith.plugins import (
     plugin_names,
 )
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.registry import open_target
+from draftsmith.targets.hf import open_target
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/extend"
 Install = Callable[..., None]

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from draftsmith.targets import packed_linear
-from draftsmith.targets.packed_linear import PackedLinears
+from draftsmith.targets import hf
+from draftsmith.targets.hf import PackedLinears
 from draftsmith.targets.toy import tiny_target
 
 if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -45,7 +45,7 @@ def test_other_formats_are_left_alone(dtype: torch.dtype) -> None:
 
 
 def test_large_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(hf, "LIMIT_BYTES", 1000)
     assert len(PackedLinears(layers(torch.bfloat16))) == 0
 
 

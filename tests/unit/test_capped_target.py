@@ -9,8 +9,8 @@ import torch
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings, Forcing
 from draftsmith.errors import InputError
+from draftsmith.targets.base import VocabLimitedTarget
 from draftsmith.targets.toy import TabularTarget
-from draftsmith.targets.views import VocabLimitedTarget
 
 KNOWN = 5
 

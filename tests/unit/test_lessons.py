@@ -24,8 +24,8 @@ from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
+from draftsmith.targets.base import VocabLimitedTarget
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.views import VocabLimitedTarget
 
 VOCAB = 300
 

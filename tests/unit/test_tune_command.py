@@ -28,7 +28,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.tune import Candidate, Measurement, Tuning
-from draftsmith.targets import registry
+from draftsmith.targets import hf
 from draftsmith.targets.hf import load_target
 
 
@@ -324,14 +324,14 @@ def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "open_meter", LinearMeter)
-    opened = registry.load_target
+    opened = hf.load_target
 
     def ended(*source: Any, **options: Any) -> Any:
         target = opened(*source, **options)
         target.end_ids = frozenset(range(target.vocab_size))
         return target
 
-    monkeypatch.setattr(registry, "load_target", ended)
+    monkeypatch.setattr(hf, "load_target", ended)
     with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
         tuned(models, tmp_path, "--drafter", "prompt_lookup")
 

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftsmith.bench.config import BenchConfig
-from draftsmith.commands._loading import open_model, open_target
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.data.suites import load_suite
@@ -54,6 +53,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     from draftsmith.core.generation import Arm
     from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.none import NoDrafter
+    from draftsmith.targets.hf import open_target
 
     record = start_run("bench", options, seed=options.sampling.seed)
     if options.perplexity:
@@ -63,7 +63,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     names = options.drafters()
     if TRANSFORMERS in names:
         raise InputError(f"--drafter {TRANSFORMERS}: it is measured anyway; leave it out.")
-    target = open_target(options.model)
+    target = open_target(options.model, quiet=True)
     arms = open_drafters(names, options.drafting, target)
     check_predictions(prompts, arms)
     items = make_items(prompts, target, options.max_new_tokens)
@@ -219,6 +219,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     from draftsmith.bench.run import make_items
     from draftsmith.core.decode import DecodeOptions
     from draftsmith.core.sampling import Sampler
+    from draftsmith.targets.hf import open_model
 
     refuse_used_folder(options.out)
     refuse_others(options.drafters())

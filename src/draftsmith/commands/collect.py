@@ -20,7 +20,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from draftsmith.commands._loading import open_target
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import as_dict
 from draftsmith.data.suites import load_prompts
@@ -188,8 +187,10 @@ def _transformers(
     model: ModelConfig, batch_size: int, on_done: Callable[[int, int], None] | None
 ) -> Backend:
     from draftsmith.distill.trajectories.collect import TransformersBackend
+    from draftsmith.targets.hf import open_target
 
-    return TransformersBackend(open_target(model), batch_size=batch_size, on_done=on_done)
+    target = open_target(model, quiet=True)
+    return TransformersBackend(target, batch_size=batch_size, on_done=on_done)
 
 
 def _vllm(model: ModelConfig) -> Backend:

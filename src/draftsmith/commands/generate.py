@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.text import Text
 
-from draftsmith.commands._loading import (
-    open_target,
-)
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, Many, at_least, require
 from draftsmith.core.config import SamplingConfig, SamplingParams, check_temperature
@@ -103,13 +100,14 @@ def run(options: GenerateOptions) -> GenerateReport:
     from draftsmith.core.generation import DraftCounts, Generator, encode, prediction
     from draftsmith.core.sampling import Sampler
     from draftsmith.core.verify import lossy_sentence
+    from draftsmith.targets.hf import open_target
 
     if options.stream and options.batch_size > 1:
         raise InputError("--stream shows one text at a time: leave out --batch-size.")
     prompts = _prompts(options)
     out = Console(highlight=False, markup=False)
     notes = Console(stderr=True, highlight=False, markup=False, style="dim")
-    target = open_target(options.model)
+    target = open_target(options.model, quiet=True)
     (arm,) = open_drafters([options.drafter], options.drafting, target)
     check_predictions(prompts, [arm])
     ids = [encode(prompt, target) for prompt in prompts]

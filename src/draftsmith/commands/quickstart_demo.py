@@ -63,7 +63,6 @@ from draftsmith.bench.summary import (
 from draftsmith.commands import bench as bench_verb
 from draftsmith.commands import collect as collect_verb
 from draftsmith.commands import distill as distill_verb
-from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.distill import DistillOptions
@@ -103,7 +102,7 @@ from draftsmith.provenance import (
 )
 from draftsmith.targets.base import Target
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.hf import HFTarget, open_model
 
 BEFORE, AFTER = "shipped draft", "distilled draft"
 """What the two arms are called."""

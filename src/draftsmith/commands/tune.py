@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from draftsmith.bench.config import TuneConfig
-from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
@@ -77,6 +76,7 @@ def open_tuner(options: TuneOptions) -> Tuner:
     from draftsmith.bench.tuner import Tuner
     from draftsmith.core.generation import encode, prediction
     from draftsmith.core.sampling import Sampler
+    from draftsmith.targets.hf import open_model
 
     prompts = load_suite(options.suite, limit=options.limit)
     target = open_model(options.model)

@@ -28,7 +28,7 @@ from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.config import Attention, Dtype, ModelConfig
-from draftsmith.targets.registry import open_target
+from draftsmith.targets.hf import open_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

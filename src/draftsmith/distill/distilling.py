@@ -32,8 +32,8 @@ from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text
+from draftsmith.targets.base import VocabLimitedTarget
 from draftsmith.targets.hf import HFTarget, load_target
-from draftsmith.targets.views import VocabLimitedTarget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,7 @@ from draftsmith.drafters.registry import drafter_class, make_drafter, takes_sour
 from draftsmith.drafters.vocabulary import VocabularySubset, same_tokens
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import Run
-from draftsmith.targets.hf import HFTarget, load_model
-from draftsmith.targets.views import EmbeddingAndHead
+from draftsmith.targets.hf import EmbeddingAndHead, HFTarget, load_model
 
 DRAWN = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""

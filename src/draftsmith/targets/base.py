@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from draftsmith.core.cache import Block, KVCache, lay_out
 from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.errors import InputError
 
 CHUNK = 2048
 """Known tokens that are fed at once: a mask of a whole long prompt would fill gigabytes."""
@@ -84,6 +86,34 @@ class TargetView(Protocol):
 
 class BindableTarget(Target, TargetView, Protocol):
     """A target that can be decoded and that drafters can be bound to."""
+
+
+class VocabLimitedTarget:
+    """`target`, its laws renormalised over the tokens before `vocab_size`.
+
+    Two models with one tokenizer may have heads padded to different sizes (Qwen2.5: 152,064 and
+    151,936 entries). Tokens drawn from one of them must exist in the other.
+
+    Raises:
+        InputError: `vocab_size` is below 1 or above the target's.
+    """
+
+    def __init__(self, target: Target, vocab_size: int) -> None:
+        if not 1 <= vocab_size <= target.vocab_size:
+            raise InputError(
+                f"{target.name} has {target.vocab_size} tokens: it cannot be capped to {vocab_size}"
+            )
+        self._target = target
+        self.vocab_size = vocab_size
+        self.name, self.tokenizer, self.end_ids = target.name, target.tokenizer, target.end_ids
+        self.max_length, self.device, self.dtype = target.max_length, target.device, target.dtype
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        return self._target.new_cache(num_rows, capacity)
+
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        out = self._target.forward(tokens_BT, block, keep, signals)
+        return replace(out, logits_BNV=out.logits_BNV[..., : self.vocab_size])
 
 
 def feed_beginning(

@@ -1,9 +1,4 @@
-"""Any decoder-only transformers model as a target or draft model, over our cache and masks.
-
-A language model's head: hidden states -> logits.
-
-What modules gave in a forward: the hidden states that a drafter reads.
-"""
+"""Transformers models as targets and draft models, loaded by name, over our cache and masks."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.core import attention
@@ -29,7 +24,9 @@ from draftsmith.errors import (
     UnsupportedModel,
     nearest,
 )
-from draftsmith.targets.packed_linear import PackedLinears
+from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
+from draftsmith.targets.base import BindableTarget
+from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.support import probe, refuse_by_class, refuse_by_config, self_check
 
 
@@ -92,6 +89,68 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+
+LIMIT_BYTES = 2 << 30
+"""Models whose weights come to more are not packed: the copy would be felt."""
+_STEP = 4
+"""Tokens per forward that the layout is chosen for."""
+
+
+class Packed(nn.Module):
+    """Stands in for the forward of one linear layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _STEP)
+        self._bias = None if layer.bias is None else layer.bias.detach()
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input, self._weight, self._bias, "none", [], ""
+        )
+        return out
+
+
+class PackedLinears:
+    """The packed twins of a model's bfloat16 linear layers on a CPU, switched on and off together.
+
+    oneDNN multiplies a bfloat16 weight in its own blocked layout about twice as fast as in the
+    plain one, for the one to nine tokens of a decoding step; the sums are the same, bit for bit.
+    The plain weight stays (it may be tied, and transformers' own code reads it), so packing costs
+    its size again. Twin: `torch.nn.functional.linear`.
+
+    Empty where packing does not apply: another device or dtype, a processor without bfloat16
+    arithmetic, or more than `LIMIT_BYTES` of weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [m for m in model.modules() if type(m) is nn.Linear and _fits(m)]
+        size = sum(m.weight.numel() * m.weight.element_size() for m in layers)
+        usable = torch.backends.mkldnn.is_available() and (
+            torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        with torch.no_grad():
+            self._pairs = (
+                [(layer, Packed(layer)) for layer in layers]
+                if usable and size <= LIMIT_BYTES
+                else []
+            )
+
+    def use(self, on: bool) -> None:
+        """Route the layers through their packed twins, or back through the plain weights."""
+        for layer, packed in self._pairs:
+            if on:
+                layer.forward = packed.forward  # type: ignore[method-assign]
+            else:
+                layer.__dict__.pop("forward", None)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+
+def _fits(layer: nn.Linear) -> bool:
+    return layer.weight.device.type == "cpu" and layer.weight.dtype == torch.bfloat16
 
 
 class HFTarget:
@@ -231,6 +290,58 @@ class HFTarget:
         self._packed.use(name == attention.NAME)
 
 
+class EmbeddingAndHead:
+    """What a drafter over hidden states borrows, without the target's layers (a `TargetView`).
+
+        tokens -> [embedding] -> (layers, not loaded) -> states after the final norm -> [head]
+
+    Training from stored hidden states needs no more of an 8 B model than these two matrices.
+
+    States and embeddings go in and out in float32, whatever the target's own numbers are: what
+    learns keeps float32 weights. Both matrices move to where they are asked for.
+    """
+
+    def __init__(self, model: Any, config: Any, tokenizer: Any) -> None:
+        """`model`: its layers are not used. `config`: of the target's text decoder, whole."""
+        self._model = model.eval().requires_grad_(False)
+        self._logits = causal_head(model)
+        self.config, self.tokenizer = config, tokenizer
+        self.end_ids = end_ids_of(model, tokenizer)
+        self.vocab_size: int = self.head_weight().shape[0]
+        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.dtype = torch.float32
+
+    @classmethod
+    def load(cls, name: str, config: Any, tokenizer: Any) -> EmbeddingAndHead:
+        """Read both from a model folder or hub id, without the layers.
+
+        Raises:
+            BackendError: the folder is missing, unreadable or incomplete.
+        """
+        return cls(load_model(name, layers=False), config, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.get_output_embeddings().weight.device
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        self._follow(tokens)
+        embedded: Tensor = self._model.get_input_embeddings()(tokens)
+        return embedded.to(self.dtype)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        self._follow(hidden)
+        return self._logits(hidden.to(self.head_weight().dtype)).to(self.dtype)
+
+    def head_weight(self) -> Tensor:
+        weight: Tensor = self._model.get_output_embeddings().weight
+        return weight
+
+    def _follow(self, values: Tensor) -> None:
+        if values.device != self.device:
+            self._model.to(values.device)
+
+
 def _title(name: str | None, architecture: str) -> str:
     """How an error names a model: `Qwen3-0.6B (Qwen3ForCausalLM)`."""
     return architecture if name is None or name == architecture else f"{name} ({architecture})"
@@ -264,6 +375,56 @@ def load_target(
         name=Path(name).name or name,
         check=check,
     )
+
+
+def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:
+    """Load a target: a folder or hub id (see `load_target`), or `KIND:SOURCE` of an installed kind.
+
+    `quiet`: without the progress bars and remarks of transformers.
+
+    Raises:
+        InputError: an option that only transformers models have, for another kind of target.
+        BackendError: the model, or the package that offers the kind, cannot be loaded.
+        UnsupportedModel: the architecture cannot be decoded exactly.
+    """
+    if quiet:
+        quieten()
+    name = model.target
+    kind, colon, source = name.partition(":")
+    if not colon or kind not in plugin_names(TARGETS):
+        return load_target(
+            name,
+            dtype=model.dtype,
+            device=model.device,
+            attn_implementation=model.attn_implementation,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+        )
+    plain = ModelConfig(target=name, dtype=model.dtype, device=model.device)
+    if model != plain:
+        raise InputError(
+            f"Target {name!r} is no transformers model: leave out attn_implementation, revision "
+            "and trust_remote_code."
+        )
+    load = load_plugin(TARGETS, kind, ())
+    if not callable(load):
+        raise wrong_plugin(TARGETS, kind, "a function `load(source, *, dtype, device)`")
+    target: BindableTarget = load(source, dtype=model.dtype, device=model.device)
+    if not all(hasattr(target, part) for part in ("vocab_size", "new_cache", "forward")):
+        raise wrong_plugin(TARGETS, kind, "a function that returns a target")
+    return target
+
+
+def open_model(model: ModelConfig) -> HFTarget:
+    """As `open_target`, quietly, for callers that read the modules of a transformers model.
+
+    Raises:
+        InputError: the target is of another kind.
+    """
+    target = open_target(model, quiet=True)
+    if not isinstance(target, HFTarget):
+        raise InputError(f"--target {model.target}: this needs a transformers model.")
+    return target
 
 
 def load_model(

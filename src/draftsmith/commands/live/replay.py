@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from rich.console import Console
 from rich.markdown import Markdown
 
-from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import maker
 from draftsmith.config import Leading, at_least, parse_list, require, unused
@@ -106,6 +105,7 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     from draftsmith.live import plots
     from draftsmith.live.metrics import check_installed, flores_pieces
     from draftsmith.live.replay import Method, replay, settings, table
+    from draftsmith.targets.hf import open_model
 
     refuse_file(options.out)
     stream = read_stream(options.stream, options.limit)

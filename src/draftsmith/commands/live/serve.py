@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import (
     make_template,
@@ -79,6 +78,8 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
         raise InputError(
             f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
         ) from None
+    from draftsmith.targets.hf import open_model
+
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     listener = _listen(options.host, options.port)
     with listener:

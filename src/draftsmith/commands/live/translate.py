@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from draftsmith.commands._loading import open_model
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands.live._shared import maker, warn
 from draftsmith.config import unused
@@ -86,6 +85,7 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
     """
     from draftsmith.live.metrics import CHARACTERS, report
     from draftsmith.live.replay import ReplaySetting
+    from draftsmith.targets.hf import open_model
 
     warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     target = open_model(options.model)
