@@ -12,7 +12,7 @@ import pytest
 from transformers import LlamaConfig
 
 from draftsmith.core.types import Signals
-from draftsmith.distill.trajectories import vllm_engine
+from draftsmith.distill.trajectories import vllm as vllm_backend
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
@@ -128,11 +128,11 @@ def test_no_more_laws_are_asked_for_at_once_than_memory_is_meant_to_hold(
         vllm.calls.clear()
         whole = backend().collect(REQUESTS, settings)
         assert len(vllm.calls) == 1
-        monkeypatch.setattr(vllm_engine, "CELLS_AT_ONCE", 120)
+        monkeypatch.setattr(vllm_backend, "CELLS_AT_ONCE", 120)
         vllm.calls.clear()
         assert_same(backend().collect(REQUESTS, settings), whole)
         assert max(vllm.calls) > 1 and len(vllm.calls) > 1
-        monkeypatch.setattr(vllm_engine, "CELLS_AT_ONCE", 1)
+        monkeypatch.setattr(vllm_backend, "CELLS_AT_ONCE", 1)
         vllm.calls.clear()
         assert_same(backend().collect(REQUESTS, settings), whole)
         assert set(vllm.calls) == {1}
@@ -199,7 +199,7 @@ def test_prompts_that_do_not_fit_never_reach_it(vllm: Fake) -> None:
 
 
 def test_the_engine_gives_raw_laws_of_any_width(vllm: Fake) -> None:
-    VllmBackend("tiny", dtype="float32", memory_share=0.5, devices=2)
+    VllmBackend("tiny", dtype="float32", gpu_memory_utilization=0.5, tensor_parallel_size=2)
     assert vllm.options["logprobs_mode"] == "raw_logprobs" and vllm.options["max_logprobs"] == -1
     assert vllm.options["gpu_memory_utilization"] == 0.5
     assert vllm.options["tensor_parallel_size"] == 2

@@ -47,7 +47,6 @@ OWED: dict[str, set[str]] = {}
 PRINTING = {
     "distill.callbacks",
     "distill.training",
-    "distill.trajectories.features",
 }
 # What every `--help` loads: nothing here may load torch when it is imported.
 LIGHT = [

@@ -481,12 +481,12 @@ def test_settings_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("way", "prompt", "references", "words"),
     [
-        ("greedy", (), (), "'x' is empty"),
-        ("greedy", (1,) * 64, (), "64 tokens.*context of 64"),
-        ("greedy", (1, VOCAB), (), f"token {VOCAB}"),
+        ("greedy", (), (), "'x' .*empty prompt"),
+        ("greedy", (1,) * 64, (), "'x' .*longer than the context of 64"),
+        ("greedy", (1, VOCAB), (), f"'x' .*outside the vocabulary of {VOCAB}"),
         ("gold", (1,), (), "no reference"),
         ("gold", (1,), ((1, 2), ()), "empty reference"),
-        ("gold", (1,), ((1, -1),), "token -1"),
+        ("gold", (1,), ((1, -1),), "token of a reference outside the vocabulary"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(

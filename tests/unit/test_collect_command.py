@@ -359,9 +359,13 @@ def test_hidden_states_that_cannot_fit_are_refused_before_anything_is_computed(
 
 
 def test_the_least_that_hidden_states_take_is_told_and_not_more_than_they_take(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     told, taken = [], []
+    caplog.set_level("INFO", logger="draftsmith")
     for length in (1, 6):
         out = tmp_path / str(length)
         options = CollectOptions(
@@ -373,10 +377,12 @@ def test_the_least_that_hidden_states_take_is_told_and_not_more_than_they_take(
             kept=KeptConfig(features="last"),
         )
         capsys.readouterr()
+        caplog.clear()
         result = recipe.run(options)
         err = capsys.readouterr().err
-        assert "(64 per token)" in err
-        told.append(int(err.partition("at least ")[2].partition(" bytes")[0].replace(",", "")))
+        assert "(64 per token)" in caplog.text
+        least = caplog.text.partition("at least ")[2].partition(" bytes")[0]
+        told.append(int(least.replace(",", "")))
         numbers = [t.features.size for t in trajectories(out) if t.features is not None]
         taken.append(2 * sum(numbers))
         assert result.feature_bytes >= taken[-1] >= told[-1]

@@ -28,8 +28,8 @@ from draftsmith.distill.sources import (
     taught,
 )
 from draftsmith.distill.trajectories.collect import TransformersBackend
-from draftsmith.distill.trajectories.features import width
 from draftsmith.distill.trajectories.readers import ByteCache
+from draftsmith.distill.trajectories.requests import feature_width
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
@@ -125,7 +125,7 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
 ) -> None:
     store = TrajectoryStore.create(tmp_path, header(vocab_size=300, signals=signals))
     store.write(0, collected(target, signals))
-    reader = store.reader(0, ByteCache(), width(signals, target.model.config))
+    reader = store.reader(0, ByteCache(), feature_width(signals, target.model.config))
     kept = [TrainingExample(trajectory=one) for one in reader.texts()]
     assert len(kept) == len(collected(target, signals))
     blocks = pack(kept, LENGTH)

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import constants
 from tests.command_cases import distill_words, ran, work_folder
 
-from draftsmith.distill.trajectories.features import revision_of
-from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.store import TrajectoryStore, revision_of
 from draftsmith.errors import BackendError
 
 FIRST, SECOND = "a" * 40, "b" * 40

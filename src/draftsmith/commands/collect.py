@@ -71,16 +71,17 @@ def run(options: CollectOptions) -> CollectResult:
     from draftsmith.core.types import Signals
     from draftsmith.distill import tokenizer_training
     from draftsmith.distill.training import text_config
-    from draftsmith.distill.trajectories import features
-    from draftsmith.distill.trajectories.features import refuse, revision_of
+    from draftsmith.distill.trajectories.collect import reason_to_skip
     from draftsmith.distill.trajectories.requests import (
+        check_feature_room,
         known_turns,
         make_requests,
         make_settings,
-        reason_to_skip,
+        parse_features,
         reasons_to_cut,
+        refuse,
     )
-    from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore
+    from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore, revision_of
     from draftsmith.distill.trajectories.workers import split
 
     record = start_run("collect", options, seed=options.seed)
@@ -89,7 +90,7 @@ def run(options: CollectOptions) -> CollectResult:
     model, scale = options.model, options.scale
     tokenizer = tokenizer_training.load_tokenizer(model.target)
     config = text_config(model.target, model.revision, model.trust_remote_code)
-    signals = features.parse(options.kept.feature_words(), config)
+    signals = parse_features(options.kept.feature_words(), config)
     settings = replace(make_settings(options), signals=signals)
     requests = make_requests(options, prompts, tokenizer)
     unasked = sum(len(prompt.turns) + 1 - len(known_turns(prompt)) for prompt in prompts)
@@ -130,7 +131,8 @@ def run(options: CollectOptions) -> CollectResult:
     if len(bad) == len(requests):
         raise InputError(f"no prompt of {options.prompts} can be used: {bad[0].reason}")
     if settings.signals != Signals():
-        features.check(scale, TrajectoryStore(options.out, header), plans, settings, config)
+        there = TrajectoryStore(options.out, header)
+        check_feature_room(scale, there, plans, settings, config)
     with TrajectoryStore.alone(options.out):
         store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
         done = collect(options, plans, settings, store)

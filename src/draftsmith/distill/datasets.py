@@ -40,11 +40,10 @@ from draftsmith.distill.sources import (
     TrajectoryBlocks,
 )
 from draftsmith.distill.training import check_parts, say, text_config
-from draftsmith.distill.trajectories import features
-from draftsmith.distill.trajectories.collect import TransformersBackend
-from draftsmith.distill.trajectories.features import refuse, revision_of, why_not
+from draftsmith.distill.trajectories.collect import TransformersBackend, why_not
 from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
-from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
+from draftsmith.distill.trajectories.requests import check_stored_features, feature_width, refuse
+from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore, revision_of
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -349,8 +348,8 @@ def stored_lesson(
         say_unfinished(store)
     width, cache = 0, ByteCache()
     if teacher is None:
-        features.check_stores(stores, signals, with_text=bool(options.text))
-        width = features.width(signals, text_config(options.target))
+        check_stored_features(stores, signals, with_text=bool(options.text))
+        width = feature_width(signals, text_config(options.target))
     found = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
     every = [document for one in found for document in one.documents]
     bad = sum(len(one.bad) for one in found)

@@ -128,31 +128,49 @@ def check_settings(settings: CollectSettings, target: Target) -> None:
         Sampler(temperature=temperature, top_p=settings.top_p)
 
 
+def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> str | None:
+    """Why a model with this context and vocabulary cannot continue it; None: it can."""
+    if not prompt:
+        return "empty prompt"
+    if context is not None and len(prompt) >= context:
+        return f"longer than the context of {context} tokens"
+    if not in_vocabulary(prompt, vocab_size):
+        return f"token outside the vocabulary of {vocab_size}"
+    return None
+
+
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> bool:
+    """Whether a vocabulary has them all: a tokenizer may hold more than its model was made for."""
+    return all(0 <= token < vocab_size for token in tokens)
+
+
+def reason_to_skip(
+    request: CollectRequest, *, settings: CollectSettings, limit: int | None, vocab_size: int
+) -> str | None:
+    """Why nothing can be collected for a prompt of a file; None: something can."""
+    bad = why_not(request.prompt, context=limit, vocab_size=vocab_size)
+    if bad is not None or settings.forcing != "gold":
+        return bad
+    if not request.references:
+        return "no reference"
+    if not all(in_vocabulary(tokens, vocab_size) for tokens in request.references):
+        return f"token of a reference outside the vocabulary of {vocab_size}"
+    return None
+
+
 def check_request(request: CollectRequest, settings: CollectSettings, target: Target) -> None:
     """Refuse a prompt that nothing can be collected for.
 
     Raises:
         InputError: naming the prompt.
     """
-    who, prompt = f"Prompt {request.prompt_id!r}", request.prompt
-    if not prompt:
-        raise InputError(f"{who} is empty: give at least one token.")
-    if target.max_length is not None and len(prompt) >= target.max_length:
-        raise InputError(
-            f"{who} has {len(prompt)} tokens, but {target.name} has a context of "
-            f"{target.max_length}: shorten it so that at least one token fits behind it."
-        )
-    given = [prompt, *request.references] if settings.forcing == "gold" else [prompt]
-    outside = [t for tokens in given for t in tokens if not 0 <= t < target.vocab_size]
-    if outside:
-        raise InputError(
-            f"{who} holds token {outside[0]}, but {target.name} has {target.vocab_size}: it was "
-            "made with another tokenizer."
-        )
-    if settings.forcing == "gold" and not all(given[1:]):
-        raise InputError(f"{who} has an empty reference: leave it out, or end it.")
-    if settings.forcing == "gold" and not given[1:]:
-        raise InputError(f"{who} has no reference, which gold forcing needs.")
+    bad = reason_to_skip(
+        request, settings=settings, limit=target.max_length, vocab_size=target.vocab_size
+    )
+    if bad is None and settings.forcing == "gold" and not all(request.references):
+        bad = "empty reference"
+    if bad is not None:
+        raise InputError(f"Prompt {request.prompt_id!r} cannot be used with {target.name}: {bad}.")
 
 
 # --------------------------------------------------------------------------- the backend
@@ -273,19 +291,14 @@ class TransformersBackend:
                     opinion = next(opinions)
                     top, score = opinion.laws.top, opinion.laws.score
                     features = opinion.features_TS
-                request = one.job.request
-                trajectory = Trajectory(
-                    prompt_id=request.prompt_id,
-                    forcing=settings.forcing,
-                    index=one.index,
-                    temperature=one.job.draw.temperature,
-                    prompt=one.text.prompt,
-                    tokens=one.text.tokens,
+                trajectory = one.job.request.continued(
+                    settings.forcing,
+                    one.text.tokens,
                     score=score,
                     top=top,
+                    index=one.index,
+                    temperature=one.job.draw.temperature,
                     features=features,
-                    language=request.language,
-                    tag=request.tag,
                 )
                 yield one.job.place, trajectory
 

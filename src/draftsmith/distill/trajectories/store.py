@@ -33,6 +33,7 @@ import pyarrow as pa
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.utils import cached_file, extract_commit_hash
 
 from draftsmith.config import as_dict, from_dict
 from draftsmith.core.types import Signals
@@ -56,6 +57,22 @@ from draftsmith.distill.trajectories.shards import (
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, check_room, digest, jsonable, portable_text
+from draftsmith.targets.hf import loading
+
+
+def revision_of(target: str, revision: str | None = None) -> str | None:
+    """Return a digest of a folder's weights, or the commit that `revision` of a hub model is today.
+
+    Where the commit cannot be told, `revision` itself. Raises BackendError: there is no such model.
+    """
+    weights = sorted(Path(target).glob("*.safetensors"))
+    if weights:
+        return digest([sha256(path) for path in weights])
+    with loading(f"the configuration of {target!r}"):
+        # its place in the cache names the commit; configurations no longer do
+        config = cached_file(target, "config.json", revision=revision or "main")
+    commit: str | None = extract_commit_hash(config, None)
+    return commit or revision
 
 
 def differences(there: Any, here: Any, name: str = "") -> list[str]:

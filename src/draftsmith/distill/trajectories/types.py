@@ -91,6 +91,32 @@ class CollectRequest:
     language: str | None = None
     tag: str | None = None
 
+    def continued(
+        self,
+        forcing: Forcing,
+        tokens: tuple[int, ...],
+        *,
+        score: float,
+        top: TopK | None,
+        index: int = 0,
+        temperature: float | None = None,
+        features: NDArray[np.float32] | None = None,
+    ) -> Trajectory:
+        """A trajectory of this prompt."""
+        return Trajectory(
+            prompt_id=self.prompt_id,
+            forcing=forcing,
+            index=index,
+            temperature=temperature,
+            prompt=self.prompt,
+            tokens=tokens,
+            score=score,
+            top=top,
+            features=features,
+            language=self.language,
+            tag=self.tag,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectSettings:
