@@ -3,6 +3,7 @@ several processes share the cores. Commands that tests start inherit it."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -15,3 +16,9 @@ import torch  # after the environment is set
 torch.set_num_threads(1)
 # A job in a shell's background ignores interrupts, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported by now stays: garbage collection need not walk it again and again."""
+    gc.collect()
+    gc.freeze()

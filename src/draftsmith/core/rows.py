@@ -123,8 +123,7 @@ class Row:
     finish: str | None = None
     counts: list[StepCount] = field(default_factory=list)
     """One per step."""
-    stats: RowStats = field(default_factory=RowStats)
-    """The same, as policies look at it."""
+    _stats: RowStats = field(default_factory=RowStats)
     asked: int = 0
     """How deep the step at hand may draft."""
 
@@ -163,9 +162,14 @@ class Row:
         return taken
 
     def count(self, offered: int, accepted: int) -> None:
-        step = StepCount(asked=self.asked, offered=offered, accepted=accepted)
-        self.counts.append(step)
-        self.stats = one_more(self.stats, step)
+        self.counts.append(StepCount(asked=self.asked, offered=offered, accepted=accepted))
+
+    @property
+    def stats(self) -> RowStats:
+        """The counts as policies read them, computed when one does."""
+        for step in self.counts[self._stats.steps :]:
+            self._stats = one_more(self._stats, step)
+        return self._stats
 
 
 def start_rows(
