@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftsmith.core.cache import KVCache as KVCache
     from draftsmith.core.config import SamplingParams as SamplingParams
+    from draftsmith.core.config import TreeShape as TreeShape
     from draftsmith.core.decode import DecodeOptions as DecodeOptions
     from draftsmith.core.decode import Session as Session
     from draftsmith.core.generation import Generator as Generator
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from draftsmith.core.types import DecodeStep as DecodeStep
     from draftsmith.core.types import DraftTree as DraftTree
     from draftsmith.core.types import Proposal as Proposal
-    from draftsmith.core.types import TreeShape as TreeShape
     from draftsmith.core.types import Verdict as Verdict
     from draftsmith.data.prompts import Prompt as Prompt
     from draftsmith.data.suites import load_suite as load_suite
@@ -56,7 +56,7 @@ _HOMES = {
     "Session": "draftsmith.core.decode",
     "TabularTarget": "draftsmith.targets.toy",
     "Trainer": "draftsmith.distill.trainer",
-    "TreeShape": "draftsmith.core.types",
+    "TreeShape": "draftsmith.core.config",
     "Verdict": "draftsmith.core.types",
     "generate": "draftsmith.core.generation",
     "load_drafter": "draftsmith.drafters.registry",

@@ -14,7 +14,7 @@ from draftsmith.cli import parse
 from draftsmith.commands.bench import BenchOptions
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import flags_of, to_argv
-from draftsmith.core.config import SamplingConfig, TreeText
+from draftsmith.core.config import SamplingConfig, TreeShape
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
@@ -110,13 +110,13 @@ def test_lists_biases_and_trees_are_parsed(tmp_path: Path) -> None:
     assert bench.temperatures() == (0.0, 0.8)
     assert bench.drafters() == ("none", "prompt_lookup")
     assert SamplingConfig(logit_bias="17:-5,42:-inf").biases() == {17: -5.0, 42: -math.inf}
-    assert DraftingConfig(draft_tree="4,2,2,1").tree() == TreeText(widths=(4, 2, 2, 1))
-    assert DraftingConfig(draft_tree="10x3:59").tree() == TreeText(widths=(10, 10, 10), keep=59)
-    assert DraftingConfig(draft_length=3).tree() == TreeText(widths=(1, 1, 1))
+    assert DraftingConfig(draft_tree="4,2,2,1").tree() == TreeShape(widths=(4, 2, 2, 1))
+    assert DraftingConfig(draft_tree="10x3:59").tree() == TreeShape(widths=(10, 10, 10), keep=59)
+    assert DraftingConfig(draft_length=3).tree() == TreeShape(widths=(1, 1, 1))
     assert DraftingConfig(draft_length="adaptive").tree() is None
     path = tmp_path / "tree.json"
     path.write_text("[[1], [0], [0, 0]]")
-    assert DraftingConfig(draft_tree=str(path)).tree() == TreeText(paths=((0,), (1,), (0, 0)))
+    assert DraftingConfig(draft_tree=str(path)).tree() == TreeShape(paths=((0,), (1,), (0, 0)))
 
 
 @pytest.mark.parametrize(

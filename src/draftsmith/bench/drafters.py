@@ -91,7 +91,7 @@ def _undrawn(name: str, arm: Arm) -> str | None:
 
 def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bool) -> str | None:
     """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
-    shape = _shape(options) or TreeShape()
+    shape = options.tree() or TreeShape()
     longest = drafter.longest
     flag = "--draft-length" if options.draft_tree is None else "--draft-tree"
     if longest == 0:
@@ -113,16 +113,8 @@ def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bo
     return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
 
 
-def _shape(options: DraftingConfig) -> TreeShape | None:
-    """What --draft-length or --draft-tree asks for; None: the drafter's own."""
-    asked = options.tree()
-    if asked is None:
-        return None
-    return TreeShape(widths=asked.widths, paths=asked.paths, keep=asked.keep)
-
-
 def _shaped(name: str, drafter: Drafter, options: DraftingConfig, target: Target) -> Arm:
-    shape = _shape(options)
+    shape = options.tree()
     policy: LengthPolicy | None = None
     if options.draft_length == "auto":  # the policy comes when costs are known: `_auto_length`
         from draftsmith.plan.length_policy import LONGEST_AUTO

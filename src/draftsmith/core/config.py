@@ -1,12 +1,4 @@
-"""The forms of --draft-tree, the checks of sampling values, and `SamplingParams`.
-
-4,2,2,1       children per node at each depth
-10x6:59       10 beams, 6 deep; the 59 most probable of all nodes are kept (EAGLE-2)
-tree.json     any nodes: a JSON list of paths, [[0], [1], [0, 0], ...], each node by the ranks of
-              its ancestors and its own (EAGLE-1, Medusa)
-
-`check_bias` and `bias_warning` are about biased verification (`core/lossy_rules.py`).
-"""
+"""The configuration of decoding: shapes of drafts, sampling, names of verification rules."""
 
 from __future__ import annotations
 
@@ -17,49 +9,112 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Self
 
 from draftsmith.config import Configuration, parse_list, require
 from draftsmith.errors import InputError, nearest
-from draftsmith.plugins import RULES as INSTALLED_RULES
-from draftsmith.plugins import plugin_names
+from draftsmith.plugins import RULES, plugin_names
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
 FORMS = "4,2,2,1 (children at each depth), 10x6:59 (beams x depth : nodes) or a JSON file of paths"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TreeText:
-    """A tree as it was asked for; fields as in `types.TreeShape`, which needs torch."""
+class TreeShape:
+    """How large a tree may be, in one of three ways:
+
+    widths (2, 1)                    every node at depth d has widths[d] children; a chain: all 1
+    paths ((0,), (1,), (0, 0))       just these nodes: the first and second child of the root, and
+                                     the first child of the first (EAGLE-1, Medusa)
+    widths (10, 10, 10), keep 59     grown by the drafter's probabilities: widths[d] beams go on at
+                                     each depth, and of all nodes seen on the way the `keep` most
+                                     probable paths are proposed (EAGLE-2)
+    """
 
     widths: tuple[int, ...] = ()
     paths: tuple[tuple[int, ...], ...] = ()
+    """Each node by the ranks of its ancestors and its own, in order of length; all its ancestors
+    are there, and all its elder siblings."""
     keep: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.paths:
+            _check_paths(self.paths)
+        if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
+            raise ValueError("a tree has either widths (and perhaps keep) or paths")
+        if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
+            raise ValueError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
 
-def parse_tree(text: str) -> TreeText:
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        return cls(widths=(1,) * length)
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1]) if self.paths else len(self.widths)
+
+    @property
+    def is_chain(self) -> bool:
+        if self.paths:
+            return len(self.paths) == self.depth
+        return self.keep is None and all(width == 1 for width in self.widths)
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.keep is not None
+
+    @property
+    def num_nodes(self) -> int:
+        """The most that are proposed."""
+        if self.paths:
+            return len(self.paths)
+        nodes, level = 0, 1
+        for width in self.widths:
+            level *= width
+            nodes += level
+        return nodes if self.keep is None else min(self.keep, nodes)
+
+    @property
+    def widest(self) -> int:
+        """The most children that a node has."""
+        return max(self.widths) if self.widths else 1 + max((p[-1] for p in self.paths), default=-1)
+
+    def clip(self, depth: int) -> TreeShape:
+        """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
+        depth = max(depth, 0)
+        if self.paths:
+            return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))
+        return TreeShape(widths=self.widths[:depth], keep=self.keep if depth else None)
+
+
+def parse_tree(text: str) -> TreeShape:
     """Read --draft-tree.
+
+        4,2,2,1       children per node at each depth
+        10x6:59       10 beams, 6 deep; the 59 most probable of all nodes are kept (EAGLE-2)
+        tree.json     any nodes: a JSON list of paths, [[0], [1], [0, 0], ...], each node by the
+                      ranks of its ancestors and its own (EAGLE-1, Medusa)
 
     Raises:
         InputError: naming what is wrong and what the forms are.
     """
     if text.endswith(".json"):
-        return TreeText(paths=_read_paths(Path(text)))
-    dynamic = _DYNAMIC.fullmatch(text.strip())
+        return _read_tree(Path(text))
+    dynamic, keep = _DYNAMIC.fullmatch(text.strip()), None
     try:
         if dynamic:
             beams, depth, keep = map(int, dynamic.groups())
-            out = TreeText(widths=(beams,) * depth, keep=keep)
+            widths = (beams,) * depth
         else:
-            out = TreeText(widths=tuple(int(part) for part in text.split(",")))
+            widths = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--draft-tree must be {FORMS}; got {text!r}") from None
-    if not out.widths or min(*out.widths, 1 if out.keep is None else out.keep) < 1:
+    if not widths or min(*widths, 1 if keep is None else keep) < 1:
         raise InputError(f"--draft-tree: every number must be at least 1, got {text!r}")
-    return out
+    return TreeShape(widths=widths, keep=keep)
 
 
-def _read_paths(path: Path) -> tuple[tuple[int, ...], ...]:
+def _read_tree(path: Path) -> TreeShape:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -72,15 +127,14 @@ def _read_paths(path: Path) -> tuple[tuple[int, ...], ...]:
         raise InputError(
             f"--draft-tree {path} must hold a list of paths, such as [[0], [1], [0, 0]]"
         )
-    paths = tuple(sorted({tuple(one) for one in found}, key=lambda one: (len(one), one)))
+    paths = sorted({tuple(one) for one in found}, key=lambda one: (len(one), one))
     try:
-        check_paths(paths)
+        return TreeShape(paths=tuple(paths))
     except ValueError as error:
         raise InputError(f"--draft-tree {path}: {error}") from None
-    return paths
 
 
-def check_paths(paths: Sequence[tuple[int, ...]]) -> None:
+def _check_paths(paths: Sequence[tuple[int, ...]]) -> None:
     """Raise ValueError unless every node's parent and elder siblings come before it."""
     known: set[tuple[int, ...]] = {()}
     length = 1
@@ -107,7 +161,7 @@ def bias_warning(*biases: float | None) -> str | None:
     return None
 
 
-RULES = ("match", "rejection")
+LOSSLESS_RULES = ("match", "rejection")
 """The lossless verification rules, by name."""
 LOSSY_RULES = ("typical",)
 """Those that change the output distribution."""
@@ -115,13 +169,13 @@ LOSSY_RULES = ("typical",)
 
 def check_rule_name(name: str, built_in: Sequence[str], flag: str) -> None:
     """Raise `InputError` unless `name` is one of these, or a rule of an installed package."""
-    known = [*built_in, *plugin_names(INSTALLED_RULES)]
+    known = [*built_in, *plugin_names(RULES)]
     require(name in known, f"{flag}: there is no rule {name!r}{nearest(name, known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Configuration):
-    """What turns logits into the law that is drawn from, beside the temperature."""
+class Warping:
+    """What changes the law that is drawn from, beside the temperature and single tokens."""
 
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
@@ -135,6 +189,45 @@ class SamplingConfig(Configuration):
     """Subtracted once from the logit of every generated token."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for every time it was generated."""
+
+    def warping(self) -> dict[str, Any]:
+        """These values by name, for another configuration that has them."""
+        return {field.name: getattr(self, field.name) for field in fields(Warping)}
+
+    def check_warping(self, logit_bias: Iterable[tuple[int, float]], *, prefix: str = "") -> None:
+        """Raise `InputError` unless laws can be made with these values.
+
+        Args:
+            logit_bias: (token, amount) pairs.
+            prefix: `--` when the values are flags: errors name `--top-p` instead of `top_p`.
+        """
+
+        def name(field: str) -> str:
+            return f"{prefix}{field.replace('_', '-')}" if prefix else field
+
+        top_k, top_p, min_p = self.top_k, self.top_p, self.min_p
+        require(top_k >= 0, f"{name('top_k')} must be 0 (off) or more, got {top_k}")
+        require(0 < top_p <= 1, f"{name('top_p')} must be above 0 and at most 1, got {top_p}")
+        require(0 <= min_p <= 1, f"{name('min_p')} must lie between 0 and 1, got {min_p}")
+        penalty = self.repetition_penalty
+        good = math.isfinite(penalty) and penalty > 0
+        require(good, f"{name('repetition_penalty')} must be above 0 and finite, got {penalty}")
+        for field, value in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            require(math.isfinite(value), f"{name(field)} must be a finite number, got {value}")
+        for token, bias in logit_bias:
+            require(token >= 0, f"{name('logit_bias')}: a token id is 0 or more, got token {token}")
+            # -inf forbids a token; +inf and NaN have no law.
+            good = math.isfinite(bias) or bias == -math.inf
+            require(good, f"{name('logit_bias')}: the bias of token {token} cannot be {bias}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Warping, Configuration):
+    """What turns logits into the law that is drawn from, beside the temperature."""
+
     logit_bias: str = ""
     """Added to logits: TOKEN_ID:BIAS pairs, such as 17:-5,42:1.5."""
     seed: int = 0
@@ -156,70 +249,14 @@ class SamplingConfig(Configuration):
 
     def params(self, temperature: float) -> SamplingParams:
         """These values and a temperature, for a text as long as the default of `SamplingParams`."""
+        biases = self.biases()
         return SamplingParams(
-            temperature=temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.biases(),
-            seed=self.seed,
+            temperature=temperature, logit_bias=biases, seed=self.seed, **self.warping()
         )
 
     def validate(self) -> None:
-        check_warping(self, self.biases().items(), prefix="--")
+        self.check_warping(self.biases().items(), prefix="--")
         check_seed(self.seed, "--seed")
-
-
-class Warping(Protocol):
-    """The numbers that change a law beside its temperature."""
-
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repetition_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-
-
-def check_warping(
-    values: Warping, logit_bias: Iterable[tuple[int, float]], *, prefix: str = ""
-) -> None:
-    """Raise `InputError` unless laws can be made with these values.
-
-    Args:
-        logit_bias: (token, amount) pairs.
-        prefix: `--` when the values are flags: errors name `--top-p` instead of `top_p`.
-    """
-
-    def name(field: str) -> str:
-        return f"{prefix}{field.replace('_', '-')}" if prefix else field
-
-    top_k, top_p, min_p = values.top_k, values.top_p, values.min_p
-    require(top_k >= 0, f"{name('top_k')} must be 0 (off) or more, got {top_k}")
-    require(0 < top_p <= 1, f"{name('top_p')} must be above 0 and at most 1, got {top_p}")
-    require(0 <= min_p <= 1, f"{name('min_p')} must lie between 0 and 1, got {min_p}")
-    penalty = values.repetition_penalty
-    good = math.isfinite(penalty) and penalty > 0
-    require(good, f"{name('repetition_penalty')} must be above 0 and finite, got {penalty}")
-    for field, value in (
-        ("presence_penalty", values.presence_penalty),
-        ("frequency_penalty", values.frequency_penalty),
-    ):
-        require(math.isfinite(value), f"{name(field)} must be a finite number, got {value}")
-    for token, bias in logit_bias:
-        require(token >= 0, f"{name('logit_bias')}: a token id is 0 or more, got token {token}")
-        # -inf forbids a token; +inf and NaN have no law.
-        good = math.isfinite(bias) or bias == -math.inf
-        require(good, f"{name('logit_bias')}: the bias of token {token} cannot be {bias}")
 
 
 def check_seed(value: int, name: str = "seed") -> None:
@@ -242,23 +279,18 @@ def check_temperature(value: float, name: str = "--temperature") -> None:
     require(good, f"{name} must be 0 (greedy) or a positive number, got {value}")
 
 
-_WHOLE = ("n", "top_k", "seed", "max_tokens")
-_OPTIONAL = ("seed", "max_tokens")
-_REAL = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+_NUMBERS: dict[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Warping):
     """How to continue a prompt, by the names and with the defaults of vLLM's `SamplingParams`.
 
-    The order of the steps is transformers': bias, penalties, temperature, top-k, top-p, min-p.
+    The order of the steps is transformers': bias, penalties, temperature, top-k, top-p, min-p. A
+    `top_k` of -1 keeps all tokens, as 0 does.
 
     Raises:
         InputError: a value out of range, or a parameter that draftsmith does not honour.
@@ -268,18 +300,6 @@ class SamplingParams:
     """Continuations per prompt."""
     temperature: float = 1.0
     """0: greedy."""
-    top_p: float = 1.0
-    """Keep the most probable tokens that together reach this probability; 1 keeps all."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 or -1 keeps all."""
-    min_p: float = 0.0
-    """Drop tokens less probable than this fraction of the most probable one."""
-    presence_penalty: float = 0.0
-    """Subtracted once from the logit of every generated token."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for every time it was generated."""
-    repetition_penalty: float = 1.0
-    """Divides (multiplies, if negative) the logits of tokens in the prompt or the output."""
     logit_bias: Mapping[int, float] | None = None
     """Token id -> amount added to its logit; -inf forbids the token."""
     seed: int | None = None
@@ -302,13 +322,13 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in _WHOLE:
-            value = getattr(self, name)
-            good = isinstance(value, Integral) or (value is None and name in _OPTIONAL)
-            require(good, f"{name} must be a whole number, got {value!r}")
-        for name in _REAL:
-            value = getattr(self, name)
-            require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
+        for field in fields(self):
+            kind, _, optional = str(field.type).partition(" | ")
+            if kind in _NUMBERS:
+                number, words = _NUMBERS[kind]
+                value = getattr(self, field.name)
+                good = isinstance(value, number) or (value is None and bool(optional))
+                require(good, f"{field.name} must be {words}, got {value!r}")
         texts = isinstance(self.stop, Collection) and all(
             isinstance(text, str) for text in self.stop
         )
@@ -330,7 +350,7 @@ class SamplingParams:
         )
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        check_warping(self, (self.logit_bias or {}).items())
+        self.check_warping((self.logit_bias or {}).items())
         if self.seed is not None:
             check_seed(self.seed)
         most = self.max_tokens

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from draftsmith.core.types import (
     LengthPolicy,
     RequestBatch,
     Signals,
-    TargetOutput,
     TreeShape,
     Verdict,
 )
@@ -43,8 +42,6 @@ from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target, feed_beginning
-
-X = TypeVar("X")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +155,10 @@ def decode(
             with recorder.time("target"):
                 if drafter.signals == Signals():  # else the drafter reads those of all tokens
                     pending = feed_beginning(target, cache, pending)
-                out = _forward(target, drafter, cache, pending, tree)
+                parents: Any = tree.parents_BN  # as an array, unless only the device knows them
+                parents = parents.numpy() if parents.device.type == "cpu" else parents
+                tokens_BT, block = lay_out(cache, pending, tree.tokens_BN, parents)
+                out = target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
             with recorder.time("verify"), torch.inference_mode():
                 tree, verdict = verify_step(
                     tree,
@@ -170,13 +170,19 @@ def decode(
                     widest=shape.widest,
                     allow_lossy=options.allow_lossy,
                 )
-            verdict, step = _emit(active, tree, verdict, end_ids, stops, pending)
-            _commit(cache, active, pending, verdict, step)
+            verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)
+            # pending tokens and accepted path stay; a row that was done before keeps what it had
+            head = [len(known) * step.active[i] for i, known in zip(live, pending, strict=True)]
+            cache.commit(np.array(head), verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
             with recorder.time("draft"), torch.inference_mode():
                 state = drafter.advance(
                     state,
                     Accepted(
-                        tree=tree, verdict=verdict, emitted=step.emitted, pending=pending, out=out
+                        tree=tree,
+                        verdict=verdict,
+                        emitted=[step.emitted[i] for i in live],
+                        pending=pending,
+                        out=out,
                     ),
                 )
             if session is not None:
@@ -184,7 +190,7 @@ def decode(
                 session.tokens = [
                     row.tokens[: int(cache.lengths_B[b])] for b, row in enumerate(active)
                 ]
-            yield _spread(step, live, len(rows))
+            yield step
             if session is None and any(row.finish for row in active):
                 keep = [b for b, row in enumerate(active) if row.finish is None]
                 live = [live[b] for b in keep]
@@ -257,21 +263,9 @@ def _propose(
     return limit_depth(tree, depth_B, np.where(depth_B > 0, beyond_B, 0))
 
 
-def _forward(
-    target: Target, drafter: Drafter, cache: KVCache, pending: list[list[int]], tree: DraftTree
-) -> TargetOutput:
-    parents_BN = tree.parents_BN
-    tokens_BT, block = lay_out(
-        cache,
-        pending,
-        tree.tokens_BN,
-        parents_BN.numpy() if parents_BN.device.type == "cpu" else parents_BN,
-    )
-    return target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
-
-
 def _emit(
-    active: list[Row],
+    rows: list[Row],
+    live: list[int],
     tree: DraftTree,
     verdict: Verdict,
     end_ids: frozenset[int],
@@ -279,39 +273,40 @@ def _emit(
     pending: list[list[int]],
 ) -> tuple[Verdict, DecodeStep]:
     """Hand tokens to the rows. A row that stops inside the block gets the verdict it would have had
-    if nothing beyond the stop had been drafted."""
+    if nothing beyond the stop had been drafted.
+
+    Args:
+        rows: of the request, in whose order the step is; the batch holds those of `live`.
+    """
     tokens = tree.tokens_BN.numpy()
     origin = None if tree.origin_BN is None else tree.origin_BN.numpy()
-    children = candidate_children(tree)
     path_BD = verdict.path_BD.numpy().copy()
     num, last = verdict.num_accepted_B.numpy().copy(), verdict.next_token_B.numpy().copy()
-    emitted: list[tuple[int, ...]] = []
-    accepted: list[int] = []
-    offered: list[int] = []
-    origins: list[tuple[int, ...]] = []
-    was_active = tuple(row.finish is None for row in active)
-    for b, row in enumerate(active):
-        if not was_active[b]:
+    emitted: list[tuple[int, ...]] = [()] * len(rows)
+    origins: list[tuple[int, ...]] = [()] * len(rows)
+    accepted, offered, proposed = ([0] * len(rows) for _ in range(3))
+    finish: list[str | None] = [None] * len(rows)
+    was_active = [False] * len(rows)
+    for b, (i, children) in enumerate(zip(live, candidate_children(tree), strict=True)):
+        row = rows[i]
+        proposed[i] = sum(map(len, children.values()))
+        was_active[i] = row.finish is None
+        if was_active[i]:
+            path = [int(n) for n in path_BD[b, : num[b]]]
+            block = [int(tokens[b, n]) for n in path] + [int(last[b])]
+            taken = row.append(block, end_ids, stops)
+            depth = offered_depth(children, path)
+            if len(taken) <= len(path):  # stopped at a drafted token: the row's last, not cached
+                depth = len(taken)
+                num[b], last[b] = len(taken) - 1, taken[-1]
+                path_BD[b, num[b] :] = PADDING
+            drafted = min(len(taken), len(path))
+            row.count(depth, drafted)
+            emitted[i], accepted[i], offered[i] = tuple(taken), drafted, depth
+            origins[i] = tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted])
+        else:
             path_BD[b], num[b] = PADDING, 0
-            emitted.append(())
-            accepted.append(0)
-            offered.append(0)
-            origins.append(())
-            continue
-        path = [int(n) for n in path_BD[b, : num[b]]]
-        block = [int(tokens[b, n]) for n in path] + [int(last[b])]
-        taken = row.append(block, end_ids, stops)
-        depth = offered_depth(children[b], path)
-        if len(taken) <= len(path):  # stopped at a drafted token: it is the row's last, not cached
-            depth = len(taken)
-            num[b], last[b] = len(taken) - 1, taken[-1]
-            path_BD[b, num[b] :] = PADDING
-        drafted = min(len(taken), len(path))
-        row.count(depth, drafted)
-        emitted.append(tuple(taken))
-        accepted.append(drafted)
-        offered.append(depth)
-        origins.append(tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted]))
+        finish[i] = row.finish
     settled = Verdict(
         path_BD=torch.from_numpy(path_BD),
         num_accepted_B=torch.from_numpy(num),
@@ -321,45 +316,10 @@ def _emit(
         emitted=tuple(emitted),
         accepted=tuple(accepted),
         offered_depth=tuple(offered),
-        proposed=tuple(sum(map(len, kids.values())) for kids in children),
+        proposed=tuple(proposed),
         origins=tuple(origins),
-        finish=tuple(row.finish for row in active),
+        finish=tuple(finish),
         prefill=any(len(row) > 1 for row in pending),
-        active=was_active,
+        active=tuple(was_active),
     )
     return settled, step
-
-
-def _commit(
-    cache: KVCache,
-    active: list[Row],
-    pending: list[list[int]],
-    verdict: Verdict,
-    step: DecodeStep,
-) -> None:
-    """Keep pending tokens and accepted path. A row that was done before keeps what it had."""
-    head = np.array(
-        [len(known) if on else 0 for known, on in zip(pending, step.active, strict=True)]
-    )
-    cache.commit(head, verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
-
-
-def _spread(step: DecodeStep, live: list[int], num_rows: int) -> DecodeStep:
-    """The step in the numbering of the request: rows that left the batch are empty."""
-    if len(live) == num_rows:
-        return step
-    place = {row: b for b, row in enumerate(live)}
-
-    def pick(values: tuple[X, ...], absent: X) -> tuple[X, ...]:
-        return tuple(values[place[i]] if i in place else absent for i in range(num_rows))
-
-    return DecodeStep(
-        emitted=pick(step.emitted, ()),
-        accepted=pick(step.accepted, 0),
-        offered_depth=pick(step.offered_depth, 0),
-        proposed=pick(step.proposed, 0),
-        origins=pick(step.origins, ()),
-        finish=pick(step.finish, None),
-        prefill=step.prefill,
-        active=pick(step.active, False),
-    )

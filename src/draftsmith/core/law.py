@@ -167,10 +167,6 @@ class Law:
             return self.probs_RK.gather(1, tokens)[:, 0]
         return (self.probs_RK * (self.ids_RK == tokens)).sum(-1)
 
-    def log_prob(self, tokens_R: Tensor) -> Tensor:
-        """[R], natural logarithm of `prob` (-inf where it is 0)."""
-        return self.prob(tokens_R).log()
-
     def entropy(self) -> Tensor:
         """[R], in nats."""
         each_RK: Tensor = torch.special.entr(self.probs_RK)
@@ -192,7 +188,7 @@ class Law:
             return self.ids_RK[:, 0]
         return self._tokens(noise.categorical(self.probs_RK, rows, depth, purpose, lane))
 
-    def at(self, u_R: Tensor) -> Tensor:
+    def draw_with(self, u_R: Tensor) -> Tensor:
         """[R], the tokens that `draw` gives where these are its uniform numbers."""
         return self._tokens(invert(self.probs_RK, u_R))
 

@@ -155,7 +155,7 @@ class Typical:
         tokens_PS = children().tokens_PS
         return VerifierInputs(
             last=law,
-            prob_PS=torch.stack([law.prob(tokens_P) for tokens_P in tokens_PS.T], dim=1),
+            score_PS=torch.stack([law.prob(tokens_P) for tokens_P in tokens_PS.T], dim=1),
             entropy_P=law.entropy(),
         )
 
@@ -217,7 +217,7 @@ class BiasedGreedy(_Biased):
     def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         tokens_PS = children().tokens_PS
         gaps = [law.gap(tokens_P) for tokens_P in tokens_PS.T]
-        return VerifierInputs(last=law.mode(), prob_PS=torch.stack(gaps, dim=1))
+        return VerifierInputs(last=law.mode(), score_PS=torch.stack(gaps, dim=1))
 
 
 @dataclass(frozen=True, slots=True)

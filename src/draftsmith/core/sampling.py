@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from draftsmith.core.config import SamplingParams, check_temperature, check_warping
+from draftsmith.core.config import SamplingParams, Warping, check_temperature
 from draftsmith.core.law import Law
 from draftsmith.core.transfer import to_device
 from draftsmith.errors import BackendError, InputError
@@ -68,7 +68,7 @@ def highest(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampler:
+class Sampler(Warping):
     """Logits -> Law. The order is transformers': bias, penalties, temperature, top-k, top-p, min-p.
 
     Presence and frequency penalties (transformers has none) count generated tokens only:
@@ -77,33 +77,18 @@ class Sampler:
 
     temperature: float = 0.0
     """0: all mass on the most probable token (lowest id on a tie)."""
-    top_k: int = 0
-    """0: off."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token, amount added to its logit)."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature, "temperature")
-        check_warping(self, self.logit_bias)
+        self.check_warping(self.logit_bias)
 
     @classmethod
     def from_params(cls, params: SamplingParams) -> Sampler:
         """The sampler that `params` describe."""
-        return cls(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=tuple((params.logit_bias or {}).items()),
-        )
+        biases = tuple((params.logit_bias or {}).items())
+        return cls(temperature=params.temperature, logit_bias=biases, **params.warping())
 
     @property
     def needs_history(self) -> bool:

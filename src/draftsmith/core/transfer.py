@@ -1,9 +1,7 @@
-"""Moving numbers between host and device without waiting more often than one must.
+"""Transfers between host and device, and what times them.
 
 Work is given to a device and runs there while the host goes on. Uploading small arrays does not
 stop that; looking at a result does, so what a step wants to know comes down in one piece.
-
-Where the seconds of a decoding go.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -49,34 +46,21 @@ def _words(value: Tensor) -> Tensor:
 class Recorder:
     """Adds up wall-clock seconds by name: `with recorder.time("draft"): ...`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = {}
 
-    def time(self, name: str) -> _Timing:
-        return _Timing(self, name)
+    @contextlib.contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        start = self._clock()
+        try:
+            yield
+        finally:
+            spent = self._clock() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
     def snapshot(self) -> dict[str, float]:
         return dict(self.seconds)
-
-
-class _Timing:
-    __slots__ = ("_name", "_recorder", "_start")
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        spent = time.perf_counter() - self._start
-        seconds = self._recorder.seconds
-        seconds[self._name] = seconds.get(self._name, 0.0) + spent
 
 
 @contextlib.contextmanager

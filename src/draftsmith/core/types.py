@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from draftsmith.core.config import check_paths
+from draftsmith.core.config import TreeShape as TreeShape
 
 if TYPE_CHECKING:
     from draftsmith.core.law import Law
@@ -54,74 +54,6 @@ class Signals:
     """The state after the final norm, [.., H]."""
     layers: tuple[int, ...] = ()
     """Outputs of these decoder layers (0-based), concatenated: [.., len(layers) * H]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeShape:
-    """How large a tree may be, in one of three ways:
-
-    widths (2, 1)                    every node at depth d has widths[d] children; a chain: all 1
-    paths ((0,), (1,), (0, 0))       just these nodes: the first and second child of the root, and
-                                     the first child of the first (EAGLE-1, Medusa)
-    widths (10, 10, 10), keep 59     grown by the drafter's probabilities: widths[d] beams go on at
-                                     each depth, and of all nodes seen on the way the `keep` most
-                                     probable paths are proposed (EAGLE-2)
-    """
-
-    widths: tuple[int, ...] = ()
-    paths: tuple[tuple[int, ...], ...] = ()
-    """Each node by the ranks of its ancestors and its own, in order of length; all its ancestors
-    are there, and all its elder siblings."""
-    keep: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.paths:
-            check_paths(self.paths)
-        if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
-            raise ValueError("a tree has either widths (and perhaps keep) or paths")
-        if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
-            raise ValueError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
-
-    @classmethod
-    def chain(cls, length: int) -> TreeShape:
-        return cls(widths=(1,) * length)
-
-    @property
-    def depth(self) -> int:
-        return len(self.paths[-1]) if self.paths else len(self.widths)
-
-    @property
-    def is_chain(self) -> bool:
-        if self.paths:
-            return len(self.paths) == self.depth
-        return self.keep is None and all(width == 1 for width in self.widths)
-
-    @property
-    def is_dynamic(self) -> bool:
-        return self.keep is not None
-
-    @property
-    def num_nodes(self) -> int:
-        """The most that are proposed."""
-        if self.paths:
-            return len(self.paths)
-        nodes, level = 0, 1
-        for width in self.widths:
-            level *= width
-            nodes += level
-        return nodes if self.keep is None else min(self.keep, nodes)
-
-    @property
-    def widest(self) -> int:
-        """The most children that a node has."""
-        return max(self.widths) if self.widths else 1 + max((p[-1] for p in self.paths), default=-1)
-
-    def clip(self, depth: int) -> TreeShape:
-        """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
-        depth = max(depth, 0)
-        if self.paths:
-            return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))
-        return TreeShape(widths=self.widths[:depth], keep=self.keep if depth else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +124,8 @@ class DecodeStep:
     accepted: tuple[int, ...]
     """How many of `emitted` were drafted."""
     offered_depth: tuple[int, ...]
-    """Depth of candidates below the best path that was verified (a chain: its length)."""
+    """Depth of candidates on the best path: what was accepted, and the deepest below its end (a
+    chain: its length)."""
     proposed: tuple[int, ...]
     """Candidate nodes in the tree (probes and padding do not count)."""
     origins: tuple[tuple[int, ...], ...]
@@ -334,39 +267,37 @@ class TrajectoryBatch:
 
     def tokens_ahead(self, k: int) -> Tensor:
         """[B, T]: the token k places to the right of each position (0 past the end)."""
-        out = torch.zeros_like(self.tokens_BT)
-        out[:, : max(out.shape[1] - k, 0)] = self.tokens_BT[:, k:]
-        return out
+        return _shifted(self.tokens_BT, k)
 
     def features_ahead(self, k: int) -> Tensor:
         """[B, T, S]: the target's signals k places to the right (0 past the end)."""
         assert self.features_BTS is not None, "collect them with the trajectories"
-        out = torch.zeros_like(self.features_BTS)
-        out[:, : max(out.shape[1] - k, 0)] = self.features_BTS[:, k:]
-        return out
+        return _shifted(self.features_BTS, k)
 
     def law_ahead(self, k: int) -> Tensor:
         """[B, T]: row of `laws` for the token k places to the right; -1 where there is none."""
-        out = torch.full_like(self.tokens_BT, -1)
-        if self.law_row_BT is not None:
-            out[:, : max(out.shape[1] - k, 0)] = self.law_row_BT[:, k:]
-        return out
+        if self.law_row_BT is None:
+            return torch.full_like(self.tokens_BT, -1)
+        return _shifted(self.law_row_BT, k, past_end=-1)
 
     def weights_ahead(self, k: int) -> Tensor:
         """[B, T] float32: weight of the token k places to the right (0 past the end)."""
-        out = torch.zeros(self.tokens_BT.shape, device=self.tokens_BT.device)
-        known = self.weights_BT
-        out[:, : max(out.shape[1] - k, 0)] = 1.0 if known is None else known[:, k:].float()
-        return out
+        known = torch.ones_like(self.tokens_BT) if self.weights_BT is None else self.weights_BT
+        return _shifted(known.float(), k)
 
     def mask_ahead(self, k: int) -> Tensor:
         """[B, T] bool: `tokens_ahead(k)` exists, counts and lies in the same document."""
-        out = torch.zeros_like(self.loss_mask_BT, dtype=torch.bool)
-        out[:, : max(out.shape[1] - k, 0)] = self.loss_mask_BT[:, k:].bool()
-        if self.documents_BT is not None:
-            same = self.documents_BT[:, k:] == self.documents_BT[:, : max(out.shape[1] - k, 0)]
-            out[:, : max(out.shape[1] - k, 0)] &= same
-        return out
+        counts_BT = _shifted(self.loss_mask_BT.bool(), k)
+        if self.documents_BT is None:
+            return counts_BT
+        return counts_BT & (_shifted(self.documents_BT, k) == self.documents_BT)
+
+
+def _shifted(values_BT: Tensor, k: int, *, past_end: int = 0) -> Tensor:
+    """What stands k places to the right of each position."""
+    out = torch.full_like(values_BT, past_end)
+    out[:, : max(out.shape[1] - k, 0)] = values_BT[:, k:]
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

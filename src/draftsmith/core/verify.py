@@ -12,7 +12,7 @@ Two lossless rules cover everything:
   is the very text that plain decoding gives for the same seed.
 * `Rejection` uses q and accepts more when children were really drawn from it: child by child,
   accept with min(1, p(x)/q(x)), else continue with norm(max(p - q, 0)) (Leviathan et al. 2023;
-  for several children SpecInfer, Miao et al. 2024). Children drawn without replacement are judged
+  for several children SpecInfer, Miao et al. 2024). Children drawn without replacement count
   by their conditional q; opaque children by a point mass.
 
 Lossy rules are in `core/lossy_rules.py`.
@@ -114,8 +114,8 @@ class VerifierInputs:
 
     last: Law
     """What the last token is drawn from if no child stays."""
-    prob_PS: Tensor | None = None
-    """The score that each child is accepted by."""
+    score_PS: Tensor | None = None
+    """What decides whether each child stays: the probability of that, or its gap to the best."""
     entropy_P: Tensor | None = None
 
 
@@ -125,7 +125,7 @@ class Rule(Protocol):
     name: ClassVar[str]
     lossy: ClassVar[bool]
     needs_q: ClassVar[bool]
-    """Judges sampled children by the law that they were drawn from."""
+    """Reads the law that sampled children were drawn from."""
     proposals: ClassVar[frozenset[Proposal]]
     """The kinds of proposal for which the rule keeps its promise."""
 
@@ -257,16 +257,16 @@ class Rejection(Descent):
 
     def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         """Every child's p / q as if none before it had stayed."""
-        below, judged = children(), []
+        below, scores = children(), []
         q = below.q
         for tokens_P, there_P in zip(below.tokens_PS.T, below.there_PS.T, strict=True):
             prob_P = law.prob(tokens_P)
-            judged.append(prob_P if q is None else prob_P / q.prob(tokens_P).to(prob_P))
+            scores.append(prob_P if q is None else prob_P / q.prob(tokens_P).to(prob_P))
             left = law.without(tokens_P) if q is None else law.residual(q)
             law = left.where(there_P, law)
             if q is not None and below.distinct:
                 q = q.without(tokens_P)
-        return VerifierInputs(last=law, prob_PS=torch.stack(judged, dim=1))
+        return VerifierInputs(last=law, score_PS=torch.stack(scores, dim=1))
 
 
 def holding(tree: DraftTree, node: Node, wanted: np.ndarray) -> np.ndarray:
@@ -327,6 +327,11 @@ def verify(
         LossyRule, UnsupportedProposal: see `check_rule`.
     """
     check_rule(rule, tree, allow_lossy=allow_lossy)
+    return walked(tree, laws, rule, noise)
+
+
+def walked(tree: DraftTree, laws: LawSource, rule: Rule, noise: Noise) -> Verdict:
+    """As `verify`, for a rule and a tree that were checked."""
     paths, next_token = rule.walk(tree, laws, noise)
     width = max((len(path) for path in paths), default=0)
     path_BD = np.full((tree.num_rows, width), PADDING, dtype=np.int64)

@@ -4,8 +4,7 @@ On a CPU a rule makes the laws of the nodes that it visits, which are few. On a 
 a number makes the host wait until all work is done; so what the rule *can* read is computed for all
 nodes, and reaches the host together with the tree, in one transfer:
 
-    device   logits -> laws of root and nodes -> what each would draw, and what its children are
-                                                 child_scores by
+    device   logits -> laws of root and nodes -> what each would draw, and its children's scores
     host     one transfer; then the very walk that a CPU does, which only looks up
 
 Penalties want each node's history, hence the tokens of the tree on the host: with them the tree
@@ -42,6 +41,7 @@ from draftsmith.core.verify import (
     candidate_children,
     check_rule,
     verify,
+    walked,
 )
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import RULES, load_plugin, plugin_names, wrong_plugin
@@ -114,7 +114,6 @@ def verify_step(
         LossyRule, UnsupportedProposal: see `check_rule`.
         BackendError: logits that the walk came by are NaN.
     """
-    check_rule(rule, tree, allow_lossy=allow_lossy)
     if logits_BNV.device.type == "cpu" or sampler.needs_history:
         tree, _ = on_host(tree)
         laws = TreeLaws(
@@ -125,10 +124,11 @@ def verify_step(
             parents_BN=tree.parents_BN.numpy(),
         )
         return tree, verify(tree, laws, rule, noise, allow_lossy=allow_lossy)
+    check_rule(rule, tree, allow_lossy=allow_lossy)
     tree, precomputed = _precompute(tree, logits_BNV, sampler, rule, noise, widest)
     # the scores of children contain q already, so the rule sees opaque children
     opaque = dataclasses.replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
-    return tree, verify(opaque, precomputed, rule, noise, allow_lossy=allow_lossy)
+    return tree, walked(opaque, precomputed, rule, noise)
 
 
 # --------------------------------------------------------------------------- on the device
@@ -149,26 +149,25 @@ def _precompute(
         some = slice(start, start + size)
         law = sampler.law(logits_PV[some], check=top.append)
         found.append(rule.precompute(law, partial(_below, tree, table, some)))
-        drawn.append(found[-1].last.at(u_P[some]))
-    child_scores = [part.prob_PS for part in found if part.prob_PS is not None]
+        drawn.append(found[-1].last.draw_with(u_P[some]))
+    numbers = {
+        "drawn_BP": torch.cat(drawn).view(places),
+        "top_BP": torch.cat(top).view(places),
+    }
+    scores = [part.score_PS for part in found if part.score_PS is not None]
+    if scores:
+        numbers["score_BPS"] = torch.cat(scores).view(*places, -1)
     entropy = [part.entropy_P for part in found if part.entropy_P is not None]
+    if entropy:
+        numbers["entropy_BP"] = torch.cat(entropy).view(places)
     drafted = [] if tree.q is None else [tree.q.probs_RK.sum(-1)]
-    parts = (drawn, top, drafted, child_scores, entropy)
-    tree, came = on_host(tree, *(torch.cat(part) for part in parts if part))
-    numbers = iter(came)
-    drawn_P, top_P, drafted_R, child_score_PS, entropy_P = (
-        next(numbers) if part else None for part in parts
-    )
-    assert drawn_P is not None and top_P is not None
-    if drafted_R is not None:
-        require_finite(torch.from_numpy(drafted_R))
+    tree, came = on_host(tree, *numbers.values(), *drafted)
+    if drafted:
+        require_finite(torch.from_numpy(came.pop()))
     return tree, _PrecomputedLaws(
         tokens=tree.tokens_BN.tolist(),
         children=candidate_children(tree),
-        drawn_BP=drawn_P.reshape(places),
-        top_BP=top_P.reshape(places),
-        child_score_BPS=None if child_score_PS is None else child_score_PS.reshape(*places, -1),
-        entropy_BP=None if entropy_P is None else entropy_P.reshape(places),
+        **dict(zip(numbers, came, strict=True)),
     )
 
 
@@ -233,8 +232,8 @@ class _PrecomputedLaws:
     children: list[dict[int, list[int]]]
     drawn_BP: np.ndarray
     top_BP: np.ndarray
-    child_score_BPS: np.ndarray | None
-    entropy_BP: np.ndarray | None
+    score_BPS: np.ndarray | None = None
+    entropy_BP: np.ndarray | None = None
 
     def at(self, rows: np.ndarray, nodes: np.ndarray) -> NodeLaw:
         require_finite(torch.from_numpy(self.top_BP[rows, nodes + 1]))
@@ -250,27 +249,27 @@ class _PrecomputedNodeLaw:
     nodes: np.ndarray
     passed: int = 0
 
-    def prob(self, tokens_R: Tensor) -> Tensor:
+    def score(self, tokens_R: Tensor) -> Tensor:
+        """What the rule computed of each token: it reads probabilities or gaps, never both."""
         laws = self.laws
-        assert laws.child_score_BPS is not None
+        assert laws.score_BPS is not None
         out = []
         for b, node, token in zip(self.rows, self.nodes, tokens_R.tolist(), strict=True):
             kids = laws.children[b][int(node)]
             place = next(
                 s for s in range(self.passed, len(kids)) if laws.tokens[b][kids[s]] == token
             )
-            out.append(laws.child_score_BPS[b, node + 1, place])
+            out.append(laws.score_BPS[b, node + 1, place])
         return torch.tensor(out, dtype=torch.float64)
+
+    prob = gap = score
 
     def entropy(self) -> Tensor:
         assert self.laws.entropy_BP is not None
         return torch.from_numpy(self.laws.entropy_BP[self.rows, self.nodes + 1])
 
-    def gap(self, tokens_R: Tensor) -> Tensor:
-        return self.prob(tokens_R)  # a rule foresees one of the two
-
     def mode(self) -> NodeLaw:
-        return self  # likewise of what it draws from
+        return self  # a rule that asks for it draws from nothing else
 
     def draw(self, noise: Noise, rows: np.ndarray, depth: int, purpose: Purpose) -> Tensor:
         return torch.from_numpy(self.laws.drawn_BP[self.rows, self.nodes + 1])

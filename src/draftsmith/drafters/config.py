@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from draftsmith.config import Configuration, Many, Range, require
-from draftsmith.core.config import LOSSY_RULES, RULES, TreeText, check_rule_name, parse_tree
+from draftsmith.core.config import (
+    LOSSLESS_RULES,
+    LOSSY_RULES,
+    TreeShape,
+    check_rule_name,
+    parse_tree,
+)
 from draftsmith.errors import InputError
 from draftsmith.plugins import DRAFTERS, plugin_names
 
@@ -79,12 +85,12 @@ class DraftingConfig(Configuration):
     drafter_option: Many = ()
     """An option of the drafter itself, KEY=VALUE (with several drafters: KIND.KEY=VALUE)."""
 
-    def tree(self) -> TreeText | None:
+    def tree(self) -> TreeShape | None:
         """The draft's shape, or None when neither a tree nor a length was asked."""
         if self.draft_tree is not None:
             return parse_tree(self.draft_tree)
         length = self.draft_length
-        return TreeText(widths=(1,) * length) if isinstance(length, int) else None
+        return TreeShape(widths=(1,) * length) if isinstance(length, int) else None
 
     def lengths(self) -> tuple[int, ...]:
         """Those that `draft_length` lists: a number or a range; none where it is a word."""
@@ -146,7 +152,7 @@ class DraftingConfig(Configuration):
         return self.acceptance if self.lossy else self.rule
 
     def validate(self) -> None:
-        check_rule_name(self.rule, ("auto", *RULES), "--rule")
+        check_rule_name(self.rule, ("auto", *LOSSLESS_RULES), "--rule")
         check_rule_name(self.acceptance, ("exact", *LOSSY_RULES), "--acceptance")
         alone = self.rule == "auto" or not self.lossy
         require(alone, f"--acceptance {self.acceptance} is a rule of its own: leave out --rule")
