@@ -1,4 +1,4 @@
-"""Prompts from files (what their records may hold: `prompt_records.py`).
+"""Prompts from files (what their records may hold: `data/prompts.py`).
 
 .jsonl .ndjson   one JSON object per line          .json   an array of objects (or JSONL)
 anything else    plain text, one prompt per line; blank lines separate and are skipped

@@ -1,1 +1,1 @@
-"""One file per drafter; the file's name is its kind. See `_base.py` for the contract."""
+"""One file per drafter; the file's name is its kind. See `base.py` for the contract."""

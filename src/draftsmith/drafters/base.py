@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossWeights:
-    """How much of each term a drafter is published to learn with (see `distill.imitation`)."""
+    """How much of each term a drafter is published to learn with (see `ImitationConfig`)."""
 
     token: float = 1.0
     """The divergence from the target's law."""

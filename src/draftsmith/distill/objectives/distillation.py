@@ -4,7 +4,7 @@
     law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
     learnt         D(5)  -lq   D(6)  .        D a divergence from that law, -lq: -log q(next token)
 
-As in `objective.py` no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
+As in `base.py`, no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
 run on a few places at a time, and again in the backward pass. B rows, T time, N places, K kept
 tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
 
