@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ from draftsmith.targets.base import Target
 
 Key = tuple[int, int, int]
 """(position, purpose, lane): with the row, what noise is keyed by."""
-Box = dict[Key, tuple[float, float]]
+Span = tuple[float, float]
+Box = dict[Key, Span]
 """The range of each u that was looked at; all others may lie anywhere in [0, 1)."""
 
 _NEGLIGIBLE = 1e-15
@@ -43,6 +45,20 @@ _NEGLIGIBLE = 1e-15
 
 class NoiseReused(AssertionError):
     """One number answered two draws of one step: drafts and verdicts would not be independent."""
+
+
+@lru_cache(maxsize=1 << 14)
+def split(cdf_K: tuple[float, ...], low: float, high: float) -> list[tuple[int, Span]]:
+    """The branches that the range [low, high) of u allows at a draw with this CDF, each with its
+    part of the range. Many rows meet the same few laws."""
+    least = _NEGLIGIBLE * (high - low)
+    branches, start = [], 0.0
+    for column, end in enumerate(cdf_K):
+        left, right = max(start, low), min(end, high)
+        if right - left > least:
+            branches.append((column, (left, right)))
+        start = end
+    return branches
 
 
 @dataclass(slots=True)
@@ -60,14 +76,7 @@ class Path:
 
     def choose(self, cdf_K: Sequence[float], key: Key) -> int:
         """The branch that this path takes at a draw with this CDF (its last value is 1)."""
-        low, high = self.box.get(key, (0.0, 1.0))
-        least = _NEGLIGIBLE * (high - low)
-        branches, start = [], 0.0
-        for column, end in enumerate(cdf_K):
-            left, right = max(start, low), min(end, high)
-            if right - left > least:
-                branches.append((column, (left, right)))
-            start = end
+        branches = split(tuple(cdf_K), *self.box.get(key, (0.0, 1.0)))
         column, span = branches[0]
         if len(branches) > 1:
             if key[0] >= self.num_positions - 1 and key[1] == Purpose.DRAFT:

@@ -194,11 +194,16 @@ class Sampler(Warping):
                 )
                 scores = penalise(to_device(ids_RT, scores.device), scores)
         if self.presence_penalty or self.frequency_penalty:
-            for r, row in enumerate(history):
-                generated = torch.tensor(row.tokens[row.num_prompt :], dtype=torch.long)
-                ids, counts = torch.unique(generated, return_counts=True)
-                cost = self.presence_penalty + self.frequency_penalty * counts.to(scores.dtype)
-                scores[r, to_device(ids, scores.device)] -= to_device(cost, scores.device)
+            vocab = scores.shape[1]
+            generated = [
+                r * vocab + token
+                for r, row in enumerate(history)
+                for token in row.tokens[row.num_prompt :]
+            ]
+            cells, counts = torch.tensor(generated, dtype=torch.long).unique(return_counts=True)
+            cost = self.presence_penalty + self.frequency_penalty * counts.to(scores.dtype)
+            cells, cost = to_device(cells, scores.device), to_device(cost, scores.device)
+            scores[cells // vocab, cells % vocab] -= cost
         return scores
 
     def _dense(self, scores_RV: Tensor, vocab: int) -> Law:
