@@ -200,7 +200,8 @@ class Sampler(Warping):
                 for r, row in enumerate(history)
                 for token in row.tokens[row.num_prompt :]
             ]
-            cells, counts = torch.tensor(generated, dtype=torch.long).unique(return_counts=True)
+            drawn = torch.tensor(generated, dtype=torch.long)
+            cells, counts = torch.unique(drawn, return_counts=True)
             cost = self.presence_penalty + self.frequency_penalty * counts.to(scores.dtype)
             cells, cost = to_device(cells, scores.device), to_device(cost, scores.device)
             scores[cells // vocab, cells % vocab] -= cost
