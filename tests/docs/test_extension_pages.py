@@ -172,6 +172,16 @@ def test_an_installed_lossy_rule_needs_leave(
     assert made["results"][0]["tokens_per_step"] > 1
 
 
+def test_an_installed_lossless_rule_is_not_called_lossy(
+    models: Path, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = LOSSY.replace("lossy: ClassVar[bool] = True", "lossy: ClassVar[bool] = False")
+    install("exact-rule", RULES, {"careful": "careful_rule:Eager"}, source)
+    words = ["generate", "--target", str(models / "target"), "--drafter", "prompt_lookup"]
+    words += ["--prompt", "the cat sat on the mat, the cat", "--max-new-tokens", "8", "--json"]
+    assert "lossy" not in ran(capsys, *words, "--acceptance", "careful")
+
+
 def test_the_suite_of_the_page_is_measured_on(
     models: Path, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:

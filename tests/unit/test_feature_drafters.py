@@ -22,6 +22,7 @@ from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, new_s
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -170,6 +171,18 @@ def test_decoding_says_what_the_target_says(
         return out
 
     assert said(drafter, shape) == said(NoDrafter(), None)
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
+def test_a_drafter_is_not_bound_to_a_target_of_other_measures(
+    cls: type[Drafter], target: HFTarget
+) -> None:
+    """One of the same measures takes the place of the first."""
+    drafter = bound(cls(), target)
+    drafter.bind(tiny_target(VOCAB, layers=8, seed=1))
+    for other in (tiny_target(VOCAB + 2, layers=8), tiny_target(VOCAB, layers=8, hidden=48)):
+        with pytest.raises(InputError, match="another drafter"):
+            drafter.bind(other)
 
 
 def test_a_griffin_chain_counts_while_the_text_stays_near_the_top(target: HFTarget) -> None:

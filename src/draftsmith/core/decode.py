@@ -113,7 +113,8 @@ def decode(
         recorder: receives seconds under `draft`, `target`, `verify`.
 
     Raises:
-        InputError: an empty prompt, or one that leaves no room in the context.
+        InputError: an empty prompt, one that leaves no room in the context, or a stop token outside
+            the vocabulary.
         LossyRule, UnsupportedProposal: see `verify`.
     """
     ids = tuple(range(len(prompts))) if request_ids is None else tuple(request_ids)
@@ -126,6 +127,11 @@ def decode(
         max_length=target.max_length,
     )
     end_ids = frozenset(options.stop_token_ids)
+    if unknown := [token for token in end_ids if not 0 <= token < target.vocab_size]:
+        raise InputError(
+            f"stop_token_ids holds token {min(unknown)}, outside the target's vocabulary of "
+            f"{target.vocab_size}: no text would end with it."
+        )
     if not options.ignore_end:
         end_ids |= target.end_ids
     stops = StopStrings(options.stop_strings, target.tokenizer)

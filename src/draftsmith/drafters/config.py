@@ -109,7 +109,7 @@ class DraftingConfig(Configuration):
         )
         require(self.draft_tree is None, "--draft-tree: --perplexity counts chains; leave it out")
         lossy = f"--acceptance {self.acceptance}: --perplexity counts what is verified exactly"
-        require(not self.lossy, f"{lossy}; leave it out")
+        require(self.acceptance == "exact", f"{lossy}; leave it out")
 
     def refuse_range(self) -> None:
         """For verbs that draft in one way."""
@@ -143,18 +143,21 @@ class DraftingConfig(Configuration):
 
     @property
     def lossy(self) -> bool:
-        """The output law is not the target's."""
-        return self.acceptance != "exact"
+        """The output law is not the target's. (A rule of an installed package is loaded to see.)"""
+        from draftsmith.core.types import Proposal
+        from draftsmith.core.verify_step import make_rule
+
+        return self.acceptance != "exact" and make_rule(self.acceptance, Proposal.OPAQUE).lossy
 
     @property
     def used_rule(self) -> str:
         """The rule to verify by."""
-        return self.acceptance if self.lossy else self.rule
+        return self.rule if self.acceptance == "exact" else self.acceptance
 
     def validate(self) -> None:
         check_rule_name(self.rule, ("auto", *LOSSLESS_RULES), "--rule")
         check_rule_name(self.acceptance, ("exact", *LOSSY_RULES), "--acceptance")
-        alone = self.rule == "auto" or not self.lossy
+        alone = self.rule == "auto" or self.acceptance == "exact"
         require(alone, f"--acceptance {self.acceptance} is a rule of its own: leave out --rule")
         length = self.draft_length
         if isinstance(length, int):

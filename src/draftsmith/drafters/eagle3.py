@@ -122,13 +122,12 @@ class Eagle3(FeatureDrafter):
         super().__init__(config)
         self.num_steps = self.config.num_forwards
 
-    def bind(self, target: TargetView) -> None:
-        self.signals = self.signals_of(target.config)
+    def _signals_for(self, target: TargetView) -> Signals:
+        said = None
         if self.config.source:
             folder = Path(self.config.source)
             said = fused_by(read_config(folder), int(target.config.num_hidden_layers), folder)
-            self.signals = self.signals if said is None else Signals(layers=said)
-        super().bind(target)
+        return self.signals_of(target.config) if said is None else Signals(layers=said)
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         known, own = target.vocab_size, self.config.draft_vocab

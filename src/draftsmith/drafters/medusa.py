@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.hidden.checkpoint import (
     MEDUSA,
+    check_bound,
     check_target,
     load_network,
     read_tensors,
@@ -178,17 +180,21 @@ class Medusa(Drafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.network: Heads | None = None
+        self._facts: dict[str, Any] = {}
 
     def bind(self, target: TargetView) -> None:
         """Read the heads, or without a source make copies of the target's own head.
 
         Raises:
             BackendError: the folder cannot be read, or was made for another target.
+            InputError: it is bound to another target already.
         """
-        if self.network is not None:
+        facts = target_facts(target, self.signals)
+        if self.network is not None:  # bound before: the weights stay
+            check_bound(self, self._facts, facts)
             return
         weight = target.head_weight()
-        self._facts = target_facts(target, self.signals)
+        self._facts = facts
         if self.config.source:
             check_target(Path(self.config.source), self._facts)
             self.network = self._load(Path(self.config.source), target, weight)

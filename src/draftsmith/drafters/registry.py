@@ -68,6 +68,10 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
             f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
             f"{nearest(kind, kinds())}."
         )
+    if kind not in kinds() and "+" in spec and not Path(spec).exists():
+        raise InputError(
+            f"--drafter {spec!r} joins drafters with '+', which is not supported: give one of them."
+        )
     if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
         what = "has no config.json" if Path(spec).is_dir() else "does not exist"
         raise InputError(

@@ -32,7 +32,7 @@ from transformers import LlamaConfig
 from draftsmith.core.types import Signals
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.config import drafter_manifest
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, write_json_atomic
 from draftsmith.targets.hf import loading
 
@@ -214,16 +214,33 @@ def check_target(folder: Path, facts: dict[str, Any]) -> None:
     Raises:
         BackendError: naming what differs.
     """
-    if not (folder / "drafter.json").is_file():
-        return
-    theirs = drafter_manifest(folder)["target"]
+    known = drafter_manifest(folder)["target"] if (folder / MANIFEST).is_file() else {}
+    if difference := _difference(known, facts):
+        raise BackendError(
+            f"The drafter in {folder} was made for another target: {difference}. Give the target "
+            "that it was trained for."
+        )
+
+
+def check_bound(drafter: nn.Module, bound: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Refuse to bind a drafter once more to a target of other measures or with other tokens.
+
+    Raises:
+        InputError: naming what differs.
+    """
+    if difference := _difference(bound, facts):
+        raise InputError(
+            f"This {type(drafter).__name__} is bound to another target: {difference}. Load or make "
+            "another drafter for this target."
+        )
+
+
+def _difference(known: dict[str, Any], facts: dict[str, Any]) -> str | None:
     for name, said in _WORDS.items():
-        one, other = theirs.get(name), facts[name]
+        one, other = known.get(name), facts[name]
         if one is not None and other is not None and one != other:
-            raise BackendError(
-                f"The drafter in {folder} was made for another target: one with {said.format(one)},"
-                f" and this one has {said.format(other)}. Give the target that it was trained for."
-            )
+            return f"one with {said.format(one)}, and this one has {said.format(other)}"
+    return None
 
 
 COMPUTED: Mapping[str, tuple[object, ...]] = {

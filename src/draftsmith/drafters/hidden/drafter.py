@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.checkpoint import (
+    check_bound,
     check_config,
     check_target,
     load_network,
@@ -283,6 +284,7 @@ class FeatureDrafter(Drafter):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self.network: Network | None = None
+        self._facts: dict[str, Any] = {}
         self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
 
     @property
@@ -301,23 +303,34 @@ class FeatureDrafter(Drafter):
 
         Raises:
             BackendError: the folder cannot be read, or was made for another target or kind.
+            InputError: it is bound to another target already.
         """
-        self._borrowed = [target]
-        if self.network is not None:  # bound before: what was learnt stays
+        if self._borrowed and self._borrowed[0] is target:
             return
-        source = Path(self.config.source)
+        signals, source = self._signals_for(target), Path(self.config.source)
+        facts = target_facts(target, signals)
+        if self.network is not None:  # bound before: the weights stay
+            check_bound(self, self._facts, facts)
+            self._borrowed = [target]
+            return
         if self.config.source:
-            check_target(source, target_facts(target, self.signals))
-        self.layer = self.network_config(target)
+            check_target(source, facts)
+        layer = self.network_config(target)
         if self.config.source:
-            self.layer = read_config(source)
-            check_config(self.layer, target, source)
+            layer = read_config(source)
+            check_config(layer, target, source)
         with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
             torch.manual_seed(self.config.seed)
-            network = self.network_class(self.layer)
-        self.network = network.to(dtype=target.dtype, device=target.device)
+            network = self.network_class(layer)
+        network.to(dtype=target.dtype, device=target.device)
         if self.config.source:
-            load_network(self.network, source, target)
+            load_network(network, source, target)
+        self._borrowed, self._facts, self.signals = [target], facts, signals
+        self.layer, self.network = layer, network
+
+    def _signals_for(self, target: TargetView) -> Signals:
+        """What it reads of this target."""
+        return self.signals_of(target.config)
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         """The configuration of an untrained network for this target."""
@@ -332,7 +345,7 @@ class FeatureDrafter(Drafter):
             folder,
             kind=kind,
             options=self.config,
-            target=target_facts(self.target, self.signals),
+            target=self._facts,
         )
 
     # ------------------------------------------------------------------ drafting
