@@ -23,8 +23,7 @@ import torch
 
 from draftsmith.bench.arms import time_decode, time_generate
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
-from draftsmith.bench.records import BASELINE
+from draftsmith.bench.records import BASELINE, DrafterMetrics, drafter_metrics
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm, generate

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from evaluation import Evaluation
 
-from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
-from draftsmith.bench.records import BASELINE
+from draftsmith.bench.records import BASELINE, DrafterMetrics, drafter_metrics
 from draftsmith.bench.run import Bench, BenchPlan, make_items
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler

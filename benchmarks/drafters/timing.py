@@ -13,8 +13,7 @@ from study import Run, is_trained
 
 from drafters.rows import TEMPERATURES
 from drafters.runs import CHAIN, Lab
-from draftsmith.bench.metrics import DrafterMetrics
-from draftsmith.bench.records import BASELINE
+from draftsmith.bench.records import BASELINE, DrafterMetrics
 from draftsmith.core.generation import Arm
 from draftsmith.provenance import warn_if_busy
 from draftsmith.targets.hf import load_target

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.bench.step_costs import Workload, chain_arms, doubling
+from draftsmith.bench.costs import Workload, chain_arms, doubling
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler

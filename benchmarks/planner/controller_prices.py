@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.bench.arms import time_decode
-from draftsmith.bench.costs import CostTable
-from draftsmith.bench.step_costs import Workload, chain_arms, doubling, open_meter
-from draftsmith.bench.step_costs import step_costs as costs_by_length
+from draftsmith.bench.costs import CostTable, Workload, chain_arms, doubling, open_meter
+from draftsmith.bench.costs import step_costs as costs_by_length
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler

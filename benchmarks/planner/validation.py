@@ -39,8 +39,7 @@ from validation_pictures import save_pictures
 from validation_predict import FORM, Draft, best_sizes, entry, laws, verdict, without
 
 import mini_code
-from draftsmith.bench.metrics import drafter_metrics
-from draftsmith.bench.records import BASELINE, RunRecord
+from draftsmith.bench.records import BASELINE, RunRecord, drafter_metrics
 from draftsmith.bench.run import Item
 from draftsmith.data.stdlib_prompts import held_out_prompts
 from draftsmith.provenance import jsonable, machine_summary, versions, write_json_atomic

@@ -15,15 +15,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import mini_code
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.records import BASELINE, RunRecord
-from draftsmith.bench.run import Bench, BenchPlan, Item
-from draftsmith.bench.step_costs import (
+from draftsmith.bench.costs import (
     Workload,
     chain_arms,
     doubling,
     open_meter,
     step_costs,
 )
+from draftsmith.bench.records import BASELINE, RunRecord
+from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.commands import bench as bench_recipe
 from draftsmith.commands.bench import BenchOptions
 from draftsmith.commands.pretrain import PretrainOptions

@@ -122,6 +122,17 @@ def blank(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def panel(width: float, height: float, **subplot: Any) -> tuple[Figure, Any]:
+    """An empty figure with one axis."""
+    figure = blank(width, height)
+    return figure, figure.subplots(subplot_kw=subplot)
+
+
+def light_grid(axis: Any, which: str = "y") -> None:
+    """Draw thin grid lines behind the marks."""
+    axis.grid(axis=which, color=GREY, alpha=0.25, linewidth=0.6)
+
+
 def reference(**style: Any) -> dict[str, Any]:
     """Return keywords of a thin line that marks are read against; `style` may change them."""
     return {"color": ink(), "linewidth": 0.9, "linestyle": DASHED, **style}

@@ -10,10 +10,9 @@ import pytest
 from tests.robustness.test_command_line import Command, command, models, refused
 
 from draftsmith import provenance
-from draftsmith.bench import step_costs
-from draftsmith.bench import step_costs as _auto_length
+from draftsmith.bench import costs as bench_costs
+from draftsmith.bench.costs import REFRESH, Workload
 from draftsmith.bench.drafters import open_drafters
-from draftsmith.bench.step_costs import REFRESH
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
@@ -27,7 +26,7 @@ from draftsmith.targets.toy import TabularTarget
 __all__ = ["command", "models"]
 
 TARGET = TabularTarget(8)
-WORK = step_costs.Workload(prompts=[(1, 2, 3)], max_new_tokens=16)
+WORK = Workload(prompts=[(1, 2, 3)], max_new_tokens=16)
 CHEAP = StepCosts(target_D=(1.0,) * 17, draft_D=(0.0,) * 17, in_vain=1.0)
 
 
@@ -35,7 +34,7 @@ CHEAP = StepCosts(target_D=(1.0,) * 17, draft_D=(0.0,) * 17, in_vain=1.0)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(REFRESH, raising=False)
-    monkeypatch.setattr(step_costs, "ROUNDS", 2)
+    monkeypatch.setattr(bench_costs, "ROUNDS", 2)
     return tmp_path / "cache"
 
 
@@ -97,15 +96,17 @@ def test_before_costs_are_kept_it_warns_of_other_programs(
 
 def measured_for(
     command: Command, line: Sequence[object], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Sampler, step_costs.Workload]:
+) -> tuple[Sampler, Workload]:
     """The sampler and the workload that a command has costs measured for."""
-    seen: list[tuple[Sampler, step_costs.Workload]] = []
+    seen: list[tuple[Sampler, Workload]] = []
 
-    def noted(_arm: Arm, _target: Target, sampler: Sampler, work: step_costs.Workload) -> StepCosts:
+    def noted(
+        _arm: Arm, _target: Target, sampler: Sampler, work: bench_costs.Workload
+    ) -> StepCosts:
         seen.append((sampler, work))
         return CHEAP
 
-    monkeypatch.setattr(_auto_length, "measure", noted)
+    monkeypatch.setattr(bench_costs, "measure", noted)
     code, _, err = command(*line)
     assert code == 0, err
     (found,) = seen
@@ -181,16 +182,16 @@ def test_a_context_too_short_to_draft_in_is_refused(
     monkeypatch.setattr(TARGET, "max_length", 30)
     (arm,) = open_drafters(["prompt_lookup"], DraftingConfig(draft_length="auto"), TARGET)
     with pytest.raises(InputError, match="too few to measure drafts of 16 tokens in"):
-        _auto_length.costs_of(arm, TARGET, Sampler(), WORK, None)
+        bench_costs.costs_of(arm, TARGET, Sampler(), WORK, None)
 
 
 def test_only_arms_that_follow_the_option_get_a_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_auto_length, "costs_of", lambda *_: CHEAP)
+    monkeypatch.setattr(bench_costs, "costs_of", lambda *_: CHEAP)
     auto = DraftingConfig(draft_length="auto")
     names = ["none", "prompt_lookup", "lookahead"]
-    arms = _auto_length.with_controllers(
+    arms = bench_costs.with_controllers(
         open_drafters(names, auto, TARGET), auto, TARGET, Sampler(), WORK
     )
     none, lookup, ahead = arms
@@ -203,7 +204,7 @@ def test_only_arms_that_follow_the_option_get_a_controller(
     assert lookup.policy is not ahead.policy  # each learns of its own drafts
     fixed = DraftingConfig(draft_length=3)
     arms = open_drafters(["prompt_lookup"], fixed, TARGET)
-    assert _auto_length.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms
+    assert bench_costs.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms
 
 
 def test_a_lossy_rule_may_have_a_controller(models: Path, command: Command) -> None:

@@ -14,7 +14,7 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench.compare.load import read_runs
 from draftsmith.bench.expected import Expectation, as_section, expectations
-from draftsmith.bench.records import BASELINE, append
+from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
@@ -23,6 +23,7 @@ from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.provenance import append_jsonl
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -76,7 +77,7 @@ def a_bench(
     bench.prepare()
     made = [record for lines in bench.records() for record in lines]
     if folder is not None:
-        append(folder / "records.jsonl", made)
+        append_jsonl(folder / "records.jsonl", *made)
     return bench
 
 

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 from tests.pages import Collector
 
-from draftsmith.bench import html as page_module
-from draftsmith.bench.html import render, samples, tag_table, write_report
+from draftsmith.bench import summary as page_module
 from draftsmith.bench.plots import draw_plots
 from draftsmith.bench.records import (
     BASELINE,
@@ -26,9 +25,13 @@ from draftsmith.bench.records import (
 from draftsmith.bench.summary import (
     BenchReport,
     losslessness_sentences,
+    render,
+    samples,
     speed_sentences,
     summary,
+    tag_table,
     terminal_table,
+    write_report,
 )
 from draftsmith.core.generation import Piece
 
@@ -285,16 +288,16 @@ def test_speed_sentences_name_each_drafter_once() -> None:
 
 def test_samples_are_of_the_lowest_temperature_and_not_of_baselines() -> None:
     found = samples(a_report())
-    assert [sample.prompt for sample in found] == ["p0", "p1", "p2"]
-    assert [text.drafter for text in found[0].texts] == ["prompt_lookup", "independent:draft"]
+    assert [sample["prompt"] for sample in found] == ["p0", "p1", "p2"]
+    assert [text["drafter"] for text in found[0]["texts"]] == ["prompt_lookup", "independent:draft"]
 
 
 def test_tags_make_a_table_when_there_are_several() -> None:
     found = tag_table(a_report())
     assert found is not None
-    assert found.tags == ("a", "b")
-    assert len(found.rows) == 3 * 2
-    assert all(len(row) == 4 for row in found.rows)
+    assert found["tags"] == ["a", "b"]
+    assert len(found["rows"]) == 3 * 2
+    assert all(len(row) == 4 for row in found["rows"])
     bare = replace(a_report(), records=tuple(replace(r, tag=None) for r in a_report().records))
     assert tag_table(bare) is None
 

@@ -7,25 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftsmith.bench.metrics import (
-    Pace,
-    bootstrap_interval,
-    divergence_rate,
-    drafter_metrics,
-    exceeds_floor,
-    group_paces,
-    per_prompt_rates,
-    total_floor,
-    weighted_speedup,
-)
 from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
     CostSeconds,
     FirstDivergence,
     Floor,
+    Pace,
     PhaseSeconds,
     RunRecord,
+    bootstrap_interval,
+    drafter_metrics,
+    exceeds_floor,
+    total_floor,
+    weighted_speedup,
 )
 
 
@@ -80,7 +75,7 @@ def test_a_stray_repeat_does_not_move_the_speedup() -> None:
 
 def test_seconds_of_a_group_count_once() -> None:
     both = [line("d", 0, seconds=6.0), line("d", 1, seconds=6.0, group=0)]
-    assert group_paces(both) == {0: pytest.approx(6.0 / 20)}
+    assert only(both, "d").seconds_per_token == pytest.approx(6.0 / 20)
 
 
 def test_a_prompt_that_ends_at_once_has_no_pace() -> None:
@@ -110,8 +105,7 @@ def test_acceptance_is_token_weighted_and_beside_it_per_prompt() -> None:
     assert found.tokens_per_step == pytest.approx(33 / 23)
     assert found.acceptance_rate == pytest.approx(7 / 10)
     assert found.node_acceptance_rate == pytest.approx(7 / 20)
-    assert per_prompt_rates(records) == (7 / 8, 0.0)
-    assert found.acceptance_rate_per_prompt == pytest.approx(7 / 16)
+    assert found.acceptance_rate_per_prompt == pytest.approx((7 / 8 + 0.0) / 2)
 
 
 def test_figures_without_meaning_are_none() -> None:
@@ -160,7 +154,7 @@ def test_divergences_count_tokens_up_to_the_first_difference() -> None:
     assert found.identical_to_autoregressive is False
     assert (found.divergences, found.divergences_over_bound) == (2, 1)
     assert found.largest_gap_at_divergence == 2.0
-    assert divergence_rate(records) == pytest.approx(2 / (11 + 5 + 10))
+    assert found.divergence_rate == pytest.approx(2 / (11 + 5 + 10))
 
 
 def test_the_floor_is_compared_by_a_test_and_not_by_chance() -> None:

@@ -10,10 +10,10 @@ import pytest
 from draftsmith.bench.compare.load import read_runs
 from draftsmith.bench.compare.model import RunMetrics, compare
 from draftsmith.bench.compare.page import compare_folders
-from draftsmith.bench.records import BASELINE, RunRecord, append
+from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import append_jsonl, write_json_atomic
 
 
 def distilled(folder: Path, **results: Any) -> Path:
@@ -57,7 +57,7 @@ def benched(folder: Path, *drafters: str, temperature: float = 0.0) -> Path:
         for drafter in (BASELINE, *drafters)
         for prompt, language in enumerate(("fr", "ko"))
     ]
-    append(folder / "records.jsonl", lines)
+    append_jsonl(folder / "records.jsonl", *lines)
     write_json_atomic(folder / "summary.json", {"target": "models/t", "drafters": []})
     return folder
 

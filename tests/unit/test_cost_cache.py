@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.bench import step_costs
-from draftsmith.bench.step_costs import REFRESH, CostFile, Kept, Workload, cost_file
+from draftsmith.bench import costs as bench_costs
+from draftsmith.bench.costs import REFRESH, CostFile, Kept, Workload, cost_file
 from draftsmith.config import as_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
@@ -70,8 +70,8 @@ def test_what_costs_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
         drafter = Independent(Independent.Config(), model=tiny_target(64, layers=seed_layers))
         own = Arm(name="d", drafter=drafter, shape=TreeShape.chain(4))
         paths[f"draft of {seed_layers} layers"] = the_file(arm=own)
-    summary = step_costs.machine_summary()
-    monkeypatch.setattr(step_costs, "machine_summary", lambda: {**summary, "cpus": 999})
+    summary = bench_costs.machine_summary()
+    monkeypatch.setattr(bench_costs, "machine_summary", lambda: {**summary, "cpus": 999})
     paths["machine"] = the_file()
     found = [file.path for file in paths.values()]
     assert len(set(found)) == len(found)

@@ -43,7 +43,7 @@ def test_records_with_odd_line_ends_come_back_as_they_were_written(
     tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "records.jsonl"
-    records.append(path, [a_record(text), a_record("plain")])
+    append_jsonl(path, a_record(text), a_record("plain"))
     assert text[1] in path.read_text(encoding="utf-8"), "written as it is, not as an escape"
     assert records.read(path) == (a_record(text), a_record("plain"))
 
@@ -52,7 +52,7 @@ def test_lines_of_records_are_counted_by_line_feeds(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(b"")
     assert records.read(path) == ()
-    records.append(path, [a_record(ODD)])
+    append_jsonl(path, a_record(ODD))
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert records.read(path) == (a_record(ODD),)
     path.write_bytes(path.read_bytes() + b"{oops\n")

@@ -11,8 +11,7 @@ from tests.tiny_models import TEXT, tiny_model, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from draftsmith.bench.metrics import ratio
-from draftsmith.bench.pairs import perplexity, read_along
+from draftsmith.bench.pairs import perplexity, ratio, read_along
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 

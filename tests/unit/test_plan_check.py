@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.command_cases import ran
 
-from draftsmith.bench.records import RunRecord, append
+from draftsmith.bench.records import RunRecord
 from draftsmith.bench.summary import BenchReport, summary
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Estimate, Measured, compare, read_predictions
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import append_jsonl, write_json_atomic
 
 GAMMA = {"tiny": 2, "1m": 4}
 
@@ -74,7 +74,7 @@ def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | Non
     for prompt, seconds in enumerate((6.0, 8.0)):
         lines.append(a_record("none", prompt, seconds=seconds, steps=20))
         lines.append(a_record(draft, prompt, seconds=seconds / speedup, **counts))
-    append(folder / "records.jsonl", lines)
+    append_jsonl(folder / "records.jsonl", *lines)
     report = BenchReport(
         target="t",
         dtype="float32",

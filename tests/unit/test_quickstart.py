@@ -14,11 +14,9 @@ import pytest
 from rich.console import Console
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.html import render
-from draftsmith.bench.metrics import Interval
-from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
+from draftsmith.bench.records import BASELINE, FirstDivergence, Interval, RunRecord
 from draftsmith.bench.run import Item
-from draftsmith.bench.summary import BenchReport
+from draftsmith.bench.summary import BenchReport, render
 from draftsmith.commands import quickstart_demo as short
 from draftsmith.commands.quickstart_demo import (
     AFTER,

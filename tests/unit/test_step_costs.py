@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.costs import Cost, CostTable
-from draftsmith.bench.step_costs import (
+from draftsmith.bench.costs import (
+    Cost,
+    CostTable,
     Workload,
     chain_arms,
     doubling,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.bench.pairs import parameters_of
+from draftsmith.bench.records import short_name
 from draftsmith.bench.run import BaselineOutput, Bench
-from draftsmith.bench.summary import Section, number, short_name, times
+from draftsmith.bench.summary import Section, number, times
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import memory_bound_speedup

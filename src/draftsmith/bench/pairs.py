@@ -1,5 +1,4 @@
-"""What is measured of a target with a draft model, for `draftsmith plan`: how many tokens of drafts
-of a fixed length are accepted, and how often the two agree on the target's texts.
+"""Perplexity and acceptance of pairs of target and draft model: what `draftsmith plan` reads.
 
 Counting: chains are drafted and verified as in any decoding. Only whole drafts count. One that was
 shorter than asked is no evidence about its length: where the room for text ends, where an accepted
@@ -13,13 +12,15 @@ decoded again at the next draft length.
 
 Agreement on re-tokenised text is how the scaling-laws paper measured pairs with different
 tokenizers: the target's text, cut by the draft's tokenizer, and at each token the probability that
-the draft gives it. Nothing is verified: no decoder has this rate.
+the draft gives it. Nothing is verified: no decoder has this rate. A draft model with another
+tokenizer has two lines: `decoded`, the rate of our own decoder, and `retokenised`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,17 +28,57 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftsmith.bench.metrics import Ratio, ratio
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Generation, generate
+from draftsmith.core.generation import Arm, Generation, generate
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.types import DecodeStep, Signals, TreeShape
+from draftsmith.data import text
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.names import drafter_parts, kinds
+from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
-from draftsmith.plan.acceptance import estimate
+from draftsmith.plan.acceptance import error, estimate, quantile
 from draftsmith.plan.observations import LengthCount
 from draftsmith.targets.base import CHUNK, Target
+
+_log = logging.getLogger(__name__)
+
+LENGTHS = tuple(range(1, 10))
+"""The paper's draft lengths."""
+RETOKENISED = "retokenised"
+LONGEST = 2048
+"""Tokens of a document that are read."""
+_LOGITS = 1 << 24
+"""Numbers that stand in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """A quotient of sums."""
+
+    value: float
+    moe: float | None
+    """Half the 95 % interval; None: of one part alone nothing can be said."""
+
+
+def ratio(parts: Sequence[tuple[float, float]]) -> Ratio:
+    """Divide the sums of (amount, number of tokens) over documents; the numbers must not all be 0.
+
+    What a document adds to both sums belongs together, and tokens of one document are not
+    independent: documents are what is drawn (`plan.acceptance`). First order:
+
+        R = sum s / sum m        what a document adds to its error: (s - R m) / sum m
+    """
+    total = math.fsum(number for _, number in parts)
+    value = math.fsum(amount for amount, _ in parts) / total
+    known = [part for part in parts if part[1]]
+    count = len(known)
+    if count < 2 or not math.isfinite(value):
+        return Ratio(value=value, moe=None)
+    added = np.array([(amount - value * number) / total for amount, number in known])
+    return Ratio(value=value, moe=quantile(count) * error(added))
 
 
 @dataclass(slots=True)
@@ -85,16 +126,16 @@ def count_accepted(
     lengths: Sequence[int],
     *,
     batch_size: int = 1,
-    on_length: Callable[[int], None] | None = None,
+    name: str = "",
 ) -> tuple[tuple[LengthTrial, ...], list[Generation]]:
     """Decode all prompts with chains of every length; return counts and the texts of the last.
 
     Each length has a seed of its own: with one for all, drawn texts would be nearly the same.
+    `name`: of the drafter, for the log.
     """
     trials, made = [], []
     for gamma in lengths:
-        if on_length is not None:
-            on_length(gamma)
+        _log.info("%s: drafts of %d", name, gamma)
         trial = LengthTrial(gamma=gamma)
         chain = replace(options, shape=TreeShape.chain(gamma), seed=options.seed + gamma)
         made = generate(target, drafter, prompts, chain, batch_size=batch_size, on_step=trial.add)
@@ -111,24 +152,19 @@ def acceptance(trials: Sequence[LengthTrial]) -> Ratio | None:
     if not counts:
         return None
     rate = estimate(counts).mle
-    if rate.ci95 is None:
-        return Ratio(value=rate.alpha, moe=None)
-    low, high = rate.ci95
-    return Ratio(value=rate.alpha, moe=max(rate.alpha - low, high - rate.alpha))
+    moe = None if rate.ci95 is None else max(abs(rate.alpha - end) for end in rate.ci95)
+    return Ratio(value=rate.alpha, moe=moe)
 
 
 @torch.inference_mode()
 def agreement(
-    draft: Target,
-    target_tokenizer: Any,
-    texts: Sequence[Generation],
-    sampler: Sampler,
+    draft: Target, target_tokenizer: Any, texts: Sequence[Generation], sampler: Sampler
 ) -> Ratio | None:
     """Return the draft's mean probability for its tokens in the target's texts, that is of drafting
     them: at temperature 0 the share of its first choices. None: there are no such tokens."""
     parts = []
-    for text in texts:
-        ids, places = _reread(draft, target_tokenizer, text)
+    for one in texts:
+        ids, places = _reread(draft, target_tokenizer, one)
         if not places:
             continue
         agreed = 0.0
@@ -158,26 +194,20 @@ def parameters_of(model: Target) -> int | None:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _reread(draft: Target, target_tokenizer: Any, text: Generation) -> tuple[list[int], list[int]]:
+def _reread(draft: Target, target_tokenizer: Any, made: Generation) -> tuple[list[int], list[int]]:
     """Cut the whole text into the draft's tokens; return them and which lie in the generated part.
 
     text         prompt prompt | generated generated
     draft ids    a   b     c   d   e    f    g            d straddles the edge: e, f, g count
     """
-    known = list(text.prompt_tokens)
+    known = list(made.prompt_tokens)
     edge = len(target_tokenizer.decode(known, skip_special_tokens=True))
-    whole = target_tokenizer.decode([*known, *text.token_ids], skip_special_tokens=True)
+    whole = target_tokenizer.decode([*known, *made.token_ids], skip_special_tokens=True)
     cut = draft.tokenizer(whole, return_offsets_mapping=True, verbose=False)
     ids: list[int] = cut["input_ids"][: draft.max_length]
     spans = cut["offset_mapping"]
     places = [i for i in range(1, len(ids)) if spans[i][0] >= edge and spans[i][1] > spans[i][0]]
     return ids, places
-
-
-LONGEST = 2048
-"""Tokens of a document that are read."""
-_LOGITS = 1 << 24
-"""Numbers that stand in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,3 +312,212 @@ def _token_ids(model: Target, document: str) -> list[int]:
             f"{model.vocab_size}: tokenizer and model do not belong together"
         )
     return ids
+
+
+# --------------------------------------------------------------------------- both, for a plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A target with a draft model, measured."""
+
+    name: str
+    """The draft's name."""
+    draft: Target
+    perplexity: Perplexity
+    trials: tuple[LengthTrial, ...]
+    agreement: Ratio | None
+    """On re-tokenised text; None for a draft with the target's tokenizer."""
+
+    @property
+    def rate(self) -> Ratio | None:
+        """The decoded acceptance rate; None: no draft was whole."""
+        return acceptance(self.trials)
+
+    @property
+    def steps(self) -> int:
+        """The number of whole drafts, of all lengths."""
+        return sum(sum(trial.steps) for trial in self.trials)
+
+    @property
+    def left_out(self) -> int:
+        return sum(trial.left_out for trial in self.trials)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A target and its draft models, measured on the same text and prompts."""
+
+    target: Target
+    perplexity: Perplexity
+    """The target's perplexity."""
+    pairs: tuple[Pair, ...]
+
+    def rows(self, name: str, temperature: float) -> list[dict[str, Any]]:
+        """The lines of observations.csv, one per pair and protocol; `name`: of the target.
+
+        Raises:
+            InputError: no draft model was measured to the end: there is nothing to write.
+        """
+        rows = []
+        for pair in self.pairs:
+            for protocol, alpha in (("decoded", pair.rate), (RETOKENISED, pair.agreement)):
+                if alpha is None:
+                    continue
+                counts = [count for trial in pair.trials for count in trial.counts]
+                found = estimate(counts) if protocol == "decoded" else None
+                row: dict[str, Any] = {
+                    "target": name,
+                    "draft": pair.name,
+                    "target_ppl": self.perplexity.value,
+                    "draft_ppl": pair.perplexity.value,
+                    "alpha": alpha.value,
+                    "moe": alpha.moe,
+                    "target_params": parameters_of(self.target),
+                    "draft_params": parameters_of(pair.draft),
+                    "alpha_least_squares": None if found is None else found.least_squares.alpha,
+                    "target_ppl_moe": self.perplexity.moe,
+                    "draft_ppl_moe": pair.perplexity.moe,
+                    "temperature": temperature,
+                    "protocol": protocol,
+                }
+                tokens = {} if found is None else found.tokens_per_step
+                rows.append(
+                    row | {f"tokens_per_step_{t.gamma}": tokens.get(t.gamma) for t in pair.trials}
+                )
+        if not rows:
+            raise InputError(
+                "no draft of any length was whole: give a larger --max-new-tokens, or shorter "
+                "drafts"
+            )
+        return rows
+
+    def counts(self, name: str) -> list[dict[str, Any]]:
+        """The lines of counts.csv; `name`: of the target."""
+        return [
+            {
+                "target": name,
+                "draft": pair.name,
+                "prompt": count.prompt,
+                "gamma": count.gamma,
+                "accepted_length": count.accepted,
+                "count": count.count,
+            }
+            for pair in self.pairs
+            for trial in pair.trials
+            for count in trial.counts
+        ]
+
+
+def measure_pairs(
+    target: Target,
+    arms: Sequence[Arm],
+    files: Sequence[text.TextFile],
+    prompts: Sequence[Sequence[int]],
+    decoding: DecodeOptions,
+    lengths: Sequence[int],
+    batch_size: int,
+) -> Measured:
+    """Perplexity on `files`, acceptance of drafts of each length behind `prompts` (token ids).
+
+    Raises:
+        InputError: a draft model without a finite perplexity, or a draft longer than the context.
+    """
+    drafters = [_draft_model(arm) for arm in arms]
+    if target.max_length is not None and max(lengths) >= target.max_length:
+        raise InputError(
+            f"--draft-length: a draft of {max(lengths)} tokens does not fit into the context of "
+            f"{target.name}, which has {target.max_length} positions"
+        )
+    _log.info("perplexity of %s: %d files", target.name, len(files))
+    own = perplexity(target, text.documents(files))
+    pairs = []
+    for arm, (drafter, draft) in zip(arms, drafters, strict=True):
+        _log.info("perplexity of %s", arm.name)
+        theirs = perplexity(draft, text.documents(files))
+        trials, made = count_accepted(
+            target, drafter, prompts, decoding, lengths, batch_size=batch_size, name=arm.name
+        )
+        agreed = None
+        if drafter.reads_text:
+            agreed = agreement(draft, target.tokenizer, made, decoding.sampler)
+        pairs.append(
+            Pair(name=arm.name, draft=draft, perplexity=theirs, trials=trials, agreement=agreed)
+        )
+    return Measured(target=target, perplexity=own, pairs=tuple(pairs))
+
+
+def _draft_model(arm: Arm) -> tuple[Independent, Target]:
+    """Return the drafter and the model behind it.
+
+    Raises:
+        InputError: it has no finite perplexity.
+    """
+    drafter = arm.drafter
+    assert isinstance(drafter, Independent), "see refuse_others"
+    if VocabularySubset.beside(drafter.config.source) is not None:
+        raise InputError(
+            f"--drafter {arm.name} knows only some of the target's tokens: the others have no "
+            "probability, so its perplexity would be infinite"
+        )
+    assert drafter.draft_model is not None, "open_drafters has bound it"
+    return drafter, drafter.draft_model
+
+
+def refuse_others(names: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: a drafter that is no draft model.
+    """
+    for name in names:
+        kind, _ = drafter_parts(name)
+        if kind in kinds() and kind != "independent":
+            raise InputError(
+                f"--drafter {name}: --perplexity is for draft models, and {kind} is none: what it "
+                "drafts hangs on the target or on the text, so it has no perplexity of its own"
+            )
+
+
+def text_files(patterns: Sequence[str]) -> list[text.TextFile]:
+    """
+    Raises:
+        InputError: a file that is not there, or none that is text.
+    """
+    found = text.find_files(patterns, flag="--perplexity")
+    files = [file for file in found if text.is_utf8(file)]
+    if not files:
+        raise InputError(f"--perplexity {' '.join(patterns)}: none of these files is UTF-8 text")
+    return files
+
+
+def warnings(measured: Measured) -> list[str]:
+    """Return warnings about how far the numbers can be used."""
+    target, own, pairs = measured.target, measured.perplexity, measured.pairs
+    notes = []
+    reads = {target.name: own} | {pair.name: pair.perplexity for pair in pairs}
+    for name, read in reads.items():
+        if read.longest < LONGEST:
+            notes.append(
+                f"{name} has a context of {read.longest} tokens: documents were cut there, not at "
+                f"{LONGEST}"
+            )
+    if own.unread > own.tokens:
+        notes.append(
+            f"most of the text was not read: {own.unread} of its tokens lie behind the first "
+            f"{own.longest} of a document. A plain file is one document; a JSONL file has one per "
+            "line (field `text`)"
+        )
+    if own.documents == 1:
+        notes.append(
+            "there is one document only, so perplexities have no margin: give several files, or a "
+            "JSONL file with a document per line (field `text`)"
+        )
+    for pair in pairs:
+        if pair.rate is None:
+            notes.append(f"{pair.name}: no draft was whole, so there is no decoded rate")
+        if pair.agreement is not None:
+            notes.append(
+                f"{pair.name} has another tokenizer: its perplexity is per token of its own, and "
+                f"the row {RETOKENISED!r} is the paper's protocol, not the rate of a decoder"
+            )
+    return notes

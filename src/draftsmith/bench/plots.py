@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draftsmith.bench.metrics import DrafterMetrics
-from draftsmith.bench.records import BASELINE, TRANSFORMERS
-from draftsmith.bench.summary import BenchReport, row_label, short_name
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
+    DrafterMetrics,
+    Interval,
+    offers_by_position,
+    short_name,
+)
 from draftsmith.plan.tune import Candidate, Tuning
 from draftsmith.plots import (
     COLOURS,
@@ -21,11 +27,16 @@ from draftsmith.plots import (
     blank,
     ink,
     legend_below,
+    light_grid,
     name_rows,
+    panel,
     plot,
     reference,
     write_beside,
 )
+
+if TYPE_CHECKING:
+    from draftsmith.bench.summary import BenchReport
 
 _PHASES = (("target", "#0072B2"), ("draft", "#E69F00"), ("verify", "#009E73"), ("other", "#8c8c8c"))
 FEW = 10
@@ -39,58 +50,54 @@ def _colours(report: BenchReport) -> dict[str, str]:
     return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
 
 
-def _panels(
-    report: BenchReport, rows: int, *, height: float | None = None
-) -> tuple[Figure, list[Any]]:
+def _panels(report: BenchReport, height: float) -> tuple[Figure, list[Any]]:
     """Make one panel per temperature, side by side."""
+    figure = blank(7.6, height)
     count = len(report.temperatures)
-    tall = height if height is not None else 0.9 + 0.42 * rows
-    figure = blank(7.6, tall)
     axes = figure.subplots(1, count, sharey=True, sharex=True, squeeze=False)[0]
     for axis, temperature in zip(axes, report.temperatures, strict=True):
         axis.set_title(f"temperature {temperature:g}")
     return figure, list(axes)
 
 
+def _whisker(value: float, spread: Interval | None) -> list[list[float]] | None:
+    return None if spread is None else [[value - spread.low], [spread.high - value]]
+
+
 def _bars(
     report: BenchReport,
-    value: Callable[[DrafterMetrics], float | None],
+    measure: str,
     label: str,
     *,
     form: str,
-    intervals: bool,
+    spread_of: Callable[[DrafterMetrics], Interval | None] = lambda _: None,
     skip: Sequence[str] = (),
 ) -> Figure | None:
     """Draw horizontal bars per drafter, a panel per temperature, a line at 1."""
-    labels, colours = report.labels(), _colours(report)
-    names = [
-        name
-        for name in labels
-        if name not in skip and any(e.name == name and value(e) is not None for e in report.metrics)
-    ]
+    labels, colours = report.row_labels(), _colours(report)
+    known = [e for e in report.metrics if e.name not in skip and getattr(e, measure) is not None]
+    names = list(dict.fromkeys(entry.name for entry in known))
     if not names:
         return None
-    figure, axes = _panels(report, len(names))
-    place = {name: len(names) - 1 - i for i, name in enumerate(names)}
+    figure, axes = _panels(report, 0.9 + 0.42 * len(names))
     right = 1.0
     for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for entry in report.metrics:
-            length = value(entry)
-            if entry.temperature != temperature or entry.name not in place or length is None:
+        for entry in known:
+            if entry.temperature != temperature:
                 continue
-            spread = entry.speedup_ci95 if intervals else None
+            length, spread = getattr(entry, measure), spread_of(entry)
             high = length if spread is None else spread.high
-            error = None if spread is None else [[length - spread.low], [spread.high - length]]
             faded = 0.55 if entry.name == TRANSFORMERS else 1.0
-            y = place[entry.name]
+            y = len(names) - 1 - names.index(entry.name)
             axis.barh(y, length, color=colours[entry.name], height=0.62, alpha=faded)
-            if error is not None:
+            if spread is not None:
+                error = _whisker(length, spread)
                 axis.errorbar(length, y, xerr=error, color=ink(), capsize=3, linewidth=1.2)
             # beyond the line, where it is readable
             write_beside(axis, form.format(length), max(high, 1.0), y, size=9, gap=5)
             right = max(right, high)
         axis.axvline(1.0, **reference())
-        name_rows(axis, [row_label(name, labels) for name in names])
+        name_rows(axis, [labels[name] for name in names])
         axis.set_xlabel(label)
     axes[0].set_xlim(0, right * 1.22)
     return figure
@@ -106,10 +113,10 @@ def _bars(
 def speedup(report: BenchReport) -> Figure | None:
     return _bars(
         report,
-        lambda entry: entry.speedup,
+        "speedup",
         "speed-up over plain decoding",
         form="{:.2f}x",
-        intervals=True,
+        spread_of=lambda entry: entry.speedup_ci95,
         skip=(BASELINE,),
     )
 
@@ -120,13 +127,7 @@ def speedup(report: BenchReport) -> Figure | None:
     caption="Generated tokens per forward of the target. Plain decoding has 1.",
 )
 def tokens_per_step(report: BenchReport) -> Figure | None:
-    return _bars(
-        report,
-        lambda entry: entry.tokens_per_step,
-        "tokens per step",
-        form="{:.2f}",
-        intervals=False,
-    )
+    return _bars(report, "tokens_per_step", "tokens per step", form="{:.2f}")
 
 
 @plot(
@@ -137,48 +138,26 @@ def tokens_per_step(report: BenchReport) -> Figure | None:
 )
 def positions(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
-    curves = {
-        (entry.name, entry.temperature): _kept_positions(report, entry)
-        for entry in report.drafters
-        if entry.acceptance_by_position
-    }
+    curves = {}
+    for entry in report.drafters:
+        offers = offers_by_position(report.of(entry.name, entry.temperature))
+        kept = takewhile(lambda one: one[0] >= FEW, offers)
+        curves[entry.name, entry.temperature] = [took / tried for tried, took in kept]
     if not any(curves.values()):
         return None
-    figure, axes = _panels(report, 0, height=3.0)
+    figure, axes = _panels(report, 3.0)
     for axis, temperature in zip(axes, report.temperatures, strict=True):
         for (name, mine), rates in curves.items():
             if mine == temperature and rates:
-                axis.plot(
-                    range(1, len(rates) + 1),
-                    rates,
-                    marker="o",
-                    markersize=4,
-                    color=colours[name],
-                    label=labels[name],
-                )
+                style = {"marker": "o", "markersize": 4, "color": colours[name]}
+                axis.plot(range(1, len(rates) + 1), rates, label=labels[name], **style)
         axis.set_ylim(0, 1.03)
         axis.set_xlabel("place in the draft")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+        light_grid(axis)
     axes[0].set_ylabel("accepted, given all before")
     legend_below(figure, axes)
     return figure
-
-
-def _kept_positions(report: BenchReport, entry: DrafterMetrics) -> list[float]:
-    offers: list[int] = []
-    for record in report.of(entry.name, entry.temperature):
-        for depth, (tried, _) in enumerate(record.by_position):
-            if depth == len(offers):
-                offers.append(0)
-            offers[depth] += tried
-    rates = entry.acceptance_by_position or ()
-    kept = []
-    for rate, count in zip(rates, offers, strict=False):
-        if count < FEW:
-            break
-        kept.append(rate)
-    return kept
 
 
 @plot(
@@ -188,27 +167,24 @@ def _kept_positions(report: BenchReport, entry: DrafterMetrics) -> list[float]:
     "rest of the loop. Transformers does not say how it spends its time.",
 )
 def breakdown(report: BenchReport) -> Figure | None:
-    labels = report.labels()
+    labels = report.row_labels()
     names = list(labels)
-    figure, axes = _panels(report, len(names) + 1)
-    place = {name: len(names) - 1 - i for i, name in enumerate(names)}
+    figure, axes = _panels(report, 0.9 + 0.42 * (len(names) + 1))
     for axis, temperature in zip(axes, report.temperatures, strict=True):
         for entry in report.metrics:
             if entry.temperature != temperature:
                 continue
-            y, left = place[entry.name], 0.0
+            y, left = len(names) - 1 - names.index(entry.name), 0.0
             if entry.phases_per_token is None:
                 whole = 1e3 * (entry.seconds_per_token or 0.0)
                 axis.barh(y, whole, color=GREY, height=0.62, alpha=0.55)
                 continue
             for phase, colour in _PHASES:
                 part = 1e3 * getattr(entry.phases_per_token, phase)
-                first = entry.name == BASELINE
-                axis.barh(
-                    y, part, left=left, color=colour, height=0.62, label=phase if first else None
-                )
+                label = phase if entry.name == BASELINE else None
+                axis.barh(y, part, left=left, color=colour, height=0.62, label=label)
                 left += part
-        name_rows(axis, [row_label(name, labels) for name in names])
+        name_rows(axis, list(labels.values()))
         axis.set_xlabel("milliseconds per token")
     legend_below(figure, axes)
     return figure
@@ -229,19 +205,17 @@ def predicted(report: BenchReport) -> Figure | None:
     ]
     if not points:
         return None
-    figure = blank(4.6, 4.6)
-    axis = figure.subplots()
+    figure, axis = panel(4.6, 4.6)
     highs = [e.speedup_ci95.high if e.speedup_ci95 else e.speedup or 0.0 for e in points]
     top = 1.08 * max(1.0, *highs, *(e.predicted_speedup or 0.0 for e in points))
     axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.18, lw=0)
     axis.plot([0, top], [0, top], **reference())
     shapes = dict(zip(report.temperatures, "os^Dv<>*", strict=False))
     for entry in points:
-        speedup, spread = entry.speedup or 0.0, entry.speedup_ci95
         axis.errorbar(
             entry.predicted_speedup or 0.0,
-            speedup,
-            yerr=None if spread is None else [[speedup - spread.low], [spread.high - speedup]],
+            entry.speedup or 0.0,
+            yerr=_whisker(entry.speedup or 0.0, entry.speedup_ci95),
             marker=shapes.get(entry.temperature, "o"),
             color=colours[entry.name],
             linestyle="none",
@@ -268,29 +242,20 @@ def predicted(report: BenchReport) -> Figure | None:
     "first choice above the second. Left of the bound, rounding explains the difference.",
 )
 def gaps(report: BenchReport) -> Figure | None:
-    labels, colours = report.labels(), _colours(report)
-    found = {
-        name: [
-            r.divergence for r in report.of(name, 0.0) if r.repeat == 0 and r.divergence is not None
-        ]
-        for name in labels
-    }
-    found = {name: gaps for name, gaps in found.items() if gaps}
+    labels, colours = report.row_labels(), _colours(report)
+    found = {}
+    for name in labels:
+        own = [r.divergence for r in report.of(name, 0.0) if r.repeat == 0]
+        found[name] = [one for one in own if one is not None]
+    found = {name: some for name, some in found.items() if some}
     if not found:
         return None
-    figure = blank(7.6, 2.6)
-    axis = figure.subplots()
-    gaps = [[one.gap for one in many] for many in found.values()]
-    bound = min(one.bound for many in found.values() for one in many)
-    top = max(bound, max(max(some) for some in gaps)) * 1.05
-    axis.hist(
-        gaps,
-        bins=20,
-        range=(0, top),
-        stacked=True,
-        color=[colours[name] for name in found],
-        label=[row_label(name, labels) for name in found],
-    )
+    figure, axis = panel(7.6, 2.6)
+    gaps = [[one.gap for one in some] for some in found.values()]
+    bound = min(one.bound for some in found.values() for one in some)
+    top = max(bound, *map(max, gaps)) * 1.05
+    style = {"color": [colours[name] for name in found], "label": [labels[name] for name in found]}
+    axis.hist(gaps, bins=20, range=(0, top), stacked=True, **style)
     axis.axvline(bound, **reference())
     axis.annotate("bound", (bound, 0.95), xycoords=("data", "axes fraction"), ha="right", va="top")
     axis.set_xlabel("target's top-2 logit gap at the first divergence")
@@ -308,19 +273,15 @@ def gaps(report: BenchReport) -> Figure | None:
     "step by step (auto), the dashed one plain decoding, the star the fastest of all.",
 )
 def by_length(tuning: Tuning) -> Figure:
-    figure = blank(6.4, 3.8)
-    axis = figure.subplots()
+    figure, axis = panel(6.4, 3.8)
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]
         colour = f"C{place % 10}"
-        chains = sorted(
-            (one for one in own if one.measurement.length),
-            key=lambda one: one.measurement.length or 0,
-        )
-        lengths = [one.measurement.length for one in chains]
-        _with_whiskers(axis, lengths, chains, tuning, "o-", colour, short_name(name))
+        chains = [one for one in own if one.measurement.length]
+        chains.sort(key=lambda one: one.measurement.length or 0)
         trees = [one for one in own if one.measurement.depth and not one.measurement.length]
-        _with_whiskers(axis, [one.measurement.depth for one in trees], trees, tuning, "s", colour)
+        _with_whiskers(axis, chains, tuning, "o-", colour, short_name(name))
+        _with_whiskers(axis, trees, tuning, "s", colour)
         for one in own:
             if not one.measurement.depth:
                 axis.axhline(one.tokens_per_second, color=colour, linewidth=1, linestyle=":")
@@ -333,7 +294,7 @@ def by_length(tuning: Tuning) -> Figure:
     axis.set_xlabel("drafted tokens")
     axis.set_ylabel("predicted tokens per second")
     axis.set_ylim(bottom=0)
-    axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    light_grid(axis)
     legend_below(figure, [axis])
     return figure
 
@@ -346,8 +307,7 @@ def by_length(tuning: Tuning) -> Figure:
 def by_batch(tuning: Tuning) -> Figure | None:
     if len(tuning.by_batch) < 2:
         return None
-    figure = blank(6.4, 3.4)
-    axis = figure.subplots()
+    figure, axis = panel(6.4, 3.4)
     for name in _drafters(tuning):
         own = [one for one in tuning.batches if one.measurement.drafter == name]
         rows = [one.rows for one in own]
@@ -366,7 +326,6 @@ def by_batch(tuning: Tuning) -> Figure | None:
 
 def _with_whiskers(
     axis: Any,
-    places: Sequence[int | None],
     candidates: Sequence[Candidate],
     tuning: Tuning,
     form: str,
@@ -374,12 +333,11 @@ def _with_whiskers(
     label: str | None = None,
 ) -> None:
     pace = tuning.plain_tokens_per_second
-    values = [one.tokens_per_second for one in candidates]
     below = [max(0.0, (one.speedup - one.low) * pace) for one in candidates]
     above = [max(0.0, (one.high - one.speedup) * pace) for one in candidates]
     axis.errorbar(
-        places,
-        values,
+        [one.measurement.length or one.measurement.depth for one in candidates],
+        [one.tokens_per_second for one in candidates],
         yerr=[below, above],
         fmt=form,
         color=colour,

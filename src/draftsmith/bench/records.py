@@ -1,24 +1,40 @@
-"""One line of records.jsonl: one prompt, one drafter, one temperature, one repeat.
+"""Records of a measurement and the metrics that are computed from them.
 
-Every metric of a report can be rebuilt from these lines alone. Seconds are wall-clock. The step
-that carries the prompt is kept apart (`prefill_*`): speed-ups compare the decoding behind it.
+A line of records.jsonl is one prompt, drafter, temperature and repeat; lines are all that metrics
+need. Seconds are wall-clock. The step that carries the prompt is kept apart (`prefill_*`):
+speed-ups compare the decoding behind it. Prompts that were decoded together form a group; seconds
+are the whole group's, on each of its lines.
 
-Prompts that were decoded together form a group; seconds are the whole group's, on each of its
-lines.
+tokens per step (tau)     generated tokens / target forwards, the prompt's forward included
+acceptance rate           accepted tokens / depth offered on the best path
+node acceptance rate      accepted nodes / nodes proposed (equal for chains)
+acceptance by position    accepted at depth d / offered at depth d behind accepted ones
+speed-up                  decoding seconds per token of plain decoding / of the drafter: per prompt
+                          the median over repeats, prompts weighted by their tokens
+its interval              95 % bootstrap over prompts, both sides of a prompt drawn together
+predicted speed-up        see `costs`: from a cost table that is measured apart from the run
+engine efficiency         (draft + target forward seconds) / all seconds of the decoding phase
+
+A metric that has no meaning for a drafter is None.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
 from draftsmith.errors import InputError
-from draftsmith.provenance import append_jsonl
 
 BASELINE = "none"
 """Our own autoregressive loop: what a speed-up is measured against."""
@@ -38,10 +54,6 @@ class PhaseSeconds:
     """Laws, draws, accepting."""
     other: float
     """The rest of the loop: stopping, committing, bookkeeping."""
-
-    @property
-    def total(self) -> float:
-        return self.draft + self.target + self.verify + self.other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,14 +148,17 @@ class RunRecord:
     """What it was verified by, if the output law is then not the target's."""
 
 
+def short_name(name: str) -> str:
+    """Return a drafter's kind, and of its source the last part."""
+    kind, colon, source = name.partition(":")
+    if colon:
+        return f"{kind}:{Path(source).name}"
+    return Path(name).name or name
+
+
 def digest(tokens: Sequence[int]) -> str:
     """Return eight bytes of SHA-256 over the token ids, in hexadecimal."""
     return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:16]
-
-
-def append(path: Path, records: Iterable[RunRecord]) -> None:
-    """Append lines, all or none."""
-    append_jsonl(path, *records)
 
 
 def read(path: Path) -> tuple[RunRecord, ...]:
@@ -168,3 +183,244 @@ def read(path: Path) -> tuple[RunRecord, ...]:
             raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
         out.append(from_dict(RunRecord, values, where=where))
     return tuple(out)
+
+
+# --------------------------------------------------------------------------- metrics
+
+BOOTSTRAP_DRAWS = 2000
+
+
+class Interval(NamedTuple):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+class Pace(NamedTuple):
+    """Seconds per token of a baseline and a candidate on one group of prompts."""
+
+    weight: float
+    """Generated tokens of the baseline there."""
+    baseline: float
+    candidate: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterMetrics:
+    """All metrics of one drafter at one temperature."""
+
+    name: str
+    temperature: float
+    prompts: int
+    tokens: int
+    tokens_per_step: float | None
+    acceptance_rate: float | None
+    acceptance_rate_per_prompt: float | None
+    """Mean over prompts of each prompt's rate."""
+    node_acceptance_rate: float | None
+    acceptance_by_position: tuple[float, ...] | None
+    speedup: float | None
+    speedup_ci95: Interval | None
+    """None with fewer than two groups of prompts."""
+    speedup_median_prompt: float | None
+    speedup_vs_transformers: float | None
+    speedup_vs_transformers_ci95: Interval | None
+    predicted_speedup: float | None
+    engine_efficiency: float | None
+    seconds_per_token: float | None
+    """Decoding phase; the only absolute time, and of this machine on that day."""
+    phases_per_token: PhaseSeconds | None
+    identical_to_autoregressive: bool | None
+    divergences: int | None
+    """Prompts whose text differs, of all at temperature 0."""
+    divergence_rate: float | None
+    """Divergences / tokens up to each divergence."""
+    largest_gap_at_divergence: float | None
+    divergences_over_bound: int | None
+    """Divergences at a gap that rounding does not explain: must be 0."""
+    lossy_rule: str | None = None
+    """What its drafts were verified by, if the output law is then not the target's."""
+
+
+def drafter_metrics(records: Sequence[RunRecord]) -> tuple[DrafterMetrics, ...]:
+    """Compute the metrics of every drafter and temperature, in order of first appearance."""
+    runs: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
+    for record in records:
+        runs[record.drafter, record.temperature].append(record)
+    names = sorted(
+        dict.fromkeys(name for name, _ in runs), key=lambda n: (n != BASELINE, n == TRANSFORMERS)
+    )
+    temperatures = dict.fromkeys(record.temperature for record in records)
+    return tuple(
+        _metrics(
+            mine,
+            paired_paces(runs.get((BASELINE, temperature), ()), mine),
+            paired_paces(runs.get((TRANSFORMERS, temperature), ()), mine)
+            if name != TRANSFORMERS
+            else (),
+        )
+        for name in names
+        for temperature in temperatures
+        if (mine := runs.get((name, temperature)))
+    )
+
+
+def _metrics(
+    mine: Sequence[RunRecord], paces: Sequence[Pace], rival_paces: Sequence[Pace]
+) -> DrafterMetrics:
+    """Compute the metrics of the records of one drafter at one temperature."""
+    steps, offered, proposed, accepted = (
+        sum(getattr(record, name) or 0 for record in mine)
+        for name in ("steps", "offered", "proposed", "accepted")
+    )
+    rates = _rates_by_prompt(mine)
+    positions = tuple(took / tried for tried, took in offers_by_position(mine) if tried)
+    costs = [record.costs for record in mine if record.costs is not None]
+    spent = sum(one.draft + one.target for one in costs)
+    phases = _total_phases(mine)
+    busy = sum(phases.values())
+    decoded = sum(record.decode_tokens for record in mine)
+    own_paces = _paces(mine)
+    weight = sum(tokens for tokens, _ in own_paces.values())
+    lossy_rule = next((r.lossy_rule for r in mine if r.lossy_rule is not None), None)
+    greedy = mine[0].temperature == 0 and lossy_rule is None
+    found = [r.divergence for r in mine if r.repeat == 0 and r.divergence is not None]
+    identical = [record.identical for record in mine if record.identical is not None]
+    diverged, compared = _divergences(mine)
+    tokens = sum(record.tokens for record in mine)
+    return DrafterMetrics(
+        name=mine[0].drafter,
+        temperature=mine[0].temperature,
+        prompts=len({(r.prompt, r.turn) for r in mine}),
+        tokens=tokens,
+        tokens_per_step=tokens / steps if steps else None,
+        acceptance_rate=accepted / offered if offered else None,
+        acceptance_rate_per_prompt=statistics.fmean(rates) if rates else None,
+        node_acceptance_rate=accepted / proposed if proposed else None,
+        acceptance_by_position=positions or None,
+        speedup=weighted_speedup(paces),
+        speedup_ci95=bootstrap_interval(paces),
+        speedup_median_prompt=statistics.median(p.baseline / p.candidate for p in paces)
+        if paces
+        else None,
+        speedup_vs_transformers=weighted_speedup(rival_paces),
+        speedup_vs_transformers_ci95=bootstrap_interval(rival_paces),
+        predicted_speedup=sum(one.baseline for one in costs) / spent if spent > 0 else None,
+        engine_efficiency=(phases["draft"] + phases["target"]) / busy if busy > 0 else None,
+        seconds_per_token=sum(tokens * pace for tokens, pace in own_paces.values()) / weight
+        if weight
+        else None,
+        phases_per_token=PhaseSeconds(**{name: part / decoded for name, part in phases.items()})
+        if phases and decoded
+        else None,
+        identical_to_autoregressive=all(identical) if greedy and identical else None,
+        divergences=len(found) if greedy else None,
+        divergence_rate=diverged / compared if greedy and compared else None,
+        largest_gap_at_divergence=max((one.gap for one in found), default=None),
+        divergences_over_bound=sum(one.gap > one.bound for one in found) if greedy else None,
+        lossy_rule=lossy_rule,
+    )
+
+
+def paired_paces(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[Pace, ...]:
+    """Return both seconds per token of each group of prompts that both sides have."""
+    left, right = _paces(baseline), _paces(candidate)
+    return tuple(Pace(*left[group], right[group][1]) for group in left if group in right)
+
+
+def _paces(records: Sequence[RunRecord]) -> dict[int, tuple[float, float]]:
+    """Return by group its decoded tokens (mean over repeats) and seconds per token (median).
+
+    Every line of a group carries the group's seconds, so they count once, its tokens all together.
+    """
+    tokens, paces = defaultdict(list), defaultdict(list)
+    for (group, _), lines in _by_group_and_repeat(records).items():
+        count = sum(line.decode_tokens for line in lines)
+        tokens[group].append(count)
+        if count and lines[0].decode_seconds > 0:
+            paces[group].append(lines[0].decode_seconds / count)
+    return {g: (statistics.fmean(tokens[g]), statistics.median(own)) for g, own in paces.items()}
+
+
+def weighted_speedup(paces: Sequence[Pace]) -> float | None:
+    """Divide the time for the baseline's tokens at its own pace by that at the candidate's."""
+    slow = sum(pace.weight * pace.baseline for pace in paces)
+    fast = sum(pace.weight * pace.candidate for pace in paces)
+    return slow / fast if fast > 0 else None
+
+
+def bootstrap_interval(
+    paces: Sequence[Pace], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> Interval | None:
+    """Return the 95 % percentile interval of `weighted_speedup` over resampled groups (2 or
+    more)."""
+    if len(paces) < 2:
+        return None
+    picks = np.random.default_rng(seed).integers(len(paces), size=(draws, len(paces)))
+    weight, baseline, candidate = np.array(paces).T
+    ratios = (weight * baseline)[picks].sum(1) / (weight * candidate)[picks].sum(1)
+    return Interval(*map(float, np.quantile(ratios, [0.025, 0.975])))
+
+
+def _total_phases(records: Sequence[RunRecord]) -> dict[str, float]:
+    """Sum the seconds of all groups and repeats; empty when an engine does not report them."""
+    parts = [lines[0].phases for lines in _by_group_and_repeat(records).values()]
+    known = [part for part in parts if part is not None]
+    names = ("draft", "target", "verify", "other") if known else ()
+    return {name: sum(getattr(part, name) for part in known) for name in names}
+
+
+def offers_by_position(records: Iterable[RunRecord]) -> list[tuple[int, int]]:
+    """Add up per depth: (times offered behind accepted ones, times accepted)."""
+    columns = zip_longest(*(record.by_position for record in records), fillvalue=(0, 0))
+    return [(sum(a for a, _ in column), sum(b for _, b in column)) for column in columns]
+
+
+def _rates_by_prompt(records: Sequence[RunRecord]) -> list[float]:
+    """Return the acceptance rate of each prompt for which something was offered."""
+    accepted: dict[tuple[str, int], int] = defaultdict(int)
+    offered: dict[tuple[str, int], int] = defaultdict(int)
+    for record in records:
+        accepted[record.prompt, record.turn] += record.accepted or 0
+        offered[record.prompt, record.turn] += record.offered or 0
+    return [accepted[key] / number for key, number in offered.items() if number]
+
+
+def _divergences(records: Sequence[RunRecord]) -> tuple[int, int]:
+    """Count divergences, and tokens that could diverge: those up to each first difference."""
+    first = [record for record in records if record.repeat == 0 and record.identical is not None]
+    compared = sum(r.divergence.at + 1 if r.divergence else r.tokens for r in first)
+    return sum(record.divergence is not None for record in first), compared
+
+
+def total_floor(records: Sequence[RunRecord]) -> Floor | None:
+    """Sum up the target against itself, over all prompts; None when it was not measured."""
+    floors = [record.floor for record in records if record.floor is not None]
+    if not floors:
+        return None
+    return Floor(
+        tokens=sum(floor.tokens for floor in floors),
+        flips=sum(floor.flips for floor in floors),
+        largest_gap=max((f.largest_gap for f in floors if f.largest_gap is not None), default=None),
+    )
+
+
+def exceeds_floor(records: Sequence[RunRecord], floor: Floor) -> bool:
+    """Check whether these records diverge more often than the target from itself (p < 0.01).
+
+    One-sided exact test that both rates are equal: counts are small, so a plain comparison of
+    rates would accuse at random.
+    """
+    from scipy.stats import fisher_exact
+
+    diverged, compared = _divergences(records)
+    table = [[diverged, compared - diverged], [floor.flips, floor.tokens - floor.flips]]
+    return bool(diverged) and float(fisher_exact(table, alternative="greater").pvalue) < 0.01
+
+
+def _by_group_and_repeat(records: Sequence[RunRecord]) -> dict[tuple[int, int], list[RunRecord]]:
+    out: dict[tuple[int, int], list[RunRecord]] = defaultdict(list)
+    for record in records:
+        out[record.group, record.repeat].append(record)
+    return out

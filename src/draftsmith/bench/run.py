@@ -24,7 +24,7 @@ import torch
 
 from draftsmith.bench import equality
 from draftsmith.bench.arms import TimedRun, supports, time_decode, time_generate
-from draftsmith.bench.costs import CostMeter, CostTable, thin_out
+from draftsmith.bench.costs import CostMeter, CostTable, probed_arms, thin_out
 from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
@@ -33,7 +33,6 @@ from draftsmith.bench.records import (
     RunRecord,
     digest,
 )
-from draftsmith.bench.step_costs import probed_arms
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, encode, generate, pieces, prediction
 from draftsmith.core.sampling import Sampler

@@ -1,9 +1,13 @@
-"""The results of a measurement: summary.json, a table for the terminal, and plain sentences."""
+"""A finished measurement as summary.json, a table for the terminal, plain sentences and a page.
+
+The page is one file: it makes no request to anywhere and is readable in light and dark.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +17,74 @@ from rich import box
 from rich.table import Table
 
 from draftsmith.bench.costs import CostTable
-from draftsmith.bench.metrics import (
+from draftsmith.bench.plots import draw_plots
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
     DrafterMetrics,
+    Floor,
     Interval,
+    RunRecord,
     drafter_metrics,
     exceeds_floor,
+    paired_paces,
+    short_name,
     total_floor,
+    weighted_speedup,
 )
-from draftsmith.bench.records import BASELINE, TRANSFORMERS, Floor, RunRecord
 from draftsmith.core.verify import lossy_sentence
-from draftsmith.provenance import jsonable
+from draftsmith.plots import PlotImage
+from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 
 HALF = ("bfloat16", "float16")
+MAX_SAMPLES = 3
+"""Prompts whose texts are shown."""
+DEFINITIONS = (
+    (
+        "speed-up",
+        "Seconds per token of plain decoding divided by those of the drafter. Decoding phase only: "
+        "the step that carries the prompt is left out on both sides. Per prompt the median over "
+        "repeats; prompts weighted by their tokens; 95 % bootstrap interval over prompts.",
+    ),
+    ("plain decoding", "The same loop, one token per step. The speed-up is measured against it."),
+    (
+        "vs transformers",
+        "The same ratio with transformers' own generate on the same weights as baseline.",
+    ),
+    (
+        "predicted",
+        "Tokens per step x t(1 token) / (t(draft) + t(n tokens)), with times from a table that is "
+        "measured apart from the run.",
+    ),
+    (
+        "tokens per step",
+        "Generated tokens per forward of the target, its own correction or bonus token included.",
+    ),
+    (
+        "accepted",
+        "Accepted tokens / depth offered on the best path of the draft. Only tokens that were "
+        "generated count.",
+    ),
+    (
+        "efficiency",
+        "Seconds of the drafter and of target forwards / all seconds of the decoding phase.",
+    ),
+    (
+        "same tokens",
+        "At temperature 0: whether the tokens are those of plain decoding; otherwise how many "
+        "texts differ, and the largest top-2 logit gap of the target where they do.",
+    ),
+)
+COLUMNS = (
+    "speed-up",
+    "95 % interval",
+    "predicted",
+    "vs transformers",
+    "tokens per step",
+    "accepted",
+    "efficiency",
+    "same tokens",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +127,6 @@ class BenchReport:
         return tuple(entry for entry in self.metrics if entry.name != TRANSFORMERS)
 
     @property
-    def rivals(self) -> tuple[DrafterMetrics, ...]:
-        return tuple(entry for entry in self.metrics if entry.name == TRANSFORMERS)
-
-    @property
     def temperatures(self) -> tuple[float, ...]:
         return tuple(dict.fromkeys(entry.temperature for entry in self.metrics))
 
@@ -88,20 +144,16 @@ class BenchReport:
     def labels(self) -> dict[str, str]:
         """Return names short enough for a plot: the kind, and the last part of a source; and with
         them, wherever they stand, that a rule was lossy."""
-        names = list(dict.fromkeys(entry.name for entry in self.metrics))
-        short = {name: short_name(name) for name in names}
+        short = {entry.name: short_name(entry.name) for entry in self.metrics}
         if len(set(short.values())) < len(short):
-            short = {name: name for name in names}
+            short = {name: name for name in short}
         lossy = {entry.name for entry in self.metrics if entry.lossy_rule is not None}
-        return {name: f"{short[name]} (lossy)" if name in lossy else short[name] for name in names}
+        return {name: f"{own} (lossy)" if name in lossy else own for name, own in short.items()}
 
-
-def short_name(name: str) -> str:
-    """Return a drafter's kind, and of its source the last part."""
-    kind, colon, source = name.partition(":")
-    if colon:
-        return f"{kind}:{Path(source).name}"
-    return Path(name).name or name
+    def row_labels(self) -> dict[str, str]:
+        """Return the names in tables and plots, where both baselines are spelt out."""
+        special = {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}
+        return {name: special.get(name, label) for name, label in self.labels().items()}
 
 
 # --------------------------------------------------------------------------- summary.json
@@ -109,16 +161,27 @@ def short_name(name: str) -> str:
 
 def summary(report: BenchReport) -> dict[str, Any]:
     """Return the content of summary.json: plain JSON, metrics without meaning are null."""
+    floor = report.floor
     content = {
         "target": report.target,
         "drafters": [_entry(report, entry) for entry in report.drafters],
-        "transformers": [_rival(entry) for entry in report.rivals],
+        "transformers": [
+            {name: getattr(entry, name) for name in _RIVAL}
+            for entry in report.metrics
+            if entry.name == TRANSFORMERS
+        ],
         "dtype": report.dtype,
-        "losslessness": _losslessness(report),
+        "losslessness": {
+            "lossy_rules": _lossy_rules(report),
+            "sentences": losslessness_sentences(report),
+            "numerical_floor_rate": None if floor is None else floor.flips / max(floor.tokens, 1),
+            "numerical_floor_tokens": None if floor is None else floor.tokens,
+            "numerical_floor_largest_gap": None if floor is None else floor.largest_gap,
+        },
         "prompts": report.num_prompts,
         "repeats": report.repeats,
         "max_new_tokens": report.max_new_tokens,
-        "costs": None if report.costs is None else report.costs,
+        "costs": report.costs,
         "command": report.command,
         "versions": report.versions,
         "machine": report.machine,
@@ -127,42 +190,20 @@ def summary(report: BenchReport) -> dict[str, Any]:
     return out
 
 
+_RIVAL = (
+    *("temperature", "speedup", "speedup_ci95", "seconds_per_token"),
+    *("identical_to_autoregressive", "largest_gap_at_divergence", "divergence_rate"),
+)
+"""What summary.json says of transformers."""
+
+
 def _entry(report: BenchReport, entry: DrafterMetrics) -> dict[str, Any]:
     plain = dataclasses.asdict(entry)
-    for name in ("speedup_ci95", "speedup_vs_transformers_ci95"):
-        plain[name] = _pair(getattr(entry, name))
     if report.floor is not None and entry.temperature == 0:
         mine = report.of(entry.name, 0.0)
         plain["exceeds_numerical_floor"] = exceeds_floor(mine, report.floor)
     plain["expected"] = report.expected.get((entry.name, entry.temperature))
     return plain
-
-
-def _pair(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
-
-
-def _rival(entry: DrafterMetrics) -> dict[str, Any]:
-    return {
-        "temperature": entry.temperature,
-        "speedup": entry.speedup,
-        "speedup_ci95": _pair(entry.speedup_ci95),
-        "seconds_per_token": entry.seconds_per_token,
-        "identical_to_autoregressive": entry.identical_to_autoregressive,
-        "largest_gap_at_divergence": entry.largest_gap_at_divergence,
-        "divergence_rate": entry.divergence_rate,
-    }
-
-
-def _losslessness(report: BenchReport) -> dict[str, Any]:
-    floor = report.floor
-    return {
-        "lossy_rules": _lossy_rules(report),
-        "sentences": losslessness_sentences(report),
-        "numerical_floor_rate": None if floor is None else floor.flips / max(floor.tokens, 1),
-        "numerical_floor_tokens": None if floor is None else floor.tokens,
-        "numerical_floor_largest_gap": None if floor is None else floor.largest_gap,
-    }
 
 
 # --------------------------------------------------------------------------- terminal
@@ -174,44 +215,50 @@ def terminal_table(report: BenchReport) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=20)
-    for name in ("speed-\nup", "95 %\ninterval", "pre-\ndict.", "vs\ntrf."):
+    for name in (
+        *("speed-\nup", "95 %\ninterval", "pre-\ndict.", "vs\ntrf."),
+        *("tok/\nstep", "ac-\ncept", "eff-\nic.", "same\ntok."),
+    ):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("tok/\nstep", "ac-\ncept", "eff-\nic.", "same\ntok."):
-        table.add_column(name, justify="right", no_wrap=True)
-    labels = report.labels()
+    for temperature, own in itertools.groupby(rows(report), lambda row: row["temperature"]):
+        table.add_row(f"temperature {temperature}", style="italic")
+        for row in own:
+            cells = (*row["cells"][:-1], row["same"])
+            table.add_row(row["drafter"], *cells, style="" if row["plain"] else "bold")
+        table.add_section()
+    return table
+
+
+def rows(report: BenchReport) -> list[dict[str, Any]]:
+    """Build the table of results as text, by temperature; `same`: its last cell in one word."""
+    labels, out = report.row_labels(), []
     for temperature in report.temperatures:
-        table.add_row(f"temperature {temperature:g}", style="italic")
         for entry in report.metrics:
             if entry.temperature != temperature:
                 continue
-            plain = entry.name in (BASELINE, TRANSFORMERS)
-            same = entry.identical_to_autoregressive
-            table.add_row(
-                row_label(entry.name, labels),
+            baseline, plain = entry.name == BASELINE, entry.name in (BASELINE, TRANSFORMERS)
+            identical = None if baseline else entry.identical_to_autoregressive
+            word = {None: "", True: "yes", False: "no"}[identical]
+            cells = (
                 times(entry.speedup),
-                "" if entry.name == BASELINE else interval_text(entry.speedup_ci95),
+                "" if baseline else interval_text(entry.speedup_ci95),
                 "" if plain else times(entry.predicted_speedup),
                 times(entry.speedup_vs_transformers),
                 number(entry.tokens_per_step),
                 percent(entry.acceptance_rate),
                 percent(entry.engine_efficiency),
-                "lossy"
-                if entry.lossy_rule is not None
-                else ""
-                if entry.name == BASELINE or same is None
-                else "yes"
-                if same
-                else "no",
-                style="" if plain else "bold",
+                "" if baseline else sameness(entry),
             )
-        table.add_section()
-    return table
-
-
-def row_label(name: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a drafter in tables and plots."""
-    special = {BASELINE: "plain decoding", TRANSFORMERS: "transformers"}
-    return special.get(name, labels[name])
+            out.append(
+                {
+                    "temperature": f"{temperature:g}",
+                    "drafter": labels[entry.name],
+                    "plain": plain,
+                    "cells": cells,
+                    "same": word if entry.lossy_rule is None else "lossy",
+                }
+            )
+    return out
 
 
 def times(value: float | None) -> str:
@@ -234,10 +281,8 @@ def sameness(entry: DrafterMetrics) -> str:
     """Describe in a word or two whether the tokens were those of plain decoding."""
     if entry.lossy_rule is not None:
         return "lossy rule: not compared"
-    if entry.identical_to_autoregressive is None:
-        return ""
-    if entry.identical_to_autoregressive:
-        return "yes"
+    if entry.identical_to_autoregressive is not False:
+        return "yes" if entry.identical_to_autoregressive else ""
     gap = entry.largest_gap_at_divergence
     return f"{entry.divergences} differ" + ("" if gap is None else f", gap {gap:.2g}")
 
@@ -247,51 +292,52 @@ def sameness(entry: DrafterMetrics) -> str:
 
 def speed_sentences(report: BenchReport) -> list[str]:
     """Write one sentence per drafter about its speed-ups."""
-    labels = report.labels()
-    out = []
-    for name in dict.fromkeys(entry.name for entry in report.drafters):
-        if name == BASELINE:
-            continue
-        parts = []
-        for entry in report.drafters:
-            if entry.name != name or entry.speedup is None:
-                continue
+    parts: dict[str, list[str]] = {}
+    for entry in report.drafters:
+        if entry.name != BASELINE and entry.speedup is not None:
             spread = interval_text(entry.speedup_ci95)
             inside = f" ({spread})" if spread else ""
-            parts.append(f"{entry.speedup:.2f}x{inside} at temperature {entry.temperature:g}")
-        if parts:
-            out.append(f"{labels[name]}: {', '.join(parts)}")
-    return out
+            said = f"{entry.speedup:.2f}x{inside} at temperature {entry.temperature:g}"
+            parts.setdefault(entry.name, []).append(said)
+    labels = report.labels()
+    return [f"{labels[name]}: {', '.join(some)}" for name, some in parts.items()]
 
 
 def losslessness_sentences(report: BenchReport) -> list[str]:
     """Write what the measurement shows about equality with plain decoding."""
-    lossy = _lossy_rules(report)
-    exact = [e for e in report.drafters if e.lossy_rule is None and e.name != BASELINE]
-    greedy = [entry for entry in exact if entry.temperature == 0]
+    lossy, labels, floor = _lossy_rules(report), report.labels(), report.floor
+    greedy = [
+        e
+        for e in report.drafters
+        if e.lossy_rule is None and e.name != BASELINE and e.temperature == 0
+    ]
+    differing = [entry for entry in greedy if not entry.identical_to_autoregressive]
+    same = [entry for entry in greedy if entry.identical_to_autoregressive]
     out = [
         f"Drafts were not verified exactly: {lossy_sentence(rule)}. "
         "Their texts were not compared with plain decoding's."
         for rule in lossy
     ]
-    if greedy:
-        differing = [entry for entry in greedy if not entry.identical_to_autoregressive]
-        same = [entry for entry in greedy if entry.identical_to_autoregressive]
-        if same:
-            out.append(_same_sentence(report, same, everyone=not differing))
-        out += [_differ_sentence(report, entry) for entry in differing]
-        floor = report.floor
-        if floor is not None and (differing or floor.flips):
+    if same:
+        everyone = len(same) > 1 and not differing
+        who = "every drafter" if everyone else ", ".join(labels[entry.name] for entry in same)
+        tokens = sum(r.tokens for r in report.of(same[0].name, 0.0) if r.repeat == 0)
+        out.append(
+            f"At temperature 0 the output of {who} was identical to plain decoding "
+            f"({tokens} tokens)."
+        )
+    out += [_differ_sentence(report, entry) for entry in differing]
+    if greedy and floor is not None and (differing or floor.flips):
+        out.append(
+            "The target scored again in other chunks differs from its own plain decoding "
+            f"{floor.flips} times in {floor.tokens} tokens: that is the numerical floor."
+        )
+    for entry in differing:
+        if floor is not None and exceeds_floor(report.of(entry.name, 0.0), floor):
             out.append(
-                "The target scored again in other chunks differs from its own plain decoding "
-                f"{floor.flips} times in {floor.tokens} tokens: that is the numerical floor."
+                f"{labels[entry.name]} differs more often than this floor explains: "
+                "please report it."
             )
-        for entry in differing:
-            if floor is not None and exceeds_floor(report.of(entry.name, 0.0), floor):
-                out.append(
-                    f"{report.labels()[entry.name]} differs more often than this floor explains: "
-                    "please report it."
-                )
     if report.dtype in HALF and not lossy:
         out.append(
             f"In {report.dtype} no engine can promise equal tokens: forwards of different widths "
@@ -310,25 +356,13 @@ def _lossy_rules(report: BenchReport) -> list[str]:
     return list(dict.fromkeys(rule for rule in rules if rule is not None))
 
 
-def _same_sentence(report: BenchReport, same: Sequence[DrafterMetrics], *, everyone: bool) -> str:
-    labels = report.labels()
-    tokens = sum(r.tokens for r in report.of(same[0].name, 0.0) if r.repeat == 0)
-    who = ", ".join(labels[entry.name] for entry in same)
-    if everyone and len(same) > 1:
-        who = "every drafter"
-    return (
-        f"At temperature 0 the output of {who} was identical to plain decoding ({tokens} tokens)."
-    )
-
-
 def _differ_sentence(report: BenchReport, entry: DrafterMetrics) -> str:
-    label, gap = report.labels()[entry.name], entry.largest_gap_at_divergence
-    first = [r for r in report.of(entry.name, 0.0) if r.repeat == 0 and r.divergence]
+    first = [r for r in report.of(entry.name, 0.0) if r.repeat == 0]
     bounds = [r.divergence.bound for r in first if r.divergence is not None]
     sentence = (
-        f"At temperature 0 {label} differs from plain decoding in {entry.divergences} of "
-        f"{entry.prompts} texts; the target's top-2 logit gap there was at most "
-        f"{0.0 if gap is None else gap:.3g}"
+        f"At temperature 0 {report.labels()[entry.name]} differs from plain decoding in "
+        f"{entry.divergences} of {entry.prompts} texts; the target's top-2 logit gap there was "
+        f"at most {entry.largest_gap_at_divergence or 0.0:.3g}"
     )
     if entry.divergences_over_bound:
         return (
@@ -336,3 +370,97 @@ def _differ_sentence(report: BenchReport, entry: DrafterMetrics) -> str:
             "explains, please report it."
         )
     return f"{sentence}, within what rounding explains (bound {min(bounds, default=0.0):.3g})."
+
+
+# --------------------------------------------------------------------------- page
+
+
+def render_page(template: str, **content: Any) -> str:
+    """Fill in a template of this package; texts are escaped, an undefined name is an error."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("draftsmith.bench", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(content)
+
+
+def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
+    """Render the page: one file that needs no other."""
+    return render_page(
+        "report.html.j2",
+        report=report,
+        columns=COLUMNS,
+        rows=rows(report),
+        speed=speed_sentences(report),
+        losslessness=losslessness_sentences(report),
+        plots=drawn,
+        samples=samples(report),
+        tags=tag_table(report),
+        definitions=DEFINITIONS,
+        no_divergence=not any(image.name == "divergence_gaps" for image in drawn),
+    )
+
+
+def samples(report: BenchReport) -> list[dict[str, Any]]:
+    """Select the first prompts, with every drafter's text at the lowest temperature."""
+    shown = [r for r in report.records if r.pieces is not None]
+    shown = [r for r in shown if r.temperature == min(report.temperatures)]
+    labels, out = report.row_labels(), []
+    for key in list(dict.fromkeys((r.prompt, r.turn) for r in shown))[:MAX_SAMPLES]:
+        mine = [r for r in shown if (r.prompt, r.turn) == key]
+        texts = [
+            {"drafter": labels[name], "pieces": r.pieces, "note": _sample_note(r)}
+            for name in labels
+            for r in mine
+            if r.drafter == name and name not in (BASELINE, TRANSFORMERS)
+        ]
+        if texts:
+            out.append({"prompt": key[0], "tail": mine[0].prompt_tail or "", "texts": texts})
+    return out
+
+
+def _sample_note(record: RunRecord) -> str:
+    if not record.steps:
+        return ""
+    note = f"{record.tokens} tokens in {record.steps} steps"
+    if record.divergence is not None:
+        note += f"; differs from plain decoding after {record.divergence.at} tokens"
+    return note
+
+
+def tag_table(report: BenchReport) -> dict[str, Any] | None:
+    """Tabulate speed-ups by tag, or by language without tags; None with fewer than two."""
+
+    def some(records: Iterable[RunRecord], tag: str) -> list[RunRecord]:
+        return [record for record in records if getattr(record, kind) == tag]
+
+    for kind in ("tag", "language"):
+        found = dict.fromkeys(getattr(record, kind) for record in report.records)
+        tags = [tag for tag in found if tag is not None]
+        if len(tags) < 2:
+            continue
+        labels, lines = report.row_labels(), []
+        for entry in report.metrics:
+            if entry.name == BASELINE:
+                continue
+            plain = report.of(BASELINE, entry.temperature)
+            mine = report.of(entry.name, entry.temperature)
+            paces = [paired_paces(some(plain, tag), some(mine, tag)) for tag in tags]
+            cells = [times(weighted_speedup(one)) for one in paces]
+            lines.append((f"{entry.temperature:g}", labels[entry.name], *cells))
+        return {"tags": tags, "rows": lines}
+    return None
+
+
+def write_report(report: BenchReport, folder: Path) -> None:
+    """Write summary.json, figures/ and report.html, each file atomically."""
+    write_json_atomic(folder / "summary.json", summary(report))
+    drawn = draw_plots(report)
+    for image in drawn:
+        image.save(folder / "figures")
+    write_text_atomic(folder / "report.html", render(report, drawn))

@@ -15,10 +15,10 @@ import numpy as np
 
 from draftsmith.bench.arms import time_decode
 from draftsmith.bench.config import TuneConfig
-from draftsmith.bench.costs import CostMeter, CostTable
-from draftsmith.bench.drafters import proposal_of
-from draftsmith.bench.step_costs import (
+from draftsmith.bench.costs import (
     ROUNDS,
+    CostMeter,
+    CostTable,
     Workload,
     chain_arms,
     cost_file,
@@ -26,6 +26,7 @@ from draftsmith.bench.step_costs import (
     open_meter,
     step_costs,
 )
+from draftsmith.bench.drafters import proposal_of
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.sampling import Sampler

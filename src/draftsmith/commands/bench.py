@@ -28,10 +28,18 @@ from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.data.suites import load_suite
 from draftsmith.errors import InputError
-from draftsmith.provenance import Run, jsonable, portable_text, refuse_file, start_run, warn_if_busy
+from draftsmith.provenance import (
+    Run,
+    append_jsonl,
+    jsonable,
+    portable_text,
+    refuse_file,
+    start_run,
+    warn_if_busy,
+)
 
 if TYPE_CHECKING:
-    from draftsmith.bench.observations import Measured
+    from draftsmith.bench.pairs import Measured
     from draftsmith.bench.records import RunRecord
     from draftsmith.bench.run import Bench
     from draftsmith.bench.summary import BenchReport
@@ -44,12 +52,11 @@ class BenchOptions(BenchConfig, VerbOptions):
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
+    from draftsmith.bench.costs import Workload, costs_in, with_controllers
     from draftsmith.bench.drafters import check_predictions, open_drafters
-    from draftsmith.bench.html import write_report
     from draftsmith.bench.records import BASELINE, TRANSFORMERS
     from draftsmith.bench.run import Bench, BenchPlan, make_items
-    from draftsmith.bench.step_costs import Workload, costs_in, with_controllers
-    from draftsmith.bench.summary import summary, terminal_table
+    from draftsmith.bench.summary import summary, terminal_table, write_report
     from draftsmith.core.generation import Arm
     from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.none import NoDrafter
@@ -128,8 +135,6 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     An interruption leaves what was measured, and says so. Whether the machine is busy is for the
     caller to ask first (`warn_if_busy`): a moment later the load is our own.
     """
-    from draftsmith.bench import records as records_module
-
     path = out / "records.jsonl"
     notes = Console(stderr=True, highlight=False, markup=False)
     made: list[RunRecord] = []
@@ -149,7 +154,7 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
             progress.update(task, description="measuring", total=bench.plan.num_records)
             said = time.monotonic()
             for lines in bench.records():
-                records_module.append(path, lines)
+                append_jsonl(path, *lines)
                 made.extend(lines)
                 progress.update(task, completed=len(made))
                 if progress.disable and time.monotonic() - said > 30:
@@ -209,7 +214,7 @@ def say_results(report: BenchReport, console: Console, out: Path) -> None:
 def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     """Measure every pair, and write both files to `options.out`."""
     from draftsmith.bench.drafters import open_drafters
-    from draftsmith.bench.observations import (
+    from draftsmith.bench.pairs import (
         LENGTHS,
         measure_pairs,
         refuse_others,

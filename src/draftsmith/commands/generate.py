@@ -113,7 +113,7 @@ def run(options: GenerateOptions) -> GenerateReport:
     ids = [encode(prompt, target) for prompt in prompts]
     predictions = [prediction(prompt, target) for prompt in prompts]
     if options.drafting.draft_length == "auto":
-        from draftsmith.bench.step_costs import Workload, with_controllers
+        from draftsmith.bench.costs import Workload, with_controllers
 
         workload = Workload(
             prompts=ids,

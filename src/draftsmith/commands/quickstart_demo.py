@@ -38,16 +38,16 @@ from rich.text import Text
 
 from draftsmith.bench.costs import ForwardProbe
 from draftsmith.bench.drafters import open_drafters
-from draftsmith.bench.html import write_report
-from draftsmith.bench.metrics import (
+from draftsmith.bench.records import (
+    BASELINE,
     DrafterMetrics,
     Interval,
+    RunRecord,
     bootstrap_interval,
     drafter_metrics,
     paired_paces,
     weighted_speedup,
 )
-from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.summary import (
     BenchReport,
@@ -59,6 +59,7 @@ from draftsmith.bench.summary import (
     summary,
     terminal_table,
     times,
+    write_report,
 )
 from draftsmith.commands import bench as bench_verb
 from draftsmith.commands import collect as collect_verb

@@ -176,7 +176,7 @@ def _shape(measurement: Measurement) -> dict[str, Any]:
 
 def ranking(tuning: Tuning) -> Table:
     """All that was tried, the fastest first."""
-    from draftsmith.bench.summary import short_name
+    from draftsmith.bench.records import short_name
 
     table = Table(
         title="Predicted from measured costs and real acceptance",
@@ -204,7 +204,7 @@ def ranking(tuning: Tuning) -> Table:
 
 def batch_table(tuning: Tuning) -> Table:
     """Speed-up by batch size, with the best draft of each drafter."""
-    from draftsmith.bench.summary import short_name
+    from draftsmith.bench.records import short_name
 
     table = Table(title="By batch size, over plain decoding of as many rows", title_justify="left")
     table.add_column("rows", justify="right")

@@ -28,8 +28,7 @@ from draftsmith.bench.compare.model import (
     RunMetrics,
     options_of,
 )
-from draftsmith.bench.metrics import DrafterMetrics, drafter_metrics
-from draftsmith.bench.records import BASELINE, TRANSFORMERS, read
+from draftsmith.bench.records import BASELINE, TRANSFORMERS, DrafterMetrics, drafter_metrics, read
 from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.verify import lossy_sentence

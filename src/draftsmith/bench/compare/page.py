@@ -29,7 +29,7 @@ from draftsmith.bench.compare.model import (
     say_option,
 )
 from draftsmith.bench.compare.plots import LABELS, Missing, draw_plots
-from draftsmith.bench.html import render_page
+from draftsmith.bench.summary import render_page
 from draftsmith.config import as_dict
 from draftsmith.plots import PlotImage
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.metrics import Interval, drafter_metrics
-from draftsmith.bench.records import BASELINE, RunRecord
+from draftsmith.bench.records import BASELINE, Interval, RunRecord, drafter_metrics
 from draftsmith.core.speedup import acceptance_from_counts
 from draftsmith.errors import InputError
 from draftsmith.plan.ladder import Estimate, Measured
