@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
-from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.compare.model import read_runs
 from draftsmith.bench.expected import Expectation, as_section, expectations
 from draftsmith.bench.records import BASELINE
 from draftsmith.bench.run import Bench, BenchPlan, Item

@@ -150,14 +150,14 @@ def test_gains_are_against_the_undistilled_draft_per_language() -> None:
     scope = only_scope(a_study())
     assert scope.base is not None and scope.base.name == "no distillation"
     assert scope.top is not None and scope.top.name == "TVD, 8 beams"
-    gains = {gain.name: gain for gain in scope.language_gains()}
+    gains = {gain.name: gain for gain in scope.gains()}
     assert set(gains) == set(GREEDY_LANGUAGES)
     tau = 3.0 + 0.15 + 0.3 + 0.005
     assert gains["Korean"].base == pytest.approx(2.625)
     assert gains["Korean"].best_value == pytest.approx(1.1 * tau)
     assert gains["Korean"].best_gain == pytest.approx(1.1 * tau / 2.625 - 1)
     assert gains["Korean"].top_gain == gains["Korean"].best_gain
-    order = [gain.best_gain for gain in scope.language_gains()]
+    order = [gain.best_gain for gain in scope.gains()]
     assert order == sorted(order, reverse=True)
 
 
@@ -165,7 +165,7 @@ def test_the_best_of_a_language_need_not_be_the_best_of_all() -> None:
     runs = [a_run("base", objective="none", language=n, tau=2.0) for n in ("French", "Korean")]
     runs += [a_run("a", objective="kl", language=n, tau=t) for n, t in (("fr", 4.0), ("ko", 2.2))]
     runs += [a_run("b", objective="rkl", language=n, tau=t) for n, t in (("fr", 2.4), ("ko", 3.0))]
-    korean = next(gain for gain in only_scope(runs).language_gains() if gain.name == "Korean")
+    korean = next(gain for gain in only_scope(runs).gains() if gain.name == "Korean")
     assert korean.best.name == "reverse KL"
     assert (korean.best_gain, korean.top_gain) == (pytest.approx(0.5), pytest.approx(0.1))
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.small_study import a_run, only_scope
 
-from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.model import Scope, compare, say_option
+from draftsmith.bench.compare.model import Scope, compare, read_runs, say_option
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.distill.config import (

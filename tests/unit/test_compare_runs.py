@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.model import RunMetrics, compare
+from draftsmith.bench.compare.model import RunMetrics, compare, read_runs
 from draftsmith.bench.compare.page import compare_folders
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.core.speedup import tokens_per_step

@@ -21,8 +21,7 @@ from tests.command_cases import (
 from tests.tiny_models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from draftsmith.bench.compare.load import read_runs
-from draftsmith.bench.compare.model import compare
+from draftsmith.bench.compare.model import compare, read_runs
 
 
 @pytest.fixture(scope="module")

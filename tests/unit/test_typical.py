@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.bench.compare.load import read_runs
+from draftsmith.bench.compare.model import read_runs
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import generate
 from draftsmith.core.law import Law, Noise, Purpose

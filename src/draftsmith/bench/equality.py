@@ -85,10 +85,10 @@ def choice_after(
     prompt in one forward, then each generated token in a forward of its own
     """
     scorer = _Scorer(target, prompt, len(generated), sampler)
-    choices = scorer.feed(prompt, only_last=True)
+    (choice,) = scorer.feed(prompt, only_last=True)
     for token in generated:
-        choices = scorer.feed([token])
-    return choices[-1]
+        (choice,) = scorer.feed([token])
+    return choice
 
 
 def floor(
@@ -109,18 +109,16 @@ def floor(
     for width in widths:
         scorer = _Scorer(target, prompt, len(plain), sampler)
         scorer.feed(prompt, only_last=True)
-        done = False
         for start in range(0, len(plain) - 1, width):
             chunk = plain[start : min(start + width, len(plain) - 1)]
-            for offset, choice in enumerate(scorer.feed(chunk)):
-                tokens += 1
-                if choice.token != plain[start + offset + 1]:
-                    # the rescored gap is the flipped side of the same near-tie
-                    largest = max(choice.gap, largest or 0.0)
-                    flips += 1
-                    done = True
-                    break
-            if done:
+            choices = scorer.feed(chunk)
+            decoded = plain[start + 1 : start + 1 + len(chunk)]
+            flipped = first_difference([choice.token for choice in choices], decoded)
+            tokens += len(chunk) if flipped is None else flipped + 1
+            if flipped is not None:
+                # the rescored gap is the flipped side of the same near-tie
+                largest = max(choices[flipped].gap, largest or 0.0)
+                flips += 1
                 break
     return Floor(tokens=tokens, flips=flips, largest_gap=largest)
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -68,30 +70,23 @@ class Item:
 def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
     """The prompts as tokens. A later turn of a chat is asked behind the answers that plain greedy
     decoding gave, so that all drafters continue the same text."""
-    items = []
+    options, items = DecodeOptions(max_new_tokens=max_new_tokens), []
     for prompt in prompts:
         answers: list[str] = []
         for turn in range(len(prompt.turns) + 1):
-            ids = encode(prompt, target, answers)
-            items.append(
-                Item(
-                    prompt=prompt.id,
-                    tokens=ids,
-                    turn=turn,
-                    tag=prompt.tag,
-                    language=prompt.language,
-                    prediction=prediction(prompt, target, turn),
-                )
+            item = Item(
+                prompt=prompt.id,
+                tokens=encode(prompt, target, answers),
+                turn=turn,
+                tag=prompt.tag,
+                language=prompt.language,
+                prediction=prediction(prompt, target, turn),
             )
+            items.append(item)
             if turn < len(prompt.turns):
-                answers.append(_plain_answer(target, ids, max_new_tokens))
+                (made,) = generate(target, NoDrafter(), [item.tokens], options)
+                answers.append(made.text or "")
     return tuple(items)
-
-
-def _plain_answer(target: Target, ids: tuple[int, ...], max_new_tokens: int) -> str:
-    options = DecodeOptions(max_new_tokens=max_new_tokens)
-    (made,) = generate(target, NoDrafter(), [ids], options)
-    return made.text or ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,19 +191,12 @@ class Bench:
     def rounds(self) -> Iterator[Round]:
         """Yield all rounds in their order."""
         plan = self.plan
-        number = 0
-        for repeat in range(plan.repeats):
-            for sampler in plan.samplers:
-                for group in range(len(plan.groups)):
-                    names = plan.arm_names(sampler)
-                    shift = number % len(names)
-                    yield Round(
-                        repeat=repeat,
-                        sampler=sampler,
-                        group=group,
-                        order=(*names[shift:], *names[:shift]),
-                    )
-                    number += 1
+        cells = itertools.product(range(plan.repeats), plan.samplers, range(len(plan.groups)))
+        for number, (repeat, sampler, group) in enumerate(cells):
+            names = plan.arm_names(sampler)
+            shift = number % len(names)
+            order = (*names[shift:], *names[:shift])
+            yield Round(repeat=repeat, sampler=sampler, group=group, order=order)
 
     def prepare(self, on_step: Callable[[str], None] | None = None) -> None:
         """Warm up and measure the cost table."""
@@ -270,7 +258,6 @@ class Bench:
         plan = self.plan
         rows = plan.groups[entry.group]
         costs = None if self._meter is None else self._meter.table(latest=COST_WINDOW)
-        seed = plan.seed + entry.repeat
         runs = {name: self._run(name, rows, entry.sampler, entry.repeat) for name in entry.order}
         greedy = entry.sampler.temperature == 0
         if entry.repeat == 0 or not greedy:
@@ -283,7 +270,7 @@ class Bench:
             for b, row in enumerate(rows):
                 self._score_reference(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
         return tuple(
-            self._record(entry, place, name, runs[name], b, row, seed, costs)
+            self._record(entry, place, name, runs[name], b, row, costs)
             for place, name in enumerate(entry.order)
             for b, row in enumerate(rows)
         )
@@ -337,27 +324,30 @@ class Bench:
         run: TimedRun,
         b: int,
         row: int,
-        seed: int,
         table: CostTable | None,
     ) -> RunRecord:
         item, temperature = self.plan.items[row], entry.sampler.temperature
-        divergence = floor = None
+        divergence = floor = costs = text = tail = None
         lossy_rule = self.plan.lossy_rule(name)
         compared = temperature == 0 and lossy_rule is None
         if compared:
             divergence = self._compare(entry.group, row, run.tokens[b], entry.sampler)
             if name == BASELINE and entry.repeat == 0:
                 floor = self._references[entry.group, row].floor
-        counts = None if run.counts is None else run.counts[b]
-        costs = None
-        if table is not None and counts is not None:
-            costs = table.predict(name, temperature, run.decode_tokens[b], run.widths)
-        text = tail = None
+        counted: dict[str, Any] = {}
+        if run.counts is not None:
+            counts = run.counts[b]
+            same = ("steps", "accepted", "offered", "proposed")
+            counted = {field: getattr(counts, field) for field in same}
+            counted["by_position"] = tuple(counts.by_position)
+            counted["by_origin"] = {str(key): value for key, value in counts.by_origin.items()}
+            if table is not None:
+                costs = table.predict(name, temperature, run.decode_tokens[b], run.widths)
         tokenizer = self.plan.target.tokenizer
         if entry.repeat == 0 and tokenizer is not None:
             text = pieces(tokenizer, run.tokens[b], run.drafted[b])
             tail = tokenizer.decode(list(item.tokens[-TAIL_TOKENS:]), skip_special_tokens=True)
-        record = RunRecord(
+        return RunRecord(
             prompt=item.prompt,
             turn=item.turn,
             tag=item.tag,
@@ -365,7 +355,7 @@ class Bench:
             drafter=name,
             temperature=temperature,
             repeat=entry.repeat,
-            seed=seed,
+            seed=self.plan.seed + entry.repeat,
             place=place,
             group=entry.group,
             prompt_tokens=len(item.tokens),
@@ -385,15 +375,5 @@ class Bench:
             prompt_tail=tail,
             pieces=text,
             lossy_rule=lossy_rule,
-        )
-        if counts is None:
-            return record
-        return replace(
-            record,
-            steps=counts.steps,
-            accepted=counts.accepted,
-            offered=counts.offered,
-            proposed=counts.proposed,
-            by_position=tuple(counts.by_position),
-            by_origin={str(key): value for key, value in counts.by_origin.items()},
+            **counted,
         )

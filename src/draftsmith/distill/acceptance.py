@@ -109,7 +109,7 @@ class AcceptanceReport:
     """Temperature of decoding."""
 
     def results(self, gamma: int | None) -> dict[str, Any]:
-        """The figures that are kept for comparisons (see `bench.compare.load`).
+        """The figures that are kept for comparisons (see `bench.compare.model`).
 
         Args:
             gamma: length of the chains; None: drafts are none, and nothing is predicted.

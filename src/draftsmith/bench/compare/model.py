@@ -1,4 +1,4 @@
-"""Many finished runs side by side: what a run, a setting and a ranking are.
+"""Finished runs side by side: how they are read, pooled over seeds, ranked and named.
 
     run          one set of metrics: a trained and measured drafter (or its share in one language)
     setting      what was varied on purpose: runs that differ in the seed alone share one
@@ -8,24 +8,49 @@ The study that this follows is DistillBeam's (its tables 2 and 3). What a study 
 (`FACTORS`) has fields of its own. All other options that change the result of a distil run
 stand in a flat list of (name, value), so that two runs with other tails, other steps or another
 rate are never taken for two seeds of one setting.
+
+Runs are folders that `bench` or `distill` wrote:
+
+    bench     counts from records.jsonl (or, without it, summary.json), and from summary.json the
+              expected acceptance of draft models (`bench.expected`)
+    distill   run.json: the setting, and the expected acceptance, under `results`:
+
+        drafter, objective, forcing, beams, teacher_temperature, top_k (null: all logprobs), seed,
+        target, alpha, alpha_before, gamma, tau_predicted, speedup_predicted, decoding_temperature,
+        quality, quality_metric, answer_tokens, store_bytes (of the trajectories),
+        by_language {name: {alpha, tau_predicted, ..}}
+
+All keys are optional, and others may stand there too; a value of another type is an error. The
+run's `options` belong to the setting as well. Where a bench measured the drafter of a distil run,
+both become one: the setting comes from the one, the measurement from the other.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from math import isnan
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
+from draftsmith.bench.records import (
+    BASELINE,
+    TRANSFORMERS,
+    DrafterMetrics,
+    drafter_metrics,
+    read,
+)
+from draftsmith.config import field_types, from_dict
+from draftsmith.core.speedup import tokens_per_step
+from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import digest
 
+T = TypeVar("T")
 Option = str | int | float | bool | None
 Options = tuple[tuple[str, Option], ...]
 """Names and values of a run's options, factors aside."""
@@ -34,13 +59,8 @@ UNDISTILLED = "none"
 FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
 """What a study varies, one at a time."""
 MEASURES = (
-    "tau",
-    "tau_predicted",
-    "alpha",
-    "alpha_decoded",
-    "speedup",
-    "speedup_predicted",
-    "quality",
+    *("tau", "tau_predicted", "alpha", "alpha_decoded"),
+    *("speedup", "speedup_predicted", "quality"),
 )
 RANKING = ("tau", "tau_predicted", "alpha", "alpha_decoded")
 """Settings are ranked by the first of these that any of their scope has."""
@@ -58,10 +78,9 @@ _OBJECTIVES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunMetrics:
-    """The metrics of one run. None: not known, or without meaning."""
+class RunSetting:
+    """What runs of several seeds have in common. None: not known, or without meaning."""
 
-    label: str
     drafter: str | None = None
     """Kind and options of a network over the target's states; None: a draft model."""
     objective: str | None = None
@@ -73,7 +92,23 @@ class RunMetrics:
     truncation: str | None = None
     """How much of the teacher's logprobs was kept: `full`, or `top-50`."""
     options: Options = ()
-    """All other options that change the result, the seed aside."""
+    """All other options that change the result, the seed aside; of a setting, those in which runs
+    of the comparison differ."""
+    label: str | None = None
+    """Of a setting, where the others do not tell runs apart, or say nothing."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it learnt from several trajectories of a prompt; how many beams each one has is
+        not known where the search chose (`--beams auto`)."""
+        return (self.beams or 1) > 1 or (self.forcing == "beam" and self.beams is None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunMetrics(RunSetting):
+    """The setting and the metrics of one run."""
+
+    label: str
     decoding_temperature: float | None = None
     target: str | None = None
     seed: int | None = None
@@ -109,33 +144,6 @@ class RunMetrics:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{self.label}: {name} must be positive, got {value}")
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it covers some of the prompts only."""
-        return self.language is not None or self.tag is not None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSetting:
-    """What runs of several seeds have in common; fields as in `RunMetrics`."""
-
-    drafter: str | None
-    objective: str | None
-    forcing: str | None
-    beams: int | None
-    teacher_temperature: float | None
-    truncation: str | None
-    options: Options
-    """Those in which runs of the comparison differ."""
-    label: str | None = None
-    """Where the others do not tell runs apart, or say nothing."""
-
-    @property
-    def has_several(self) -> bool:
-        """Whether it learnt from several trajectories of a prompt; how many beams each one has is
-        not known where the search chose (`--beams auto`)."""
-        return (self.beams or 1) > 1 or (self.forcing == "beam" and self.beams is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,34 +231,26 @@ class Scope:
             parts.append(f"decoding temperature {self.decoding_temperature:g}")
         return ", ".join(parts)
 
-    def language_gains(self) -> tuple[Gain, ...]:
-        """Return a gain per language, the largest best gain first."""
-        return self._gains(lambda entry: entry.by_language)
-
-    def tag_gains(self) -> tuple[Gain, ...]:
-        """Return a gain per tag."""
-        return self._gains(lambda entry: entry.by_tag)
-
-    def _gains(self, part: Callable[[RankedSetting], Mapping[str, Pooled]]) -> tuple[Gain, ...]:
+    def gains(self, part: str = "by_language") -> tuple[Gain, ...]:
+        """Return a gain per language (`by_tag`: tag), the largest best gain first."""
         base, top = self.base, self.top
         if base is None or top is None:
             return ()
+        means = [
+            (entry, {name: pooled.mean for name, pooled in getattr(entry, part).items()})
+            for entry in self.entries
+        ]
+        (before,) = (own for entry, own in means if entry is base)
+        (firsts,) = (own for entry, own in means if entry is top)
         out = []
-        for name, before in part(base).items():
-            rivals = [e for e in self.entries if e is not base and name in part(e)]
-            if not rivals:
-                continue
-            best = max(rivals, key=lambda entry: part(entry)[name].mean)
-            first = part(top).get(name)
-            out.append(
-                Gain(
-                    name=name,
-                    base=before.mean,
-                    best=best,
-                    best_value=part(best)[name].mean,
-                    top_value=None if first is None else first.mean,
+        for name, value in before.items():
+            rivals = [(own[name], e) for e, own in means if e is not base and name in own]
+            if rivals:
+                best_value, best = max(rivals, key=lambda one: one[0])
+                first = firsts.get(name)
+                out.append(
+                    Gain(name=name, base=value, best=best, best_value=best_value, top_value=first)
                 )
-            )
         return tuple(sorted(out, key=lambda gain: -gain.best_gain))
 
 
@@ -267,6 +267,277 @@ class Comparison:
     def main(self) -> Scope:
         """The scope with most settings: what is drawn."""
         return max(self.scopes, key=lambda scope: len(scope.entries))
+
+
+# --------------------------------------------------------------------------- reading
+
+
+_EXPECTED = ("alpha", "tau_predicted")
+_SHARE = (*_EXPECTED, "tau", "speedup", "speedup_predicted", "quality")
+_OF_TRAINING = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "seed")
+_RESULTS = (*_SHARE, *_OF_TRAINING, "decoding_temperature", "target", "quality_metric")
+"""The keys of a run.json that are read as they are."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path} is not JSON ({error.msg} at line {error.lineno}): it was cut short or edited."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no JSON object.")
+    return values
+
+
+def fields_of(cls: type[T], values: object, where: str, names: Iterable[str] | None = None) -> T:
+    """Build a dataclass from those keys that it has (and that are in `names`)."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"expected an object in {where}, got {values!r}")
+    known = set(field_types(cls)) if names is None else {*names, "label"}
+    return from_dict(cls, {k: v for k, v in values.items() if k in known}, where=where)
+
+
+def _share(whole: RunMetrics, values: object, where: str, names: Iterable[str]) -> dict[str, Any]:
+    """Read the metrics of a part of the prompts."""
+    if isinstance(values, Mapping):
+        values = {**values, "label": whole.label}
+    own = fields_of(RunMetrics, values, where, names)
+    return {name: getattr(own, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Summarised:
+    """A drafter in summary.json."""
+
+    name: str
+    temperature: float
+    tokens_per_step: float | None = None
+    acceptance_rate: float | None = None
+    speedup: float | None = None
+    predicted_speedup: float | None = None
+    lossy_rule: str | None = None
+    expected: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Results:
+    """Results of a distil run that have other names or belong to no single setting, and the
+    metrics of parts of the prompts."""
+
+    answer_tokens: int | None = None
+    store_bytes: int | None = None
+    alpha_before: float | None = None
+    gamma: int | None = None
+    """Draft length of `tau_predicted`, where the closed formula made it of `alpha`."""
+    top_k: int | None = None
+    by_language: dict[str, Any] = field(default_factory=dict)
+    by_tag: dict[str, Any] = field(default_factory=dict)
+
+
+_Trained = tuple[list[RunMetrics], _Results]
+"""A distil run: its metrics over all prompts, then by language and tag; its other results."""
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[RunMetrics, ...]:
+    """Return the metrics of finished runs, in the order given.
+
+    Raises:
+        InputError: a folder that holds no run, or a file that cannot be used; it is named.
+    """
+    measured: list[RunMetrics] = []
+    trained: dict[Path, _Trained] = {}
+    for path in paths:
+        if (path / "records.jsonl").is_file() or (path / "summary.json").is_file():
+            measured += _benched(path)
+        elif (path / "run.json").is_file():
+            trained[path] = _distilled(path)
+        else:
+            what = "holds no run" if path.is_dir() else "is no folder"
+            raise InputError(
+                f"{path} {what}: give folders that `draftsmith bench` or a distil run wrote "
+                "(records.jsonl, summary.json or run.json in them)."
+            )
+    out = _joined(measured, trained)
+    return tuple(out if measured else [*out, *_undistilled(list(trained.values()))])
+
+
+def _benched(folder: Path) -> Iterator[RunMetrics]:
+    """Yield metrics over all prompts, then (where there are records) by language and tag."""
+    path = folder / "summary.json"
+    target, entries = _summary(path) if path.is_file() else (None, [])
+    expected = {(one.name, one.temperature): one.expected for one in entries}
+    parts: list[tuple[dict[str, Any], Sequence[DrafterMetrics | _Summarised]]] = [({}, entries)]
+    if (folder / "records.jsonl").is_file():
+        records = read(folder / "records.jsonl")
+        parts = [({}, drafter_metrics(records))]
+        for kind in ("language", "tag"):
+            for name in dict.fromkeys(getattr(record, kind) for record in records):
+                if name is not None:
+                    own = [record for record in records if getattr(record, kind) == name]
+                    parts.append(({kind: name}, drafter_metrics(own)))
+    for entry in parts[0][1]:
+        if entry.lossy_rule is not None:  # tokens of another law are no rival to the target's
+            raise InputError(
+                f"{folder} cannot be ranked with other runs: {lossy_sentence(entry.lossy_rule)}; "
+                "leave it out."
+            )
+    for part, metrics in parts:
+        for entry in metrics:
+            if entry.name in (BASELINE, TRANSFORMERS):
+                continue
+            run = RunMetrics(
+                label=entry.name,
+                target=target,
+                decoding_temperature=entry.temperature,
+                tau=entry.tokens_per_step,
+                alpha_decoded=entry.acceptance_rate,
+                speedup=entry.speedup,
+                speedup_predicted=entry.predicted_speedup,
+                **part,
+            )
+            found = expected.get((entry.name, entry.temperature))
+            yield run if found is None else _with_expected(run, found, str(path))
+
+
+def _summary(path: Path) -> tuple[str | None, list[_Summarised]]:
+    values = read_json(path)
+    drafters, target = values.get("drafters"), values.get("target")
+    if not isinstance(drafters, list):
+        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
+    if target is not None and not isinstance(target, str):
+        raise InputError(f"option target in {path}: expected str or none, got {target!r}")
+    return target, [fields_of(_Summarised, one, str(path)) for one in drafters]
+
+
+def _with_expected(run: RunMetrics, expected: Mapping[str, Any], where: str) -> RunMetrics:
+    whole, parts = _share(run, expected, where, _EXPECTED), fields_of(_Results, expected, where)
+    if run.language is None and run.tag is None:
+        return replace(run, **whole)
+    known = parts.by_language if run.language is not None else parts.by_tag
+    part = known.get(run.language or run.tag or "")
+    return run if part is None else replace(run, **_share(run, part, where, _EXPECTED))
+
+
+def _distilled(folder: Path) -> _Trained:
+    path = folder / "run.json"
+    values = read_json(path)
+    given = values.get("results")
+    if not isinstance(given, Mapping):
+        raise InputError(f"{path} has no results: the run did not end, or wrote none.")
+    whole = fields_of(RunMetrics, {**given, "label": str(folder)}, str(path), _RESULTS)
+    training = fields_of(_Results, given, str(path))
+    if whole.objective is None and whole.alpha is None and whole.tau is None:
+        raise InputError(
+            f"{path} holds no figures to compare (objective, alpha or tau): "
+            f"it was written by `draftsmith {values.get('verb')}`."
+        )
+    seed, top_k = values.get("seed"), training.top_k
+    whole = replace(
+        whole,
+        # without the key nothing is known; null stands for all logprobs
+        truncation=None if "top_k" not in given else "full" if top_k is None else f"top-{top_k}",
+        options=options_of(values.get("options"), given, str(path)),
+        seed=seed if whole.seed is None and type(seed) is int else whole.seed,
+        storage_tokens=training.answer_tokens,
+        storage_bytes=training.store_bytes,
+    )
+    out = [whole]
+    for kind, shares in (("language", training.by_language), ("tag", training.by_tag)):
+        for name, share in shares.items():
+            own = _share(whole, share, f"{path}, by_{kind}, {name}", _SHARE)
+            out.append(replace(whole, **{**own, kind: name}))
+    return out, training
+
+
+def _undistilled(trained: Sequence[_Trained]) -> Iterator[RunMetrics]:
+    """Yield the draft model that all runs began with, where all measured the same at first."""
+    # networks begin with noise
+    wholes = [(runs[0], results) for runs, results in trained if runs[0].drafter is None]
+    if any(whole.objective == UNDISTILLED for whole, _ in wholes):
+        return
+    found: dict[tuple[str | None, float | None], list[_Results]] = {}
+    for whole, results in wholes:
+        found.setdefault((whole.target, whole.decoding_temperature), []).append(results)
+    for (target, temperature), some in found.items():
+        befores = {None if one.alpha_before is None else round(one.alpha_before, 6) for one in some}
+        gammas = {one.gamma for one in some if one.gamma is not None}  # older runs have none
+        (alpha, *others) = befores
+        if not others and alpha is not None:
+            tau = float(tokens_per_step(alpha, gammas.pop())) if len(gammas) == 1 else None
+            yield RunMetrics(
+                label="before distillation",
+                objective=UNDISTILLED,
+                target=target,
+                decoding_temperature=temperature,
+                alpha=alpha,
+                tau_predicted=tau,
+            )
+
+
+def _joined(measured: Sequence[RunMetrics], trained: Mapping[Path, _Trained]) -> list[RunMetrics]:
+    """Measurements of trained drafters take over their settings; all get short labels."""
+    labels = _short([str(path.resolve()) for path in trained])
+    sources = _short([_source(run) for run in measured])
+    out, used = [], set()
+    for run in measured:
+        path = _made(_source(run), trained)
+        if path is None:
+            label = run.label.removesuffix(_source(run)) + sources[_source(run)]
+            out.append(replace(run, label=label))
+        else:
+            used.add(path)
+            label = labels[str(path.resolve())]
+            out.append(replace(_join(run, trained[path][0]), label=label))
+    for path, (runs, _) in trained.items():
+        if path not in used:
+            out += [replace(run, label=labels[str(path.resolve())]) for run in runs]
+    return out
+
+
+def _source(run: RunMetrics) -> str:
+    """Return a drafter's name without its kind."""
+    return run.label.partition(":")[2] or run.label
+
+
+def _join(run: RunMetrics, trained: Sequence[RunMetrics]) -> RunMetrics:
+    whole = trained[0]
+    part = next((t for t in trained if (t.language, t.tag) == (run.language, run.tag)), None)
+    # what was expected at another temperature is not what was measured here; and a bench's own
+    # metrics, of its own prompts, go before those of held-out texts, both together
+    fits = part is not None and part.decoding_temperature in (None, run.decoding_temperature)
+    expected = part if part is not None and fits and run.alpha is None else run
+    settings = (*FACTORS, "options", "seed", "storage_tokens", "storage_bytes", "quality_metric")
+    return replace(
+        run,
+        **{name: getattr(whole, name) for name in settings},
+        **{name: getattr(expected, name) for name in _EXPECTED},
+        quality=None if part is None else part.quality,
+    )
+
+
+def _made(source: str, trained: Mapping[Path, object]) -> Path | None:
+    """The one folder among these that a drafter's name means.
+
+    A record names it relative to where the bench ran, or, outside of that, cut to `.../name`.
+    """
+    parts = tuple(part for part in Path(source).parts if part not in ("...", "..", "~", "/"))
+    ends = [path for path in trained if parts and path.resolve().parts[-len(parts) :] == parts]
+    return ends[0] if len(ends) == 1 else None
+
+
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """Per path, as many of its last parts as tell it from the others."""
+    paths = {name: Path(name).parts for name in names}
+    out: dict[str, str] = {}
+    for name, parts in paths.items():
+        ends = (tuple(other[-n:] for other in paths.values()) for n in range(1, len(parts) + 1))
+        counts = (n for n, some in enumerate(ends, 1) if some.count(parts[-n:]) == 1)
+        out[name] = "/".join(parts[-next(counts, len(parts)) :])
+    return out
 
 
 # --------------------------------------------------------------------------- names
@@ -296,8 +567,8 @@ def describe(settings: Sequence[RunSetting], factors: Sequence[str] = FACTORS) -
     names = []
     for setting, own in zip(settings, parts, strict=True):
         name = ", ".join((*own, *(say_option(n, setting.options) for n in telling[own])))
-        label = setting.label
-        names.append(name or label or "all" if not (name and label) else f"{name} ({label})")
+        both = f"{name} ({setting.label})" if name and setting.label else ""
+        names.append(both or name or setting.label or "all")
     return names
 
 
@@ -317,13 +588,12 @@ def _telling(some: Sequence[Options]) -> list[str]:
     warm-up does from the duration."""
     known = [dict(options) for options in some]
     out: list[str] = []
-    parts = [0] * len(some)
+    parts: list[tuple[object, ...]] = [()] * len(some)
     for name in dict.fromkeys(name for own in known for name in own):
-        keys = [(part, name in own, own.get(name)) for part, own in zip(parts, known, strict=True)]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        if len(numbers) > len(set(parts)):
+        finer = [(*part, own.get(name, _ABSENT)) for part, own in zip(parts, known, strict=True)]
+        if len(set(finer)) > len(set(parts)):
             out.append(name)
-            parts = [numbers[key] for key in keys]
+            parts = finer
     return out
 
 
@@ -355,31 +625,15 @@ def _parts(setting: RunSetting, named: Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-_ELSEWHERE = frozenset(
+_ABSENT = object()
+"""The value of an option that a run does not record: it differs from any value."""
+_LEFT_OUT = frozenset(
     # the seed; the scope; factors, of which results say more than options
-    (
-        "seed",
-        "target",
-        "beams",
-        "objective.objective",
-        "objective.teacher_temperature",
-        "drafter_option",
-    )
-)
-_WITHOUT_EFFECT = frozenset(
-    # where results go, what is logged or refused, and how the work is divided; the digest
-    # of the stores shows which shards were left out
-    (
-        "out",
-        "json",
-        "debug",
-        "report_to",
-        "save_every",
-        "bad_prompts.on_bad_prompt",
-        "fitting.on_bad_shard",
-        "training.parallel",
-        "training.gradient_checkpointing",
-    )
+    "seed target beams objective.objective objective.teacher_temperature drafter_option "
+    # where results go, what is logged or refused, and how the work is divided; the digest of the
+    # stores shows which shards were left out
+    "out json debug report_to save_every bad_prompts.on_bad_prompt fitting.on_bad_shard "
+    "training.parallel training.gradient_checkpointing".split()
 )
 _FALLBACK = {"tail": "objective.tail", "steps": "steps"}
 """Results that stand in for options where a file has none."""
@@ -400,28 +654,19 @@ def options_of(given: object, results: Mapping[str, Any], where: str) -> Options
         # the same store may be named from several folders, and a name be used for another store
         names = "+".join(Path(str(folder)).name for folder in given["store"])
         flat["store"] = f"{names} ({digest(results['data'])[:6]})"
-    left_out = _ELSEWHERE | _WITHOUT_EFFECT
-    return tuple((name, value) for name, value in flat.items() if name not in left_out)
+    return tuple((name, value) for name, value in flat.items() if name not in _LEFT_OUT)
 
 
 def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
-    """Keep those options alone in which distilled runs differ, all in one order.
-
-    An option that some runs do not record differs from any value: it is unknown.
-    """
-    known = {id(run): dict(run.options) for run in runs if run.objective not in (None, UNDISTILLED)}
-    names = dict.fromkeys(name for own in known.values() for name in own)
-    varying = [
-        name
-        for name in names
-        if any(name not in own for own in known.values())
-        or len({own[name] for own in known.values()}) > 1
-    ]
+    """Keep those options alone in which distilled runs differ, all in one order."""
+    known = [dict(run.options) for run in runs if run.objective not in (None, UNDISTILLED)]
+    names = dict.fromkeys(name for own in known for name in own)
+    varying = [name for name in names if len({own.get(name, _ABSENT) for own in known}) > 1]
     out = []
     for run in runs:
-        own = known.get(id(run), {})
+        own = {} if run.objective in (None, UNDISTILLED) else dict(run.options)
         kept = tuple((name, own[name]) for name in varying if name in own)
-        out.append(dataclasses.replace(run, options=kept))
+        out.append(replace(run, options=kept))
     return out
 
 
@@ -512,7 +757,7 @@ def _scope(table: pd.DataFrame, notes: list[str]) -> Scope:
         RankedSetting(
             setting=groups[i][0],
             name=name,
-            rank=None if isnan(means[i]) else place,
+            rank=None if math.isnan(means[i]) else place,
             seeds=len(wholes[i]),
             metrics={m: pool(own) for m in MEASURES if len(own := wholes[i][m].dropna())},
             quality_metric=next(iter(wholes[i].quality_metric.dropna()), None),

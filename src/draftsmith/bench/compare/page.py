@@ -15,7 +15,6 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from draftsmith.bench.compare.load import read_runs
 from draftsmith.bench.compare.model import (
     FACTORS,
     MEASURES,
@@ -26,6 +25,7 @@ from draftsmith.bench.compare.model import (
     RunMetrics,
     Scope,
     compare,
+    read_runs,
     say_option,
 )
 from draftsmith.bench.compare.plots import LABELS, Missing, draw_plots
@@ -120,8 +120,8 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
                 "decoding_temperature": scope.decoding_temperature,
                 "ranked_by": scope.ranked_by,
                 "settings": [_setting(entry) for entry in scope.entries],
-                "languages": [_gain(gain) for gain in scope.language_gains()],
-                "tags": [_gain(gain) for gain in scope.tag_gains()],
+                "languages": [_gain(gain) for gain in scope.gains()],
+                "tags": [_gain(gain) for gain in scope.gains("by_tag")],
             }
             for scope in comparison.scopes
         ],
@@ -267,6 +267,6 @@ def render(comparison: Comparison, drawn: Sequence[PlotImage], missing: Sequence
         drawn_of=main.title if len(comparison.scopes) > 1 else "",
         plots=drawn,
         missing=missing,
-        gains=[("language", main.language_gains()), ("kind of prompt", main.tag_gains())],
+        gains=[("language", main.gains()), ("kind of prompt", main.gains("by_tag"))],
         definitions=DEFINITIONS,
     )

@@ -603,7 +603,7 @@ def radar_languages(scope: Scope) -> Drawn:
     "language, chosen after the fact, so a little flattered.",
 )
 def gains(scope: Scope) -> Drawn:
-    found, top = scope.language_gains(), scope.top
+    found, top = scope.gains(), scope.top
     if not found or top is None:
         return _no_gains(scope)
     figure = blank(7.6, 1.1 + 0.3 * len(found))
@@ -637,7 +637,7 @@ def _no_gains(scope: Scope) -> str:
     "(their number in brackets), with the setting that ranks first over all.",
 )
 def gain_groups(scope: Scope) -> Drawn:
-    found = scope.language_gains()
+    found = scope.gains()
     known = [
         (language, 100 * gain.top_gain)
         for gain in found
