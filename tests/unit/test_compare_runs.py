@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftsmith.bench.compare.model import RunMetrics, compare, read_runs
-from draftsmith.bench.compare.page import compare_folders
+from draftsmith.bench.compare.page import write_comparison
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
@@ -253,7 +253,7 @@ def test_folders_become_a_comparison(tmp_path: Path) -> None:
         for objective, alpha in (("kl", 0.6), ("rkl", 0.7))
         for seed in (0, 1)
     ]
-    comparison = compare_folders(folders, tmp_path / "out")
+    comparison = write_comparison(read_runs(folders), tmp_path / "out")
     (scope,) = comparison.scopes
     assert scope.ranked_by == "alpha"
     assert [(entry.name, entry.seeds) for entry in scope.entries] == [

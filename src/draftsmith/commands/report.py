@@ -29,25 +29,17 @@ class ReportOptions(VerbOptions):
         require(bool(self.runs), "--runs must name at least one folder")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportResult:
-    """What was written."""
-
-    comparison: dict[str, Any]
-
-    def json_payload(self) -> dict[str, Any]:
-        return self.comparison
-
-
-def run(options: ReportOptions) -> ReportResult:
+def run(options: ReportOptions) -> dict[str, Any]:
     """Write the comparison and print its table."""
-    from draftsmith.bench.compare.page import compare_folders, sentences, terminal_table
+    from draftsmith.bench.compare.model import read_runs
+    from draftsmith.bench.compare.page import sentences, terminal_table, write_comparison
 
-    comparison = compare_folders(options.runs, options.out, base=options.base)
+    comparison = write_comparison(read_runs(options.runs), options.out, base=options.base)
     console = Console(highlight=False)
     console.print(terminal_table(comparison))
     for sentence in sentences(comparison):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {options.out / 'comparison.html'}", soft_wrap=True, markup=False)
     content = (options.out / "comparison.json").read_text(encoding="utf-8")
-    return ReportResult(comparison=json.loads(content))
+    payload: dict[str, Any] = json.loads(content)
+    return payload

@@ -20,12 +20,10 @@ from draftsmith.bench.compare.model import (
     MEASURES,
     Comparison,
     Gain,
-    Pooled,
     RankedSetting,
     RunMetrics,
     Scope,
     compare,
-    read_runs,
     say_option,
 )
 from draftsmith.bench.compare.plots import LABELS, Missing, draw_plots
@@ -35,23 +33,15 @@ from draftsmith.plots import PlotImage
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 
 _HEADINGS = {
-    "tau": "tokens per step",
-    "tau_predicted": "predicted",
-    "alpha": "acceptance",
-    "alpha_decoded": "accepted",
-    "speedup": "speed-up",
-    "speedup_predicted": "predicted speed-up",
-    "quality": "quality",
+    "tau": ("tokens per step", "tok/\nstep"),
+    "tau_predicted": ("predicted", "pre-\ndict."),
+    "alpha": ("acceptance", "accep-\ntance"),
+    "alpha_decoded": ("accepted", "acc.\ndecoded"),
+    "speedup": ("speed-up", "speed-\nup"),
+    "speedup_predicted": ("predicted speed-up", "pre-\ndict."),
+    "quality": ("quality", "qual-\nity"),
 }
-_SHORT = {
-    "tau": "tok/\nstep",
-    "tau_predicted": "pre-\ndict.",
-    "alpha": "accep-\ntance",
-    "alpha_decoded": "acc.\ndecoded",
-    "speedup": "speed-\nup",
-    "speedup_predicted": "pre-\ndict.",
-    "quality": "qual-\nity",
-}
+"""On the page, and in the terminal."""
 _DIGITS = {"alpha": 3, "alpha_decoded": 3}
 
 DEFINITIONS = (
@@ -82,22 +72,17 @@ DEFINITIONS = (
 )
 
 
-def compare_folders(paths: Sequence[Path], out: Path, *, base: str | None = None) -> Comparison:
-    """Read finished runs and write their comparison, as `draftsmith report` does.
+def write_comparison(
+    runs: Sequence[RunMetrics], out: Path, *, base: str | None = None
+) -> Comparison:
+    """Write comparison.html, .csv, .json and figures/, each file atomically.
 
     Args:
         base: label of the undistilled draft; None: the runs whose objective is `none`.
 
     Raises:
-        InputError: see `read_runs` and `compare`.
+        InputError: see `compare`.
     """
-    return write_comparison(read_runs(paths), out, base=base)
-
-
-def write_comparison(
-    runs: Sequence[RunMetrics], out: Path, *, base: str | None = None
-) -> Comparison:
-    """Write comparison.html, .csv, .json and figures/, each file atomically."""
     comparison = compare(runs, base=base)
     drawn, missing = draw_plots(comparison.main)
     write_json_atomic(out / "comparison.json", summary(comparison, missing))
@@ -125,8 +110,8 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
             }
             for scope in comparison.scopes
         ],
-        "runs": [as_dict(run) for run in comparison.runs],
-        "figures_left_out": [as_dict(one) for one in missing],
+        "runs": comparison.runs,
+        "figures_left_out": missing,
         "notes": comparison.notes,
     }
     out: dict[str, Any] = jsonable(content)
@@ -135,13 +120,13 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
 
 def _setting(entry: RankedSetting) -> dict[str, Any]:
     content = as_dict(entry)
-    metrics = content.pop("metrics")
-    return {**content, **{measure: metrics.get(measure) for measure in MEASURES}}
+    del content["metrics"]
+    return content | {measure: entry.metrics.get(measure) for measure in MEASURES}
 
 
 def _gain(gain: Gain) -> dict[str, Any]:
     gains = {"best_gain": gain.best_gain, "top_gain": gain.top_gain}
-    return {**as_dict(gain), **gains, "best": gain.best.name}
+    return as_dict(gain) | gains | {"best": gain.best.name}
 
 
 def csv_table(comparison: Comparison) -> str:
@@ -163,8 +148,9 @@ def csv_table(comparison: Comparison) -> str:
                 pooled = entry.metrics.get(measure)
                 row[measure] = None if pooled is None else pooled.mean
                 row[f"{measure}_ci95_half"] = None if pooled is None else pooled.half
-            stored = ("quality_metric", "storage_tokens", "storage_bytes")
-            rows.append({**row, **{name: getattr(entry, name) for name in stored}})
+            for name in ("quality_metric", "storage_tokens", "storage_bytes"):
+                row[name] = getattr(entry, name)
+            rows.append(row)
     return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
@@ -179,7 +165,7 @@ def terminal_table(comparison: Comparison) -> Table:
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", overflow="fold")
     for measure in shown:
-        table.add_column(_SHORT[measure], justify="right", no_wrap=True)
+        table.add_column(_HEADINGS[measure][1], justify="right", no_wrap=True)
     table.add_column("seeds", justify="right", no_wrap=True)
     for scope in comparison.scopes:
         if scope.title:
@@ -194,11 +180,13 @@ def terminal_table(comparison: Comparison) -> Table:
 def _ranking(scope: Scope) -> dict[str, Any]:
     """Return the ranking of a scope as text, for the page."""
     shown = _shown(scope.entries)
+    names = {measure: _HEADINGS[measure][0] for measure in shown}
     metrics = {entry.quality_metric for entry in scope.entries if "quality" in entry.metrics}
-    own = {"quality": metrics.pop() or _HEADINGS["quality"]} if len(metrics) == 1 else {}
+    if len(metrics) == 1:
+        names["quality"] = metrics.pop() or names["quality"]
     return {
         "title": scope.title,
-        "columns": [*({**_HEADINGS, **own}[measure] for measure in shown), "seeds"],
+        "columns": [*names.values(), "seeds"],
         "rows": [(entry is scope.base, *_cells(entry, shown)) for entry in scope.entries],
     }
 
@@ -240,19 +228,15 @@ def sentences(comparison: Comparison) -> list[str]:
             sentence += f", {gain:+.1f} % against the undistilled draft's {before:.2f}"
         out.append(f"{sentence}.")
         rivals = [e for e in scope.entries if e.rank is not None and e not in (top, base)]
-        if rivals and _overlap(best, rivals[0].metrics[measure]):
+        second = rivals[0].metrics[measure] if rivals else None
+        if second is None or best.half is None or second.half is None:
+            continue
+        if best.mean - best.half < second.mean + second.half:
             out.append(
                 f"Its lead over {rivals[0].name} lies within the intervals over seeds: "
                 "do not read much into it."
             )
     return [*out, *comparison.notes]
-
-
-def _overlap(first: Pooled, second: Pooled) -> bool:
-    """Check whether the intervals of both overlap."""
-    if first.half is None or second.half is None:
-        return False
-    return first.mean - first.half < second.mean + second.half
 
 
 def render(comparison: Comparison, drawn: Sequence[PlotImage], missing: Sequence[Missing]) -> str:

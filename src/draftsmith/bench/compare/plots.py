@@ -34,7 +34,9 @@ from draftsmith.plots import (
     blank,
     ink,
     legend_below,
+    light_grid,
     name_rows,
+    panel,
     plot,
     reference,
     write_beside,
@@ -84,17 +86,17 @@ def objectives(scope: Scope) -> list[str]:
     return sorted({e.setting.objective or "" for e in distilled(scope)})
 
 
-def _of_objective(scope: Scope, entry: RankedSetting, styles: Sequence[str], other: str) -> str:
+def style_of(scope: Scope, entry: RankedSetting) -> tuple[str, str]:
+    """Return the colour and the marker of an objective."""
     names, objective = objectives(scope), entry.setting.objective
-    return styles[names.index(objective) % len(styles)] if objective in names else other
+    if objective not in names:
+        return GREY, "*"
+    place = names.index(objective)
+    return _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
 
 
 def colour_of(scope: Scope, entry: RankedSetting) -> str:
-    return _of_objective(scope, entry, _COLOURS, GREY)
-
-
-def marker_of(scope: Scope, entry: RankedSetting) -> str:
-    return _of_objective(scope, entry, _MARKERS, "*")
+    return style_of(scope, entry)[0]
 
 
 def ranking_metric(scope: Scope, entry: RankedSetting) -> Pooled:
@@ -102,16 +104,14 @@ def ranking_metric(scope: Scope, entry: RankedSetting) -> Pooled:
     return entry.metrics[scope.ranked_by]
 
 
-def best_of(scope: Scope, entries: Sequence[RankedSetting]) -> RankedSetting:
-    return max(entries, key=lambda entry: ranking_metric(scope, entry).mean)
+def base_mean(scope: Scope) -> float | None:
+    """Return that metric of the undistilled draft."""
+    return None if scope.base is None else scope.base.value(scope.ranked_by)
 
 
 def best_by_objective(entries: Sequence[RankedSetting]) -> list[RankedSetting]:
     """Return the first of each objective among settings that are ranked already."""
-    best: dict[str | None, RankedSetting] = {}
-    for entry in entries:
-        best.setdefault(entry.setting.objective, entry)
-    return list(best.values())
+    return list({entry.setting.objective: entry for entry in reversed(entries)}.values())[::-1]
 
 
 def legend(figure: Figure, axis: Any) -> None:
@@ -122,8 +122,8 @@ def legend(figure: Figure, axis: Any) -> None:
 
 def base_line(axis: Any, scope: Scope) -> None:
     """Draw a dashed line at the undistilled draft."""
-    if scope.base is not None and scope.base.rank is not None:
-        mean = ranking_metric(scope, scope.base).mean
+    mean = base_mean(scope)
+    if mean is not None:
         axis.axhline(mean, **reference(label=objective_name(UNDISTILLED)))
 
 
@@ -137,24 +137,16 @@ def controlled(scope: Scope, factor: str, ignoring: Sequence[str] = ()) -> list[
         ignoring: factors and options that may differ too; the best setting of each value is taken.
     """
     fixed = [name for name in FACTORS if name != factor and name not in ignoring]
-    groups: dict[tuple[object, ...], list[RankedSetting]] = {}
-    for entry in distilled(scope):
-        if getattr(entry.setting, factor) is not None and entry.setting.label is None:
+    groups: dict[tuple[object, ...], dict[Level, RankedSetting]] = {}
+    for entry in distilled(scope):  # the best of a value comes first
+        value = getattr(entry.setting, factor)
+        if value is not None and entry.setting.label is None:
             own = _without(entry.setting.options, ignoring)
             key = (own, *(getattr(entry.setting, name) for name in fixed))
-            groups.setdefault(key, []).append(entry)
-    lines = []
-    for group in groups.values():
-        by_value: dict[Level, list[RankedSetting]] = {}
-        for entry in group:
-            by_value.setdefault(getattr(entry.setting, factor), []).append(entry)
-        if len(by_value) > 1:
-            lines.append({value: best_of(scope, some) for value, some in by_value.items()})
-    lines = _by_turns(scope, lines)
-    alike = [
-        replace(first.setting, options=_without(first.setting.options, ignoring))
-        for first in (next(iter(line.values())) for line in lines)
-    ]
+            groups.setdefault(key, {}).setdefault(value, entry)
+    lines = _by_turns(scope, [line for line in groups.values() if len(line) > 1])
+    firsts = [next(iter(line.values())).setting for line in lines]
+    alike = [replace(one, options=_without(one.options, ignoring)) for one in firsts]
     return [
         Line(name=name, entries=line)
         for name, line in zip(describe(alike, fixed), lines, strict=True)
@@ -193,8 +185,7 @@ def _shown(axis: Any, lines: Sequence[Line]) -> Sequence[Line]:
 
 def grouped_bars(scope: Scope, lines: Sequence[Line], values: Sequence[Level]) -> Figure:
     """Draw a group per value, a bar per line; intervals where there are several seeds."""
-    figure = blank(7.6, 3.6)
-    axis: Any = figure.subplots()
+    figure, axis = panel(7.6, 3.6)
     lines = _shown(axis, lines)
     values = [value for value in values if any(value in line.entries for line in lines)]
     wide = 0.8 / len(lines)
@@ -243,8 +234,7 @@ def grouped_bars(scope: Scope, lines: Sequence[Line], values: Sequence[Level]) -
 
 def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -> Figure:
     """Draw a line with intervals per group; a numeric factor to the right."""
-    figure = blank(7.6, 3.8)
-    axis: Any = figure.subplots()
+    figure, axis = panel(7.6, 3.8)
     lines = _shown(axis, lines)
     styles: Counter[str] = Counter()
     ticks = sorted({float(value) for line in lines for value in line.entries})
@@ -255,12 +245,12 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
         shift = 0.012 * (ticks[-1] - ticks[0]) * aside
         pooled = [ranking_metric(scope, line.entries[value]) for value in values]
         first = line.entries[values[0]]
-        colour = colour_of(scope, first)
+        colour, marker = style_of(scope, first)
         axis.errorbar(
             [float(v) * 2 ** (0.045 * aside) if doubling else float(v) + shift for v in values],
             [one.mean for one in pooled],
             yerr=[math.nan if one.half is None else one.half for one in pooled],
-            marker=marker_of(scope, first),
+            marker=marker,
             markersize=5,
             color=colour,
             linestyle=("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))[styles[colour] % 4],
@@ -276,7 +266,7 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlabel(label)
     axis.set_ylabel(LABELS[scope.ranked_by])
-    axis.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    light_grid(axis)
     legend(figure, axis)
     return figure
 
@@ -288,8 +278,7 @@ def radar(
     around: float,
 ) -> Figure:
     """Draw polygons over rays; (name, colour, value per ray). The centre is not zero."""
-    figure = blank(7.6, 5.2)
-    axis: Any = figure.subplots(subplot_kw={"projection": "polar"})
+    figure, axis = panel(7.6, 5.2, projection="polar")
     axis.set_theta_offset(math.pi / 2)
     axis.set_theta_direction(-1)
     angles = [2 * math.pi * i / len(names) for i in range(len(names))]
@@ -325,8 +314,7 @@ def horizontal_bars(
 ) -> tuple[Figure, Any]:
     """Draw a bar per setting, the first on top, with its interval over seeds, and a mark at the
     other value where there is one."""
-    figure = blank(7.6, 0.9 + 0.36 * len(rows))
-    axis: Any = figure.subplots()
+    figure, axis = panel(7.6, 0.9 + 0.36 * len(rows))
     for place, (entry, pooled, marked) in enumerate(reversed(rows)):
         axis.barh(place, pooled.mean, color=colour_of(scope, entry), height=0.62)
         half = pooled.half or 0.0
@@ -364,16 +352,12 @@ def radar_objectives(scope: Scope) -> Drawn:
         ("one trajectory per prompt", "#0072B2", False),
         ("several trajectories per prompt", "#E69F00", True),
     ):
-        best = {
-            entry.setting.objective: ranking_metric(scope, entry).mean
-            for entry in best_by_objective(
-                [e for e in distilled(scope) if e.setting.has_several == several]
-            )
-        }
+        some = [e for e in distilled(scope) if e.setting.has_several == several]
+        best = {e.setting.objective: ranking_metric(scope, e).mean for e in best_by_objective(some)}
         if best:
             series.append((label, colour, [best.get(name) for name in names]))
-    if scope.base is not None and scope.base.rank is not None:
-        mean = ranking_metric(scope, scope.base).mean
+    mean = base_mean(scope)
+    if mean is not None:
         series.append((objective_name(UNDISTILLED), GREY, [mean] * len(names)))
     return radar([objective_name(name) for name in names], series, around=0.4)
 
@@ -420,36 +404,35 @@ def bubbles(scope: Scope) -> Drawn:
             break
     else:
         return "no setting has both acceptance and tokens per step"
-    figure = blank(7.6, 4.4)
-    axis: Any = figure.subplots()
-
-    def area(beams: int) -> float:
-        return 30.0 * beams
-
+    figure, axis = panel(7.6, 4.4)
+    area = 30.0  # per beam
+    named: dict[str, tuple[str, str]] = {}
     for entry in sorted(points, key=lambda entry: -(entry.setting.beams or 1)):  # small on top
+        colour, objective = colour_of(scope, entry), entry.setting.objective
         axis.scatter(
             entry.value(x),
             entry.value(y),
-            s=area(entry.setting.beams or 1),
-            color=colour_of(scope, entry),
-            marker=marker_of(scope, entry) if entry.setting.objective == UNDISTILLED else "o",
+            s=area * (entry.setting.beams or 1),
+            color=colour,
+            marker="*" if objective == UNDISTILLED else "o",
             alpha=0.6,
             linewidths=0.8,
             edgecolors=ink(),
         )
-    for entry in {e.setting.objective: e for e in points}.values():
-        name = objective_name(entry.setting.objective) or "other"
-        marker = "*" if entry.setting.objective == UNDISTILLED else "o"
-        colour = colour_of(scope, entry)
+    for entry in points:
+        objective = entry.setting.objective
+        marker = "*" if objective == UNDISTILLED else "o"
+        named[objective_name(objective) or "other"] = (marker, colour_of(scope, entry))
+    for name, (marker, colour) in named.items():
         axis.plot([], [], marker=marker, linestyle="none", color=colour, label=name)
     for beams in sorted({e.setting.beams for e in points if e.setting.beams}):
-        size = math.sqrt(area(beams))
+        size = math.sqrt(area * beams)
         label = f"{beams} trajector{'ies' if beams != 1 else 'y'} per prompt"
         axis.plot([], [], marker="o", linestyle="none", color=GREY, alpha=0.6, ms=size, label=label)
     axis.margins(0.12)
     axis.set_xlabel(LABELS[x])
     axis.set_ylabel(LABELS[y])
-    axis.grid(color=GREY, alpha=0.25, linewidth=0.6)
+    light_grid(axis, "both")
     legend(figure, axis)
     return figure
 
@@ -516,15 +499,10 @@ def truncation(scope: Scope) -> Drawn:
 def storage(scope: Scope) -> Drawn:
     held = [e for e in scope.entries if e.storage_bytes]
     # several objectives learn from one store: a bar per store
-    bare = [
-        replace(
-            e.setting,
-            objective=None,
-            teacher_temperature=None,
-            options=tuple(option for option in e.setting.options if option[0] in _STORED),
-        )
-        for e in held
-    ]
+    bare = [replace(e.setting, objective=None, teacher_temperature=None) for e in held]
+    for n, one in enumerate(bare):
+        kept = tuple(option for option in one.options if option[0] in _STORED)
+        bare[n] = replace(one, options=kept)
     stores: dict[str, tuple[int, int | None]] = {}
     for entry, name in zip(held, describe(bare), strict=True):
         size = entry.storage_bytes or 0
@@ -533,8 +511,7 @@ def storage(scope: Scope) -> Drawn:
     if not stores:
         return "no run says how much its trajectories took"
     ordered = sorted(stores.items(), key=lambda item: -item[1][0])
-    figure = blank(7.6, 0.9 + 0.36 * len(ordered))
-    axis: Any = figure.subplots()
+    figure, axis = panel(7.6, 0.9 + 0.36 * len(ordered))
     unit, power = _unit(ordered[0][1][0])
     for place, (_, (size, tokens)) in enumerate(reversed(ordered)):
         axis.barh(place, size / power, color="#0072B2", height=0.62)
@@ -588,11 +565,10 @@ def radar_languages(scope: Scope) -> Drawn:
     drawn = [(entry, colour_of(scope, entry)) for entry in shown]
     if scope.base is not None and scope.base.by_language:
         drawn.append((scope.base, GREY))
-    known = [
-        (e.name, colour, {name: one.mean for name, one in e.by_language.items()})
-        for e, colour in drawn
-    ]
-    series = [(name, colour, [means.get(one) for one in names]) for name, colour, means in known]
+    series = []
+    for entry, colour in drawn:
+        means = {name: one.mean for name, one in entry.by_language.items()}
+        series.append((entry.name, colour, [means.get(name) for name in names]))
     return radar(names, series, around=0.15)
 
 
@@ -606,8 +582,7 @@ def gains(scope: Scope) -> Drawn:
     found, top = scope.gains(), scope.top
     if not found or top is None:
         return _no_gains(scope)
-    figure = blank(7.6, 1.1 + 0.3 * len(found))
-    axis: Any = figure.subplots()
+    figure, axis = panel(7.6, 1.1 + 0.3 * len(found))
     for place, gain in enumerate(reversed(found)):
         if gain.top_gain is not None:
             axis.barh(place, 100 * gain.top_gain, color=colour_of(scope, top), height=0.62)
