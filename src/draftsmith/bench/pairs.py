@@ -35,8 +35,8 @@ from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.types import DecodeStep, Signals, TreeShape
 from draftsmith.data import text
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.names import drafter_parts, kinds
 from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
 from draftsmith.plan.acceptance import error, estimate, quantile
