@@ -10,7 +10,7 @@ import pytest
 from tests.robustness.test_command_line import Command, command, models, refused
 from tests.tiny_models import tiny_tokenizer
 
-from draftsmith.bench.drafters import open_drafters
+from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.equality import first_difference
 from draftsmith.core.generation import Arm
 from draftsmith.core.types import TreeShape

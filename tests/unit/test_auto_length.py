@@ -11,8 +11,8 @@ from tests.robustness.test_command_line import Command, command, models, refused
 
 from draftsmith import provenance
 from draftsmith.bench import costs as bench_costs
+from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import REFRESH, Workload
-from draftsmith.bench.drafters import open_drafters
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler

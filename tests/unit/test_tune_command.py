@@ -17,8 +17,8 @@ from tests.tiny_models import save_pair
 
 from draftsmith import cli
 from draftsmith.bench import tuner
+from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
-from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.tuner import between
 from draftsmith.commands import tune
 from draftsmith.commands.tune import TuneOptions

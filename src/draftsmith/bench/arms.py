@@ -1,7 +1,11 @@
-"""The arms of a measurement: ways to decode the same prompts, each timed in the same manner."""
+"""Arms of a measurement: drafters, bound to a target, and timed runs of them.
+
+Transformers' own `generate` is timed in the same manner.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +22,14 @@ from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder, no_garbage_collection
-from draftsmith.core.types import DecodeStep, Signals, TargetOutput
-from draftsmith.targets.base import Target
+from draftsmith.core.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
+from draftsmith.data.prompts import Prompt
+from draftsmith.drafters.base import Drafter, training_options
+from draftsmith.drafters.config import DraftingConfig, drafter_parts
+from draftsmith.drafters.registry import load_drafter, option_keys
+from draftsmith.errors import InputError
+from draftsmith.provenance import portable_text
+from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.hf import HFTarget
 
 SPLIT = ("draft", "target", "verify")
@@ -112,10 +122,11 @@ def time_decode(
         end = now(target.device)
     split = {name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT}
     rows = range(len(prompts))
-    counts = [DraftCounts() for _ in rows]
+    counts = tuple(DraftCounts() for _ in rows)
     for step in steps:
         for b in rows:
             counts[b].add_step(step, b)
+    finish = [[f for step in steps if (f := step.finish[b]) is not None] for b in rows]
     return TimedRun(
         tokens=tuple(tuple(t for step in steps for t in step.emitted[b]) for b in rows),
         drafted=tuple(
@@ -123,19 +134,12 @@ def time_decode(
             for b in rows
         ),
         decode_tokens=tuple(sum(len(step.emitted[b]) for step in steps[1:]) for b in rows),
-        finish=tuple(
-            next((f for step in steps if (f := step.finish[b]) is not None), "length") for b in rows
-        ),
+        finish=tuple(found[0] if found else "length" for found in finish),
         seconds=end - start,
         prefill_seconds=prefill_end - start,
-        counts=tuple(counts),
+        counts=counts,
         decode_steps=tuple(sum(step.active[b] for step in steps[1:]) for b in rows),
-        phases=PhaseSeconds(
-            draft=split["draft"],
-            target=split["target"],
-            verify=split["verify"],
-            other=max(end - prefill_end - sum(split.values()), 0.0),
-        ),
+        phases=PhaseSeconds(**split, other=max(end - prefill_end - sum(split.values()), 0.0)),
         widths=tuple(meter.widths[prefill_forwards:]),
     )
 
@@ -173,16 +177,16 @@ def time_generate(
     seed: int,
     *,
     prompt_lookup: int = 0,
-    ignore_end: bool = False,
 ) -> TimedRun:
     """Continue the prompts by `model.generate`; prefill and decoding timed apart.
 
-    Args:
-        prompt_lookup: length of transformers' own prompt-lookup drafts; 0: none.
-        ignore_end: generate past end tokens.
+    `prompt_lookup`: length of transformers' own prompt-lookup drafts; 0: none.
     """
-    ids_BT, mask_BT = _left_padded(prompts, target.device)
-    config = _config(target, sampler, max_new_tokens, prompts, prompt_lookup, ignore_end)
+    ids_BT, mask_BT = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+        for rows in ([torch.tensor(p) for p in prompts], [torch.ones(len(p)) for p in prompts])
+    )
+    config = _config(target, sampler, max_new_tokens, ids_BT.shape[1], prompt_lookup)
     clock = _Clock(target.device, len(prompts))
     devices = [target.device] if target.device.type == "cuda" else []
     seeded = torch.random.fork_rng(devices=devices)
@@ -191,15 +195,15 @@ def time_generate(
         with no_garbage_collection():
             start = now(target.device)
             out = model.generate(
-                input_ids=ids_BT,
-                attention_mask=mask_BT,
+                input_ids=ids_BT.to(target.device),
+                attention_mask=mask_BT.long().to(target.device),
                 generation_config=config,
                 streamer=clock,
             )
             end = now(target.device)
     rows = [[int(t) for t in row[ids_BT.shape[1] :]] for row in out]
-    tokens = [until_end(row, frozenset() if ignore_end else target.end_ids) for row in rows]
-    ended = [bool(row) and not ignore_end and row[-1] in target.end_ids for row in tokens]
+    tokens = [until_end(row, target.end_ids) for row in rows]
+    ended = [bool(row) and row[-1] in target.end_ids for row in tokens]
     full = config.max_new_tokens == max_new_tokens
     return TimedRun(
         tokens=tuple(map(tuple, tokens)),
@@ -212,19 +216,14 @@ def time_generate(
 
 
 def _config(
-    target: HFTarget,
-    sampler: Sampler,
-    max_new_tokens: int,
-    prompts: Sequence[Sequence[int]],
-    prompt_lookup: int,
-    ignore_end: bool,
+    target: HFTarget, sampler: Sampler, max_new_tokens: int, longest: int, prompt_lookup: int
 ) -> Any:
     """Set every option, since transformers fills gaps from the model's own defaults."""
     from transformers import GenerationConfig
 
     room = max_new_tokens
     if target.max_length is not None:
-        room = min(room, target.max_length - max(len(prompt) for prompt in prompts))
+        room = min(room, target.max_length - longest)
     warping: dict[str, float] = {}
     if sampler.temperature > 0:  # greedy, these would only be warned about
         warping = {"temperature": sampler.temperature, "top_k": sampler.top_k}
@@ -234,17 +233,141 @@ def _config(
         do_sample=sampler.temperature > 0,
         **warping,
         repetition_penalty=sampler.repetition_penalty,
-        eos_token_id=None if ignore_end else sorted(target.end_ids) or None,
+        eos_token_id=sorted(target.end_ids) or None,
         pad_token_id=min(target.end_ids, default=0),
         prompt_lookup_num_tokens=prompt_lookup or None,
     )
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for b, prompt in enumerate(prompts):
-        ids[b, width - len(prompt) :] = torch.tensor(prompt)
-        mask[b, width - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
+# --------------------------------------------------------------------------- drafters
+
+
+def open_drafters(
+    names: Sequence[str], options: DraftingConfig, target: BindableTarget
+) -> tuple[Arm, ...]:
+    """Load and bind the drafters.
+
+    Raises:
+        InputError: an option that no drafter here can follow (one that some can is for those), an
+            option of a drafter that only training reads, or a draft longer than the context.
+    """
+    alone = len(names) == 1
+    shaping = options.draft_length is not None or options.draft_tree is not None
+    unshaped: dict[str, str] = {}
+    undrawn: dict[str, str] = {}
+    out: list[Arm] = []
+    for name in names:
+        assignments = options.assignments(name, alone=alone)
+        drafter = _load(name, assignments, options.draft_proposal)
+        drafter.bind(target)
+        label = portable_text(name)  # records name no folder outside the current one
+        clash = any(arm.name == label for arm in out)
+        reason = _unusable(name, drafter, options, alone=alone) if shaping else None
+        if reason is not None:
+            unshaped[name] = reason
+        fitting = options
+        if reason is not None:
+            fitting = dataclasses.replace(options, draft_length=None, draft_tree=None)
+        arm = _shaped(name if clash else label, drafter, fitting, target)
+        reason = _undrawn(name, arm)
+        if reason is not None and "proposal" in option_keys(assignments):
+            raise InputError(f"{reason}.")
+        if reason is not None and options.draft_proposal is not None:
+            undrawn[name] = reason
+        out.append(arm)
+    for refused in (unshaped, undrawn):
+        if len(refused) == len(names):
+            others = [reason for name, reason in refused.items() if name != "none"]
+            raise InputError("; ".join(others or refused.values()) + ".")
+    return tuple(out)
+
+
+def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafter:
+    drafter = load_drafter(name, assignments)
+    for key in option_keys(assignments):
+        if key in training_options(drafter.config):
+            raise InputError(
+                f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
+                "leave it out."
+            )
+    if proposal is None or proposal_of(drafter) is None:
+        return drafter
+    return load_drafter(name, [*assignments, f"proposal={proposal}"])
+
+
+def proposal_of(drafter: Drafter) -> str | None:
+    """How it chooses children; None: it knows one way only."""
+    return getattr(drafter.config, "proposal", None)
+
+
+def _undrawn(name: str, arm: Arm) -> str | None:
+    """Why a proposal that is asked for would do nothing; None: it works."""
+    proposal = proposal_of(arm.drafter)
+    if proposal is None:
+        return f"--draft-proposal is for draft models, and {name} is none: leave it out"
+    if proposal == "greedy" or not arm.used_shape.is_dynamic:
+        return None
+    return (
+        f"the tree of {name} grows from its most probable tokens, where the proposal {proposal} "
+        "does nothing: leave it out, or give --draft-length or a --draft-tree of fixed shape, "
+        "such as 4,2,1"
+    )
+
+
+def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bool) -> str | None:
+    """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
+    shape = options.tree() or TreeShape()
+    longest = drafter.longest
+    flag = "--draft-length" if options.draft_tree is None else "--draft-tree"
+    if longest == 0:
+        return f"{name} drafts nothing: leave out {flag}, or choose another --drafter"
+    if not (shape.is_chain or drafter.takes_trees):
+        return f"{name} drafts chains, no trees: use --draft-length in place of --draft-tree"
+    if longest is None or shape.depth <= longest:
+        return None
+    # is there an option of its own that allows as much?
+    missing = shape.depth - longest
+    for field in dataclasses.fields(drafter.config):
+        value = getattr(drafter.config, field.name)
+        if type(value) is int:
+            grown = dataclasses.replace(drafter.config, **{field.name: value + missing})
+            if type(drafter)(grown).longest == shape.depth:
+                owner = "" if alone else f"{drafter_parts(name)[0]}."
+                hint = f"use --drafter-option {owner}{field.name}={value + missing}"
+                return f"{name} drafts at most {longest} tokens: {hint}"
+    return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
+
+
+def _shaped(name: str, drafter: Drafter, options: DraftingConfig, target: Target) -> Arm:
+    shape = options.tree()
+    policy: LengthPolicy | None = None
+    if options.draft_length == "auto":  # the policy comes when costs are known
+        from draftsmith.plan.length_policy import LONGEST_AUTO
+
+        shape = TreeShape.chain(min(LONGEST_AUTO, drafter.longest or LONGEST_AUTO))
+    elif options.draft_length == "adaptive":
+        from draftsmith.plan.length_policy import AdaptiveLength
+
+        policy = AdaptiveLength()
+        if drafter.longest is not None and drafter.longest < policy.longest:
+            first = min(policy.first, drafter.longest)
+            policy = AdaptiveLength(first=first, longest=drafter.longest)
+        shape = TreeShape.chain(policy.max_length)
+    arm = Arm(name=name, drafter=drafter, shape=shape, policy=policy)
+    nodes = arm.used_shape.num_nodes
+    if target.max_length is not None and nodes >= target.max_length:
+        raise InputError(
+            f"A draft of {nodes} tokens does not fit into the context of {target.name}, which has "
+            f"{target.max_length} positions: give a smaller --draft-length or --draft-tree."
+        )
+    return arm
+
+
+def check_predictions(prompts: Sequence[Prompt], arms: Sequence[Arm]) -> None:
+    """Raise `InputError` for a drafter that reads predictions where there are none."""
+    for arm in arms:
+        if arm.drafter.reads_predictions and not any(prompt.reference for prompt in prompts):
+            raise InputError(
+                f"--drafter {arm.name} drafts from the field `reference` of a prompt file, and no "
+                "prompt here has one."
+            )

@@ -10,10 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from draftsmith.bench.arms import time_decode
+from draftsmith.bench.arms import proposal_of, time_decode
 from draftsmith.bench.config import TuneConfig
 from draftsmith.bench.costs import (
     ROUNDS,
@@ -26,12 +27,10 @@ from draftsmith.bench.costs import (
     open_meter,
     step_costs,
 )
-from draftsmith.bench.drafters import proposal_of
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
@@ -44,7 +43,6 @@ from draftsmith.plan.tune import (
     speedup,
 )
 from draftsmith.provenance import warn_if_busy
-from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 
 _log = logging.getLogger(__name__)
@@ -87,17 +85,17 @@ class CandidateDrafter:
         """The chains of no token and of these lengths."""
         return chain_arms(self.chain, (0, *self.lengths))
 
-    def entries(self, lengths: Iterable[int]) -> tuple[CandidateShape, ...]:
+    def entries(self, lengths: Sequence[int]) -> tuple[CandidateShape, ...]:
         """Return the candidate shapes for chains of these lengths."""
         return tuple(
             CandidateShape(
                 arm=arm,
                 drafter=self.name,
-                shape=_tokens(arm.used_shape.depth),
-                flags=("--draft-length", str(arm.used_shape.depth), *self.flags),
-                length=arm.used_shape.depth,
+                shape="1 token" if length == 1 else f"{length} tokens",
+                flags=("--draft-length", str(length), *self.flags),
+                length=length,
             )
-            for arm in chain_arms(self.chain, tuple(lengths))
+            for length, arm in zip(lengths, chain_arms(self.chain, lengths), strict=True)
         )
 
     def controlled(self, costs: StepCosts) -> CandidateShape:
@@ -117,62 +115,49 @@ def candidates_of(
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
-        own = replace(
-            options,
-            drafter_option=options.assignments(name, alone=len(names) == 1),
-            draft_proposal=options.draft_proposal if proposal_of(arm.drafter) else None,
-        )
+        proposal = options.draft_proposal if proposal_of(arm.drafter) else None
         candidates.append(
             CandidateDrafter(
                 name=name,
                 chain=replace(arm, shape=TreeShape.chain(depth)),
-                flags=_proposal_flags(own.draft_proposal),
-                trees=_trees(name, arm, own) if arm.drafter.takes_trees else (),
+                flags=_proposal_flags(proposal),
+                trees=_trees(name, arm, proposal) if arm.drafter.takes_trees else (),
             )
         )
     return tuple(candidates)
 
 
-def _trees(name: str, chain: Arm, options: DraftingConfig) -> tuple[CandidateShape, ...]:
+def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, ...]:
     """Return trees, drawn in the way that is best verified unless the user chose one."""
-    arm, proposal = chain, options.draft_proposal
-    if proposal is None and proposal_of(chain.drafter):
+    if proposal is None and proposal_of(arm.drafter):
         proposal = "without_replacement"
-        arm = replace(chain, drafter=_proposing(chain.drafter, proposal))
+        twin = copy.copy(arm.drafter)  # its weights are shared
+        twin.config = replace(arm.drafter.config, proposal=proposal)
+        arm = replace(arm, drafter=twin)
     chosen = _proposal_flags(proposal)
-    out = []
+    trees: list[tuple[str, TreeShape, tuple[str, ...]]] = []
     for text in TREES:
         shape = TreeShape(widths=tuple(int(width) for width in text.split(",")))
         if shape.depth <= (arm.drafter.longest or shape.depth):
-            out.append(_tree(arm, name, f"a tree {text}", shape, ("--draft-tree", text, *chosen)))
+            trees.append((f"a tree {text}", shape, ("--draft-tree", text, *chosen)))
     usual = arm.drafter.default_shape
     if not usual.is_chain:
         what = f"its own tree of {usual.num_nodes} nodes"
-        out.append(_tree(arm, name, what, usual, () if usual.is_dynamic else chosen))
-    return tuple(out)
-
-
-def _proposing(drafter: Drafter, proposal: str) -> Drafter:
-    """Copy the drafter, its weights shared, so that it chooses children in this way."""
-    twin = copy.copy(drafter)
-    twin.config = replace(drafter.config, proposal=proposal)
-    return twin
+        trees.append((what, usual, () if usual.is_dynamic else chosen))
+    return tuple(
+        CandidateShape(
+            # a curve of its own: what drafting costs is no matter of the width alone
+            arm=replace(arm, name=f"{arm.name}, {what}", shape=shape),
+            drafter=name,
+            shape=what,
+            flags=flags,
+        )
+        for what, shape, flags in trees
+    )
 
 
 def _proposal_flags(proposal: str | None) -> tuple[str, ...]:
     return () if proposal is None else ("--draft-proposal", proposal)
-
-
-def _tree(
-    arm: Arm, name: str, what: str, shape: TreeShape, flags: tuple[str, ...]
-) -> CandidateShape:
-    # a curve of its own: what drafting costs is no matter of the width alone
-    mine = replace(arm, name=f"{arm.name}, {what}", shape=shape)
-    return CandidateShape(arm=mine, drafter=name, shape=what, flags=flags)
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
@@ -180,56 +165,6 @@ def between(length: int, lengths: Sequence[int]) -> tuple[int, ...]:
     below = [other for other in lengths if 0 < other < length][-1:]
     above = [other for other in lengths if other > length][:1]
     return tuple(sorted({(length + other) // 2 for other in (*below, *above)} - set(lengths)))
-
-
-def decode_entry(
-    target: Target,
-    entry: CandidateShape,
-    prompts: Sequence[Sequence[int]],
-    predictions: Sequence[Sequence[int]],
-    options: DecodeOptions,
-) -> Measurement:
-    """Decode every prompt once."""
-    tokens: list[int] = []
-    widths: list[Counter[int]] = []
-    counts = DraftCounts()
-    for number, (prompt, expected) in enumerate(zip(prompts, predictions, strict=True)):
-        run = time_decode(target, entry.arm, [prompt], options, [number], [expected])
-        assert run.counts is not None
-        tokens.append(run.decode_tokens[0])
-        widths.append(Counter(run.widths))
-        counts = counts + run.counts[0]
-    return Measurement(
-        drafter=entry.drafter,
-        curve=entry.arm.name,
-        shape=entry.shape,
-        flags=entry.flags,
-        length=entry.length,
-        depth=entry.arm.used_shape.depth if entry.arm.policy is None else None,
-        tokens_P=tuple(tokens),
-        widths_P=tuple(widths),
-        by_depth=tuple(counts.by_position),
-    )
-
-
-def batch_step_costs(
-    table: CostTable, measurement: Measurement, temperature: float
-) -> BatchStepCosts:
-    """Look up the costs of this measurement's steps in the table."""
-    return BatchStepCosts(
-        plain=table.target_seconds(1),
-        by_width={
-            width: table.target_seconds(width)
-            + table.draft_seconds(measurement.curve, temperature, width)
-            for width in measurement.widths
-        },
-    )
-
-
-def redrawn(meter: CostMeter, seed: int) -> tuple[CostTable, ...]:
-    """Return tables of resampled rounds."""
-    rng = np.random.default_rng(seed)
-    return tuple(meter.redrawn(rng) for _ in range(DRAWS))
 
 
 class Tuner:
@@ -263,7 +198,8 @@ class Tuner:
         """Measure costs, decode with every shape, predict."""
         warn_if_busy()
         meter, costs = self._measure(1)
-        table, draws = meter.table(), redrawn(meter, self._config.sampling.seed)
+        rng = np.random.default_rng(self._config.sampling.seed)
+        table, draws = meter.table(), [meter.redrawn(rng) for _ in range(DRAWS)]
         measurements = [
             measurement
             for candidate in self._candidates
@@ -285,7 +221,10 @@ class Tuner:
         )
 
     def _price(self, table: CostTable, measurement: Measurement) -> BatchStepCosts:
-        return batch_step_costs(table, measurement, self._sampler.temperature)
+        """Look up the costs of this measurement's steps in the table."""
+        drafting = partial(table.draft_seconds, measurement.curve, self._sampler.temperature)
+        by_width = {w: table.target_seconds(w) + drafting(w) for w in measurement.widths}
+        return BatchStepCosts(plain=table.target_seconds(1), by_width=by_width)
 
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
         """Measure costs with so many rows, and those of chains by length, which --draft-length auto
@@ -328,9 +267,7 @@ class Tuner:
                 "ended in the step of its prompt; give prompts with longer texts, or a larger "
                 "--max-new-tokens."
             )
-        best = max(
-            chains, key=lambda measurement: speedup(measurement, self._price(table, measurement))
-        )
+        best = max(chains, key=lambda one: speedup(one, self._price(table, one)))
         assert best.length is not None
         nearby = candidate.entries(between(best.length, candidate.lengths))
         others = (*nearby, *candidate.trees, candidate.controlled(costs))
@@ -341,8 +278,29 @@ class Tuner:
         return [measurement for entry in entries if (measurement := self._try(entry)).prompts]
 
     def _try(self, entry: CandidateShape) -> Measurement:
+        """Decode every prompt once."""
         _log.info("decoding with %s, %s", entry.drafter, entry.shape)
-        return decode_entry(self.target, entry, self._prompts, self._predictions, self._decoding)
+        tokens, widths, counts = [], [], DraftCounts()
+        texts = zip(self._prompts, self._predictions, strict=True)
+        for number, (prompt, expected) in enumerate(texts):
+            run = time_decode(
+                self.target, entry.arm, [prompt], self._decoding, [number], [expected]
+            )
+            assert run.counts is not None
+            tokens.append(run.decode_tokens[0])
+            widths.append(Counter(run.widths))
+            counts = counts + run.counts[0]
+        return Measurement(
+            drafter=entry.drafter,
+            curve=entry.arm.name,
+            shape=entry.shape,
+            flags=entry.flags,
+            length=entry.length,
+            depth=entry.arm.used_shape.depth if entry.arm.policy is None else None,
+            tokens_P=tuple(tokens),
+            widths_P=tuple(widths),
+            by_depth=tuple(counts.by_position),
+        )
 
     def _batches(
         self, measurements: Sequence[Measurement], table: CostTable
@@ -355,21 +313,17 @@ class Tuner:
                 meter, costs = self._measure(rows)
                 priced = meter.table()
                 # a controller goes by what steps of such a batch cost
-                auto = [
-                    candidate.controlled(costs[candidate.name]) for candidate in self._candidates
-                ]
-                own = [
-                    measurement for measurement in measurements if measurement.depth is not None
-                ] + self._judged(auto)
+                auto = self._judged(one.controlled(costs[one.name]) for one in self._candidates)
+                own = [one for one in measurements if one.depth is not None] + auto
             for candidate in self._candidates:
                 estimates = [
                     BatchEstimate(
                         rows=rows,
-                        measurement=measurement,
-                        speedup=speedup(measurement, self._price(priced, measurement), rows=rows),
+                        measurement=one,
+                        speedup=speedup(one, self._price(priced, one), rows=rows),
                     )
-                    for measurement in own
-                    if measurement.drafter == candidate.name
+                    for one in own
+                    if one.drafter == candidate.name
                 ]
                 found.append(max(estimates, key=lambda one: one.speedup))
         return tuple(found)

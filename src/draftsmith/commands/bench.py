@@ -52,8 +52,8 @@ class BenchOptions(BenchConfig, VerbOptions):
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
+    from draftsmith.bench.arms import check_predictions, open_drafters
     from draftsmith.bench.costs import Workload, costs_in, with_controllers
-    from draftsmith.bench.drafters import check_predictions, open_drafters
     from draftsmith.bench.records import BASELINE, TRANSFORMERS
     from draftsmith.bench.run import Bench, BenchPlan, make_items
     from draftsmith.bench.summary import summary, terminal_table, write_report
@@ -213,7 +213,7 @@ def say_results(report: BenchReport, console: Console, out: Path) -> None:
 
 def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     """Measure every pair, and write both files to `options.out`."""
-    from draftsmith.bench.drafters import open_drafters
+    from draftsmith.bench.arms import open_drafters
     from draftsmith.bench.pairs import (
         LENGTHS,
         measure_pairs,

@@ -96,7 +96,7 @@ class GenerateReport:
 
 def run(options: GenerateOptions) -> GenerateReport:
     """Continue every prompt; texts go to stdout as they are done, figures to stderr."""
-    from draftsmith.bench.drafters import check_predictions, open_drafters
+    from draftsmith.bench.arms import check_predictions, open_drafters
     from draftsmith.core.generation import DraftCounts, Generator, encode, prediction
     from draftsmith.core.sampling import Sampler
     from draftsmith.core.verify import lossy_sentence

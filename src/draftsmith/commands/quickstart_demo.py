@@ -36,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.drafters import open_drafters
 from draftsmith.bench.records import (
     BASELINE,
     DrafterMetrics,

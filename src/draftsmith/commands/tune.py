@@ -72,7 +72,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
 
 def open_tuner(options: TuneOptions) -> Tuner:
     """Load the target, the drafters and the prompts."""
-    from draftsmith.bench.drafters import check_predictions, open_drafters
+    from draftsmith.bench.arms import check_predictions, open_drafters
     from draftsmith.bench.tuner import Tuner
     from draftsmith.core.generation import encode, prediction
     from draftsmith.core.sampling import Sampler
