@@ -13,16 +13,16 @@ Scores are the logits after penalties and bias, as plain decoding sees them.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from draftsmith.bench.records import FirstDivergence, Floor
-from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.cache import lay_out
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.types import Signals
 from draftsmith.targets.base import Target, feed_beginning
@@ -84,10 +84,7 @@ def choice_after(
 
     prompt in one forward, then each generated token in a forward of its own
     """
-    scorer = _Scorer(target, prompt, len(generated), sampler)
-    (choice,) = scorer.feed(prompt, only_last=True)
-    for token in generated:
-        (choice,) = scorer.feed([token])
+    *_, (choice,) = _choices(target, prompt, generated, 1, sampler)
     return choice
 
 
@@ -107,57 +104,46 @@ def floor(
     tokens = flips = 0
     largest: float | None = None
     for width in widths:
-        scorer = _Scorer(target, prompt, len(plain), sampler)
-        scorer.feed(prompt, only_last=True)
-        for start in range(0, len(plain) - 1, width):
-            chunk = plain[start : min(start + width, len(plain) - 1)]
-            choices = scorer.feed(chunk)
-            decoded = plain[start + 1 : start + 1 + len(chunk)]
-            flipped = first_difference([choice.token for choice in choices], decoded)
-            tokens += len(chunk) if flipped is None else flipped + 1
-            if flipped is not None:
+        chunks = _choices(target, prompt, plain[:-1], width, sampler)
+        next(chunks)  # behind the prompt
+        for choice, decoded in zip(itertools.chain.from_iterable(chunks), plain[1:], strict=False):
+            tokens += 1
+            if choice.token != decoded:
                 # the rescored gap is the flipped side of the same near-tie
-                largest = max(choices[flipped].gap, largest or 0.0)
+                largest = max(choice.gap, largest or 0.0)
                 flips += 1
                 break
     return Floor(tokens=tokens, flips=flips, largest_gap=largest)
 
 
-class _Scorer:
-    """Feeds known tokens to the target in chunks and returns its greedy choices."""
-
-    def __init__(self, target: Target, prompt: Sequence[int], more: int, sampler: Sampler) -> None:
-        self._target = target
-        self._cache: KVCache = target.new_cache(1, len(prompt) + more + 1)
-        self._num_prompt = len(prompt)
-        self._fed: list[int] = []
-        # at temperature 1 and untruncated, differences of log-probabilities are those of scores
-        self._sampler = replace(sampler, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-    def feed(self, tokens: Sequence[int], *, only_last: bool = False) -> list[Choice]:
-        """Return the choices behind each token; `only_last`: a prompt, fed as in decoding."""
-        left = feed_beginning(self._target, self._cache, [tokens]) if only_last else [tokens]
-        fed, block = lay_out(self._cache, left)
-        keep = 1 if only_last else len(tokens)
-        out = self._target.forward(torch.from_numpy(fed), block, keep, Signals())
-        self._cache.commit(np.array([len(left[0])]))
-        first = len(self._fed) + len(tokens) - keep + 1
-        self._fed.extend(tokens)
+def _choices(
+    target: Target, prompt: Sequence[int], known: Sequence[int], width: int, sampler: Sampler
+) -> Iterator[list[Choice]]:
+    """Feed a prompt as in decoding, then the known tokens in chunks; yield the target's greedy
+    choices: that behind the prompt, then those behind the tokens of each chunk."""
+    cache = target.new_cache(1, len(prompt) + len(known) + 1)
+    text = [*prompt, *known]
+    # at temperature 1 and untruncated, differences of log-probabilities are those of scores
+    scores = replace(sampler, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    (left,) = feed_beginning(target, cache, [prompt])
+    chunks = [left, *(known[n : n + width] for n in range(0, len(known), width))]
+    end = len(prompt) - len(left)
+    for number, chunk in enumerate(chunks):
+        keep = len(chunk) if number else 1
+        fed, block = lay_out(cache, [chunk])
+        logits_RV = target.forward(torch.from_numpy(fed), block, keep, Signals()).logits_BNV[0]
+        cache.commit(np.array([len(chunk)]))
+        end += len(chunk)
         histories = [
-            History(tokens=self._fed[: first + i], num_prompt=self._num_prompt) for i in range(keep)
+            History(tokens=text[:length], num_prompt=len(prompt))
+            for length in range(end - keep + 1, end + 1)
         ]
-        return self._choices(out.logits_BNV[0].double(), histories)
-
-    def _choices(self, logits_RV: Tensor, histories: Sequence[History]) -> list[Choice]:
-        probs_RV = self._sampler.law(logits_RV, histories).probs()
-        token_R = probs_RV.argmax(-1)
-        top_R2 = probs_RV.topk(2, dim=-1).values.log()
-        highest_R = logits_RV.amax(-1)
-        return [
-            Choice(
-                token=int(token),
-                gap=float(top[0] - top[1]),
-                bound=near_tie_bound(self._target.dtype, float(highest)),
+        probs_RV = scores.law(logits_RV.double(), histories).probs()
+        top = probs_RV.topk(2, dim=-1).values.log().tolist()
+        bounds = [near_tie_bound(target.dtype, highest) for highest in logits_RV.amax(-1).tolist()]
+        yield [
+            Choice(token=token, gap=first - second, bound=bound)
+            for token, (first, second), bound in zip(
+                probs_RV.argmax(-1).tolist(), top, bounds, strict=True
             )
-            for token, top, highest in zip(token_R, top_R2, highest_R, strict=True)
         ]

@@ -39,42 +39,6 @@ from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 HALF = ("bfloat16", "float16")
 MAX_SAMPLES = 3
 """Prompts whose texts are shown."""
-DEFINITIONS = (
-    (
-        "speed-up",
-        "Seconds per token of plain decoding divided by those of the drafter. Decoding phase only: "
-        "the step that carries the prompt is left out on both sides. Per prompt the median over "
-        "repeats; prompts weighted by their tokens; 95 % bootstrap interval over prompts.",
-    ),
-    ("plain decoding", "The same loop, one token per step. The speed-up is measured against it."),
-    (
-        "vs transformers",
-        "The same ratio with transformers' own generate on the same weights as baseline.",
-    ),
-    (
-        "predicted",
-        "Tokens per step x t(1 token) / (t(draft) + t(n tokens)), with times from a table that is "
-        "measured apart from the run.",
-    ),
-    (
-        "tokens per step",
-        "Generated tokens per forward of the target, its own correction or bonus token included.",
-    ),
-    (
-        "accepted",
-        "Accepted tokens / depth offered on the best path of the draft. Only tokens that were "
-        "generated count.",
-    ),
-    (
-        "efficiency",
-        "Seconds of the drafter and of target forwards / all seconds of the decoding phase.",
-    ),
-    (
-        "same tokens",
-        "At temperature 0: whether the tokens are those of plain decoding; otherwise how many "
-        "texts differ, and the largest top-2 logit gap of the target where they do.",
-    ),
-)
 COLUMNS = (
     "speed-up",
     "95 % interval",
@@ -401,7 +365,6 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
         plots=drawn,
         samples=samples(report),
         tags=tag_table(report),
-        definitions=DEFINITIONS,
         no_divergence=not any(image.name == "divergence_gaps" for image in drawn),
     )
 

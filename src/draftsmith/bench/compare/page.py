@@ -44,33 +44,6 @@ _HEADINGS = {
 """On the page, and in the terminal."""
 _DIGITS = {"alpha": 3, "alpha_decoded": 3}
 
-DEFINITIONS = (
-    (
-        "tokens per step (tau)",
-        "Generated tokens per forward of the target, its own correction or bonus token included, "
-        "counted while decoding. Settings are ranked by it; where no run of a table was decoded, "
-        "by the predicted one.",
-    ),
-    (
-        "predicted",
-        "(1 - a^(g+1)) / (1 - a) for the acceptance a and drafts of g tokens: what tau would be if "
-        "every drafted token were accepted with the same probability.",
-    ),
-    (
-        "acceptance (alpha)",
-        "Mean over tokens of sum min(p, q), the probability that a drafted token is accepted; "
-        "computed on given texts, not sampled.",
-    ),
-    ("accepted", "Accepted tokens / tokens offered, counted while decoding."),
-    ("speed-up", "Seconds per token of plain decoding / those with the drafter."),
-    ("predicted speed-up", "From tau and costs that are measured apart, see the single reports."),
-    (
-        "\N{PLUS-MINUS SIGN}",
-        "Half of the 95 % interval of the mean over seeds (Student's t). Nothing stands there for "
-        "one seed. It is about training noise: prompts are the same for all.",
-    ),
-)
-
 
 def write_comparison(
     runs: Sequence[RunMetrics], out: Path, *, base: str | None = None
@@ -252,5 +225,4 @@ def render(comparison: Comparison, drawn: Sequence[PlotImage], missing: Sequence
         plots=drawn,
         missing=missing,
         gains=[("language", main.gains()), ("kind of prompt", main.gains("by_tag"))],
-        definitions=DEFINITIONS,
     )
