@@ -40,21 +40,13 @@ class Expectation:
     acceptance: AcceptanceReport
     gamma: int | None
     """Length of its chains; None for trees and varying lengths, which no closed formula covers."""
-    parameters: tuple[int, int] | None
-    """Weights of the draft model and of the target; None: one of them is no network."""
+    memory_bound_speedup: float | None
+    """The speed-up of the predicted tokens per step (Direct Alignment's MBSU)."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
         found = self.acceptance.results(self.gamma)
         return {**found, "memory_bound_speedup": self.memory_bound_speedup}
-
-    @property
-    def memory_bound_speedup(self) -> float | None:
-        """The speed-up of the predicted tokens per step (Direct Alignment's MBSU)."""
-        tau = self.acceptance.results(self.gamma)["tau_predicted"]
-        if tau is None or self.gamma is None or self.parameters is None:
-            return None
-        return float(memory_bound_speedup(tau, self.gamma, *self.parameters))
 
 
 def expectations(bench: Bench) -> tuple[Expectation, ...]:
@@ -88,13 +80,16 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
         gammas=(gamma or 1,),
         cost_ratio=None if gamma is None else _cost_ratio(bench, arm.name, sampler, gamma),
     )
-    sizes = parameters_of(draft), parameters_of(target)
+    acceptance = measure_acceptance(target, draft, texts, options, vocabularies=ids)
+    tau = acceptance.results(gamma)["tau_predicted"]
+    sizes = [size for model in (draft, target) if (size := parameters_of(model)) is not None]
+    bound = memory_bound_speedup(tau, gamma, *sizes) if gamma and len(sizes) == 2 else None
     return Expectation(
         drafter=arm.name,
         temperature=sampler.temperature,
-        acceptance=measure_acceptance(target, draft, texts, options, vocabularies=ids),
+        acceptance=acceptance,
         gamma=gamma,
-        parameters=None if sizes[0] is None or sizes[1] is None else (sizes[0], sizes[1]),
+        memory_bound_speedup=None if bound is None else float(bound),
     )
 
 
@@ -122,12 +117,6 @@ def _cost_ratio(bench: Bench, name: str, sampler: Sampler, gamma: int) -> float 
     return drafting / gamma / bench.costs.target_seconds(1)
 
 
-COLUMNS = (
-    *("temperature", "draft model", "per token", "per text (eq. 10)"),
-    *("tokens per step (eq. 11)", "speed-up (eq. 12)", "memory-bound speed-up"),
-)
-
-
 def as_section(found: tuple[Expectation, ...]) -> Section:
     """Lay the expectations out for the page, by language and tag where prompts have any."""
     return Section(
@@ -137,7 +126,10 @@ def as_section(found: tuple[Expectation, ...]) -> Section:
             "output of plain decoding; no draw is in it. Tokens per step and speed-ups follow by "
             "closed formulas for chains, as if it were the same at every place.",
         ),
-        columns=COLUMNS,
+        columns=(
+            *("temperature", "draft model", "per token", "per text (eq. 10)"),
+            *("tokens per step (eq. 11)", "speed-up (eq. 12)", "memory-bound speed-up"),
+        ),
         rows=tuple(row for one in found for row in _rows(one)),
     )
 

@@ -39,16 +39,6 @@ from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 HALF = ("bfloat16", "float16")
 MAX_SAMPLES = 3
 """Prompts whose texts are shown."""
-COLUMNS = (
-    "speed-up",
-    "95 % interval",
-    "predicted",
-    "vs transformers",
-    "tokens per step",
-    "accepted",
-    "efficiency",
-    "same tokens",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,7 +348,6 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
     return render_page(
         "report.html.j2",
         report=report,
-        columns=COLUMNS,
         rows=rows(report),
         speed=speed_sentences(report),
         losslessness=losslessness_sentences(report),

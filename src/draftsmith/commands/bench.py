@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,12 @@ class BenchOptions(BenchConfig, VerbOptions):
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
+    from draftsmith.bench import summary as results
     from draftsmith.bench.arms import check_predictions, open_drafters
     from draftsmith.bench.costs import Workload, costs_in, with_controllers
+    from draftsmith.bench.expected import as_section, expectations
     from draftsmith.bench.records import BASELINE, TRANSFORMERS
     from draftsmith.bench.run import Bench, BenchPlan, make_items
-    from draftsmith.bench.summary import summary, terminal_table, write_report
     from draftsmith.core.generation import Arm
     from draftsmith.core.sampling import Sampler
     from draftsmith.drafters.none import NoDrafter
@@ -104,16 +105,25 @@ def run(options: BenchOptions) -> dict[str, Any]:
     bench = Bench(plan)
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record)
-    write_report(report, options.out)
-    results = {"records": len(made), "step_seconds": costs_in(arms)}
-    record.write(options.out, results=results)
+    results.write_report(report, options.out)
+    facts = {"records": len(made), "step_seconds": costs_in(arms)}
+    record.write(options.out, results=facts)
     console = Console(highlight=False)
-    console.print(terminal_table(report))
-    report = with_expectations(report, bench)  # last: what was measured is safe by now
-    if report.expected:
-        write_report(report, options.out)
-    say_results(report, console, options.out)
-    return summary(report)
+    console.print(results.terminal_table(report))
+    with _notes().status("reading what plain decoding said, for expected acceptance"):
+        found = expectations(bench)  # last: what was measured is safe by now
+    if found:
+        expected = {(one.drafter, one.temperature): one.metrics() for one in found}
+        report = replace(report, expected=expected, sections=(as_section(found),))
+        results.write_report(report, options.out)
+    sentences = [*results.speed_sentences(report), *results.losslessness_sentences(report)]
+    for sentence in (*sentences, f"report: {options.out / 'report.html'}"):
+        console.print(sentence, soft_wrap=True, markup=False)
+    return results.summary(report)
+
+
+def _notes() -> Console:
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def refuse_used_folder(out: Path) -> None:
@@ -135,8 +145,7 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     An interruption leaves what was measured, and says so. Whether the machine is busy is for the
     caller to ask first (`warn_if_busy`): a moment later the load is our own.
     """
-    path = out / "records.jsonl"
-    notes = Console(stderr=True, highlight=False, markup=False)
+    path, notes = out / "records.jsonl", _notes()
     made: list[RunRecord] = []
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -151,7 +160,8 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
         with progress:
             task = progress.add_task("warming up", total=bench.plan.num_records)
             bench.prepare(lambda text: progress.update(task, description=text))
-            progress.update(task, description="measuring", total=bench.plan.num_records)
+            total = bench.plan.num_records
+            progress.update(task, description="measuring", total=total)
             said = time.monotonic()
             for lines in bench.records():
                 append_jsonl(path, *lines)
@@ -159,10 +169,9 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
                 progress.update(task, completed=len(made))
                 if progress.disable and time.monotonic() - said > 30:
                     said = time.monotonic()
-                    notes.print(f"{len(made)} of {bench.plan.num_records} measured")
+                    notes.print(f"{len(made)} of {total} measured")
     except KeyboardInterrupt:
         if made:
-            total = bench.plan.num_records
             notes.print(f"stopped after {len(made)} of {total} measurements; they are in {path}")
         raise
     return tuple(made)
@@ -185,50 +194,21 @@ def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: 
     )
 
 
-def with_expectations(report: BenchReport, bench: Bench) -> BenchReport:
-    """The report with the expected acceptance of draft models, which all texts are read for."""
-    from draftsmith.bench.expected import as_section, expectations
-
-    notes = Console(stderr=True, highlight=False, markup=False)
-    with notes.status("reading what plain decoding said, for expected acceptance"):
-        found = expectations(bench)
-    return replace(
-        report,
-        expected={(one.drafter, one.temperature): one.metrics() for one in found},
-        sections=(as_section(found),) if found else (),
-    )
-
-
-def say_results(report: BenchReport, console: Console, out: Path) -> None:
-    """How much faster, whether the same, and where the page is."""
-    from draftsmith.bench.summary import losslessness_sentences, speed_sentences
-
-    for sentence in [*speed_sentences(report), *losslessness_sentences(report)]:
-        console.print(sentence, soft_wrap=True, markup=False)
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
-
-
 # --------------------------------------------------------------------------- bench --perplexity
 
 
 def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     """Measure every pair, and write both files to `options.out`."""
+    from draftsmith.bench import pairs
     from draftsmith.bench.arms import open_drafters
-    from draftsmith.bench.pairs import (
-        LENGTHS,
-        measure_pairs,
-        refuse_others,
-        text_files,
-        warnings,
-    )
     from draftsmith.bench.run import make_items
     from draftsmith.core.decode import DecodeOptions
     from draftsmith.core.sampling import Sampler
     from draftsmith.targets.hf import open_model
 
     refuse_used_folder(options.out)
-    refuse_others(options.drafters())
-    files = text_files(options.perplexity)
+    pairs.refuse_others(options.drafters())
+    files = pairs.text_files(options.perplexity)
     prompts = load_suite(options.suite, limit=options.limit)
     target = open_model(options.model)
     unshaped = replace(options.drafting, draft_length=None)
@@ -241,19 +221,19 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
         seed=options.sampling.seed,
     )
     items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
-    lengths = options.drafting.lengths() or LENGTHS
-    found = measure_pairs(target, arms, files, items, decoding, lengths, options.batch_size)
+    lengths = options.drafting.lengths() or pairs.LENGTHS
+    found = pairs.measure_pairs(target, arms, files, items, decoding, lengths, options.batch_size)
     name = portable_text(options.model.target)
     rows = found.rows(name, temperature)
     for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
         write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
-    remarks = warnings(found)
-    perplexities = {pair.name: asdict(pair.perplexity) for pair in found.pairs}
+    remarks = pairs.warnings(found)
     payload: dict[str, Any] = jsonable(
         {
             "target": name,
             "temperature": temperature,
-            "perplexity": {name: asdict(found.perplexity)} | perplexities,
+            "perplexity": {name: found.perplexity}
+            | {pair.name: pair.perplexity for pair in found.pairs},
             "observations": rows,
             "steps": {pair.name: pair.steps for pair in found.pairs},
             "steps_left_out": {pair.name: pair.left_out for pair in found.pairs},

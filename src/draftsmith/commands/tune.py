@@ -94,19 +94,17 @@ def paste(options: TuneOptions, winner: Candidate) -> str | None:
     if winner.speedup <= 1.0:
         return None
     name, alone = winner.measurement.drafter, len(options.drafters()) == 1
-    own = replace(
+    drafting = replace(
         options.drafting,
         drafter_option=options.drafting.assignments(name, alone=alone),
         draft_proposal=None,  # among the winner's flags, if it has one
     )
+    shared = ("model", "max_new_tokens", "temperature", "sampling")
     asked = GenerateOptions(
-        model=options.model,
         drafter=name,
         prompts=Path(options.suite),
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        sampling=options.sampling,
-        drafting=own,
+        drafting=drafting,
+        **{field: getattr(options, field) for field in shared},
     )
     return shlex.join(["draftsmith", "generate", *to_argv(asked), *winner.measurement.flags])
 
@@ -121,10 +119,8 @@ def payload(
     """The content of tune.json."""
     from draftsmith.plan.tune import rates
 
-    longest = {
-        one.measurement.drafter: one.measurement
-        for one in sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
-    }
+    by_length = sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
+    longest = {one.measurement.drafter: one.measurement for one in by_length}
     content = {
         "target": portable_text(options.model.target),
         "dtype": str(target.dtype).removeprefix("torch."),
