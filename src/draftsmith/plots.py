@@ -102,12 +102,13 @@ class Plot(Generic[P, Absent]):
 
 
 def plot(
-    *, name: str, title: str, caption: str
+    *, name: str, title: str, caption: str | None = None
 ) -> Callable[[Callable[P, Figure | Absent]], Plot[P, Absent]]:
-    """Make a plot of the decorated function."""
+    """Make a plot of the decorated function, whose docstring is the caption if none is given."""
 
     def decorate(figure: Callable[P, Figure | Absent]) -> Plot[P, Absent]:
-        return Plot(name=name, title=title, caption=caption, figure=figure)
+        said = " ".join((figure.__doc__ or "").split()) if caption is None else caption
+        return Plot(name=name, title=title, caption=said, figure=figure)
 
     return decorate
 

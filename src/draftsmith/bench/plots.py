@@ -103,14 +103,10 @@ def _bars(
     return figure
 
 
-@plot(
-    name="speedup",
-    title="Speed-up",
-    caption="Decoding seconds per token of plain decoding over those of the drafter; "
-    "whiskers are 95 % bootstrap intervals over prompts. The dashed line is plain "
-    "decoding.",
-)
+@plot(name="speedup", title="Speed-up")
 def speedup(report: BenchReport) -> Figure | None:
+    """Decoding seconds per token of plain decoding over those of the drafter; whiskers are 95 %
+    bootstrap intervals over prompts. The dashed line is plain decoding."""
     return _bars(
         report,
         "speedup",
@@ -121,12 +117,9 @@ def speedup(report: BenchReport) -> Figure | None:
     )
 
 
-@plot(
-    name="tokens_per_step",
-    title="Tokens per step",
-    caption="Generated tokens per forward of the target. Plain decoding has 1.",
-)
+@plot(name="tokens_per_step", title="Tokens per step")
 def tokens_per_step(report: BenchReport) -> Figure | None:
+    """Generated tokens per forward of the target. Plain decoding has 1."""
     return _bars(report, "tokens_per_step", "tokens per step", form="{:.2f}")
 
 
@@ -160,13 +153,10 @@ def positions(report: BenchReport) -> Figure | None:
     return figure
 
 
-@plot(
-    name="time_breakdown",
-    title="Where the time goes",
-    caption="Decoding time per token: target forwards, drafting, verifying, and the "
-    "rest of the loop. Transformers does not say how it spends its time.",
-)
+@plot(name="time_breakdown", title="Where the time goes")
 def breakdown(report: BenchReport) -> Figure | None:
+    """Decoding time per token: target forwards, drafting, verifying, and the rest of the loop.
+    Transformers does not say how it spends its time."""
     labels = report.row_labels()
     names = list(labels)
     figure, axes = _panels(report, 0.9 + 0.42 * (len(names) + 1))
@@ -190,13 +180,10 @@ def breakdown(report: BenchReport) -> Figure | None:
     return figure
 
 
-@plot(
-    name="predicted_measured",
-    title="Predicted and measured",
-    caption="The speed-up that the separately measured cost table predicts from the steps "
-    "taken, beside the one measured; the band is 10 % wide on either side.",
-)
+@plot(name="predicted_measured", title="Predicted and measured")
 def predicted(report: BenchReport) -> Figure | None:
+    """The speed-up that the separately measured cost table predicts from the steps taken, beside
+    the one measured; the band is 10 % wide on either side."""
     labels, colours = report.labels(), _colours(report)
     points = [
         entry
@@ -235,13 +222,10 @@ def predicted(report: BenchReport) -> Figure | None:
     return figure
 
 
-@plot(
-    name="divergence_gaps",
-    title="Near-ties",
-    caption="Where greedy output differed from plain decoding: how far the target held its "
-    "first choice above the second. Left of the bound, rounding explains the difference.",
-)
+@plot(name="divergence_gaps", title="Near-ties")
 def gaps(report: BenchReport) -> Figure | None:
+    """Where greedy output differed from plain decoding: how far the target held its first choice
+    above the second. Left of the bound, rounding explains the difference."""
     labels, colours = report.row_labels(), _colours(report)
     found = {}
     for name in labels:
@@ -265,14 +249,11 @@ def gaps(report: BenchReport) -> Figure | None:
     return figure
 
 
-@plot(
-    name="by_length",
-    title="Tokens per second by draft length",
-    caption="Of forwards and drafts alone, predicted from measured costs and real "
-    "decoding; squares are trees, at their depth, the dotted line is a length chosen "
-    "step by step (auto), the dashed one plain decoding, the star the fastest of all.",
-)
+@plot(name="by_length", title="Tokens per second by draft length")
 def by_length(tuning: Tuning) -> Figure:
+    """Of forwards and drafts alone, predicted from measured costs and real decoding; squares are
+    trees, at their depth, the dotted line is a length chosen step by step (auto), the dashed one
+    plain decoding, the star the fastest of all."""
     figure, axis = panel(6.4, 3.8)
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]
@@ -299,12 +280,9 @@ def by_length(tuning: Tuning) -> Figure:
     return figure
 
 
-@plot(
-    name="by_batch",
-    title="Speed-up by batch size",
-    caption="The best draft of each drafter, over plain decoding of as many rows.",
-)
+@plot(name="by_batch", title="Speed-up by batch size")
 def by_batch(tuning: Tuning) -> Figure | None:
+    """The best draft of each drafter, over plain decoding of as many rows."""
     if len(tuning.by_batch) < 2:
         return None
     figure, axis = panel(6.4, 3.4)

@@ -337,13 +337,10 @@ def _mark(**style: Any) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the plots
 
 
-@plot(
-    name="objectives",
-    title="Objectives",
-    caption="The best setting of each objective, with one trajectory per prompt and with "
-    "several. The centre is not zero: read the rings.",
-)
+@plot(name="objectives", title="Objectives")
 def radar_objectives(scope: Scope) -> Drawn:
+    """The best setting of each objective, with one trajectory per prompt and with several. The
+    centre is not zero: read the rings."""
     names = objectives(scope)
     if len(names) < 3:
         return f"it takes three objectives, there are {len(names)}"
@@ -362,13 +359,10 @@ def radar_objectives(scope: Scope) -> Drawn:
     return radar([objective_name(name) for name in names], series, around=0.4)
 
 
-@plot(
-    name="forcing",
-    title="Forcing strategies",
-    caption="Where the tokens of the trajectories came from; all else equal, the best beam "
-    "width of each. Bars begin at plain decoding; whiskers are 95 % intervals over seeds.",
-)
+@plot(name="forcing", title="Forcing strategies")
 def forcing(scope: Scope) -> Drawn:
+    """Where the tokens of the trajectories came from; all else equal, the best beam width of each.
+    Bars begin at plain decoding; whiskers are 95 % intervals over seeds."""
     lines = controlled(scope, "forcing", ignoring=("beams", *_STORED))
     if not lines:
         return "no two settings differ in forcing alone"
@@ -390,12 +384,9 @@ def beams(scope: Scope) -> Drawn:
     return curves(scope, lines, "beam width", doubling=True)
 
 
-@plot(
-    name="alpha_tau",
-    title="Acceptance and tokens per step",
-    caption="One bubble per setting, its area by beam width.",
-)
+@plot(name="alpha_tau", title="Acceptance and tokens per step")
 def bubbles(scope: Scope) -> Drawn:
+    """One bubble per setting, its area by beam width."""
     pairs = ((x, y) for y in ("tau", "tau_predicted") for x in ("alpha", "alpha_decoded"))
     points: list[RankedSetting] = []
     for x, y in pairs:
@@ -437,14 +428,11 @@ def bubbles(scope: Scope) -> Drawn:
     return figure
 
 
-@plot(
-    name="speedup",
-    title="Speed-up",
-    caption="The fastest setting of each objective and network, and all other drafters "
-    "that were timed; whiskers are 95 % intervals over seeds. The line is plain decoding.",
-)
+@plot(name="speedup", title="Speed-up")
 def speedups(scope: Scope) -> Drawn:
-    """Draw speed-ups by the clock; where nothing was timed, those of the closed formula."""
+    """The fastest setting of each objective and network, and all other drafters that were timed;
+    whiskers are 95 % intervals over seeds. The line is plain decoding."""
+    # by the clock; where nothing was timed, by the closed formula
     timed = any("speedup" in entry.metrics for entry in scope.entries)
     measure = "speedup" if timed else "speedup_predicted"
     drawn = [entry for entry in scope.entries if measure in entry.metrics]
@@ -468,24 +456,18 @@ def speedups(scope: Scope) -> Drawn:
     return figure
 
 
-@plot(
-    name="temperature",
-    title="Temperature of the teacher",
-    caption="Lines join settings that differ in this temperature alone.",
-)
+@plot(name="temperature", title="Temperature of the teacher")
 def temperature(scope: Scope) -> Drawn:
+    """Lines join settings that differ in this temperature alone."""
     lines = controlled(scope, "teacher_temperature")
     if not lines:
         return "no two settings differ in the teacher's temperature alone"
     return curves(scope, lines, "temperature of the teacher's laws", doubling=False)
 
 
-@plot(
-    name="truncation",
-    title="Truncated and whole laws",
-    caption="Settings that differ in how many of the teacher's tokens were kept, side by side.",
-)
+@plot(name="truncation", title="Truncated and whole laws")
 def truncation(scope: Scope) -> Drawn:
+    """Settings that differ in how many of the teacher's tokens were kept, side by side."""
     lines = controlled(scope, "truncation", ignoring=("laws", *_STORED))
     if not lines:
         return "no two settings differ in the truncation of the teacher's laws alone"
@@ -495,8 +477,9 @@ def truncation(scope: Scope) -> Drawn:
     return grouped_bars(scope, lines, ordered)
 
 
-@plot(name="storage", title="Storage", caption="What the trajectories took on disk.")
+@plot(name="storage", title="Storage")
 def storage(scope: Scope) -> Drawn:
+    """What the trajectories took on disk."""
     held = [e for e in scope.entries if e.storage_bytes]
     # several objectives learn from one store: a bar per store
     bare = [replace(e.setting, objective=None, teacher_temperature=None) for e in held]
@@ -530,13 +513,10 @@ def _unit(size: int) -> tuple[str, float]:
     return names[power], float(1024**power)
 
 
-@plot(
-    name="quality",
-    title="Quality of the draft model's own texts",
-    caption="The best-ranked setting of each objective. The target's texts do not change: "
-    "decoding is lossless.",
-)
+@plot(name="quality", title="Quality of the draft model's own texts")
 def quality(scope: Scope) -> Drawn:
+    """The best-ranked setting of each objective. The target's texts do not change: decoding is
+    lossless."""
     rated = [e for e in scope.entries if "quality" in e.metrics]
     if not rated:
         return "no run says how good the draft model's own texts are"
@@ -550,13 +530,9 @@ def quality(scope: Scope) -> Drawn:
     return figure
 
 
-@plot(
-    name="languages",
-    title="Languages",
-    caption="The best setting of each objective, per language. The centre is not zero: "
-    "read the rings.",
-)
+@plot(name="languages", title="Languages")
 def radar_languages(scope: Scope) -> Drawn:
+    """The best setting of each objective, per language. The centre is not zero: read the rings."""
     shown = best_by_objective([e for e in distilled(scope) if len(e.by_language) >= 3])
     shown = shown[:MAX_POLYGONS]
     if not shown:
@@ -572,13 +548,10 @@ def radar_languages(scope: Scope) -> Drawn:
     return radar(names, series, around=0.15)
 
 
-@plot(
-    name="gain_by_language",
-    title="Gain by language",
-    caption="Bars: the setting that ranks first over all. Marks: the best setting of that "
-    "language, chosen after the fact, so a little flattered.",
-)
+@plot(name="gain_by_language", title="Gain by language")
 def gains(scope: Scope) -> Drawn:
+    """Bars: the setting that ranks first over all. Marks: the best setting of that language, chosen
+    after the fact, so a little flattered."""
     found, top = scope.gains(), scope.top
     if not found or top is None:
         return _no_gains(scope)
@@ -605,13 +578,10 @@ def _no_gains(scope: Scope) -> str:
     return "no language has figures of both the undistilled draft and a distilled one"
 
 
-@plot(
-    name="gain_by_group",
-    title="Gain by script, morphology, region and family",
-    caption="Percent over the undistilled draft: mean over the languages of the group "
-    "(their number in brackets), with the setting that ranks first over all.",
-)
+@plot(name="gain_by_group", title="Gain by script, morphology, region and family")
 def gain_groups(scope: Scope) -> Drawn:
+    """Percent over the undistilled draft: mean over the languages of the group (their number in
+    brackets), with the setting that ranks first over all."""
     found = scope.gains()
     known = [
         (language, 100 * gain.top_gain)
