@@ -19,7 +19,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -164,16 +164,6 @@ class Round:
     order: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Reference:
-    """The output of plain decoding at temperature 0, and what was measured on it."""
-
-    tokens: tuple[int, ...]
-    floor: Floor | None
-    divergences: dict[str, FirstDivergence | None] = field(default_factory=dict)
-    """Divergences by digest of the text compared."""
-
-
 class Bench:
     """A measurement: `prepare` once, then iterate over `records`."""
 
@@ -183,7 +173,10 @@ class Bench:
         """Called by `prepare` at its end with the seconds of one warm round: the plan may still be
         narrowed to fewer items or repeats."""
         self._meter: CostMeter | None = None
-        self._references: dict[tuple[int, int], _Reference] = {}
+        self._plain: dict[int, tuple[int, ...]] = {}
+        """Plain decoding's tokens at temperature 0, by item."""
+        self._divergences: dict[tuple[int, str], FirstDivergence | None] = {}
+        """By item and digest of the text."""
         self._policies: dict[tuple[str, Sampler, int | None], LengthPolicy | None] = {}
         self._widths: list[int] = []
         self._outputs: dict[Sampler, list[BaselineOutput]] = {}
@@ -267,8 +260,7 @@ class Bench:
         if greedy and entry.repeat == 0:
             for run in runs.values():
                 self._widths.extend(run.widths)
-            for b, row in enumerate(rows):
-                self._score_reference(entry.group, row, runs[BASELINE].tokens[b], entry.sampler)
+            self._plain.update(zip(rows, runs[BASELINE].tokens, strict=True))
         return tuple(
             self._record(entry, place, name, runs[name], b, row, costs)
             for place, name in enumerate(entry.order)
@@ -290,31 +282,22 @@ class Bench:
         predictions = [plan.items[row].prediction for row in rows]
         return time_decode(plan.target, arm, prompts, options, list(rows), predictions)
 
-    def _score_reference(
-        self, group: int, row: int, plain: tuple[int, ...], sampler: Sampler
-    ) -> None:
-        """Keep plain decoding's text, and score it again in chunks as verification would."""
-        item = self.plan.items[row]
-        chunks = thin_out([w for w in self._widths if w > 1] or [8], FLOOR_WIDTHS)
-        with torch.inference_mode():
-            floor = equality.floor(self.plan.target, item.tokens, plain, sampler, chunks)
-        self._references[group, row] = _Reference(tokens=plain, floor=floor)
+    @torch.inference_mode()
+    def _compare(self, row: int, text: tuple[int, ...], sampler: Sampler) -> FirstDivergence | None:
+        key = row, digest(text)
+        if key not in self._divergences:
+            prompt, plain = self.plan.items[row].tokens, self._plain[row]
+            self._divergences[key] = equality.divergence(
+                self.plan.target, prompt, plain, text, sampler
+            )
+        return self._divergences[key]
 
-    def _compare(
-        self, group: int, row: int, text: tuple[int, ...], sampler: Sampler
-    ) -> FirstDivergence | None:
-        reference = self._references[group, row]
-        key = digest(text)
-        if key not in reference.divergences:
-            with torch.inference_mode():
-                reference.divergences[key] = equality.divergence(
-                    self.plan.target,
-                    self.plan.items[row].tokens,
-                    reference.tokens,
-                    text,
-                    sampler,
-                )
-        return reference.divergences[key]
+    @torch.inference_mode()
+    def _floor(self, row: int, plain: tuple[int, ...], sampler: Sampler) -> Floor:
+        """Score plain decoding's text again in chunks as verification would."""
+        chunks = thin_out([w for w in self._widths if w > 1] or [8], FLOOR_WIDTHS)
+        prompt = self.plan.items[row].tokens
+        return equality.floor(self.plan.target, prompt, plain, sampler, chunks)
 
     def _record(
         self,
@@ -331,9 +314,9 @@ class Bench:
         lossy_rule = self.plan.lossy_rule(name)
         compared = temperature == 0 and lossy_rule is None
         if compared:
-            divergence = self._compare(entry.group, row, run.tokens[b], entry.sampler)
+            divergence = self._compare(row, run.tokens[b], entry.sampler)
             if name == BASELINE and entry.repeat == 0:
-                floor = self._references[entry.group, row].floor
+                floor = self._floor(row, run.tokens[b], entry.sampler)
         counted: dict[str, Any] = {}
         if run.counts is not None:
             counts = run.counts[b]

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from draftsmith.bench.config import TuneConfig
 from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._tables import show
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
 from draftsmith.data.suites import load_suite
@@ -64,7 +65,14 @@ def run(options: TuneOptions) -> dict[str, Any]:
     record.write(options.out, results=content["recommendation"])
     console.print(ranking(tuning))
     if len(tuning.by_batch) > 1:
-        console.print(batch_table(tuning))
+        show(
+            "By batch size, over plain decoding of as many rows",
+            ("rows", "drafter", "draft", "speed-up"),
+            [
+                (str(one.rows), *_names(one.measurement), f"{one.speedup:.2f}")
+                for one in tuning.batches
+            ],
+        )
     for sentence in filter(None, [*sentences.values(), command]):
         console.print(sentence, soft_wrap=True, markup=False)
     return content
@@ -170,10 +178,14 @@ def _shape(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def ranking(tuning: Tuning) -> Table:
-    """All that was tried, the fastest first."""
+def _names(measurement: Measurement) -> tuple[str, str]:
     from draftsmith.bench.records import short_name
 
+    return short_name(measurement.drafter), measurement.label
+
+
+def ranking(tuning: Tuning) -> Table:
+    """All that was tried, the fastest first."""
     table = Table(
         title="Predicted from measured costs and real acceptance",
         caption="tokens/s: of forwards and drafts alone",
@@ -185,29 +197,12 @@ def ranking(tuning: Tuning) -> Table:
     for heading in ("tokens/step", "tokens/s", "speed-up"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in tuning.candidates:
-        promise = f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})"
         table.add_row(
-            short_name(one.measurement.drafter),
-            one.measurement.label,
+            *_names(one.measurement),
             f"{one.measurement.tokens_per_step:.2f}",
             f"{one.tokens_per_second:.0f}",
-            promise,
+            f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})",
             style="bold" if one is tuning.winner else None,
         )
     table.add_row("none", "", "1.00", f"{tuning.plain_tokens_per_second:.0f}", "1")
-    return table
-
-
-def batch_table(tuning: Tuning) -> Table:
-    """Speed-up by batch size, with the best draft of each drafter."""
-    from draftsmith.bench.records import short_name
-
-    table = Table(title="By batch size, over plain decoding of as many rows", title_justify="left")
-    table.add_column("rows", justify="right")
-    table.add_column("drafter")
-    table.add_column("draft")
-    table.add_column("speed-up", justify="right")
-    for one in tuning.batches:
-        name, promise = short_name(one.measurement.drafter), f"{one.speedup:.2f}"
-        table.add_row(str(one.rows), name, one.measurement.label, promise)
     return table
