@@ -296,12 +296,12 @@ def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafte
 
 
 def proposal_of(drafter: Drafter) -> str | None:
-    """How it chooses children; None: it knows one way only."""
+    """Return how it chooses children; None: it knows one way only."""
     return getattr(drafter.config, "proposal", None)
 
 
 def _undrawn(name: str, arm: Arm) -> str | None:
-    """Why a proposal that is asked for would do nothing; None: it works."""
+    """Say why a proposal that is asked for would do nothing; None: it works."""
     proposal = proposal_of(arm.drafter)
     if proposal is None:
         return f"--draft-proposal is for draft models, and {name} is none: leave it out"
@@ -315,7 +315,7 @@ def _undrawn(name: str, arm: Arm) -> str | None:
 
 
 def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bool) -> str | None:
-    """Why --draft-length or --draft-tree would do nothing, or less than it says; None: it works."""
+    """Say why --draft-length or --draft-tree would do less than it says; None: it works."""
     shape = options.tree() or TreeShape()
     longest = drafter.longest
     flag = "--draft-length" if options.draft_tree is None else "--draft-tree"

@@ -233,7 +233,7 @@ class Perplexity:
 def perplexity(
     model: Target, documents: Iterable[str], *, longest: int = LONGEST, piece: int | None = None
 ) -> Perplexity:
-    """Read all documents.
+    """Measure the perplexity of a model on documents.
 
     Args:
         longest: tokens of a document to read; less where the model's context is shorter.
@@ -418,7 +418,7 @@ def measure_pairs(
     lengths: Sequence[int],
     batch_size: int,
 ) -> Measured:
-    """Perplexity on `files`, acceptance of drafts of each length behind `prompts` (token ids).
+    """Measure perplexity on `files` and acceptance behind `prompts` (token ids) at each length.
 
     Raises:
         InputError: a draft model without a finite perplexity, or a draft longer than the context.
@@ -465,7 +465,8 @@ def _draft_model(arm: Arm) -> tuple[Independent, Target]:
 
 
 def refuse_others(names: Sequence[str]) -> None:
-    """
+    """Refuse drafters that have no perplexity.
+
     Raises:
         InputError: a drafter that is no draft model.
     """
@@ -479,7 +480,8 @@ def refuse_others(names: Sequence[str]) -> None:
 
 
 def text_files(patterns: Sequence[str]) -> list[text.TextFile]:
-    """
+    """Find the files that perplexity is measured on.
+
     Raises:
         InputError: a file that is not there, or none that is text.
     """

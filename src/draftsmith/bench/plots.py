@@ -251,9 +251,9 @@ def gaps(report: BenchReport) -> Figure | None:
 
 @plot(name="by_length", title="Tokens per second by draft length")
 def by_length(tuning: Tuning) -> Figure:
-    """Of forwards and drafts alone, predicted from measured costs and real decoding; squares are
-    trees, at their depth, the dotted line is a length chosen step by step (auto), the dashed one
-    plain decoding, the star the fastest of all."""
+    """Tokens per second of forwards and drafts alone, predicted from measured costs and real
+    decoding; squares are trees, at their depth, the dotted line is a length chosen step by step
+    (auto), the dashed one plain decoding, the star the fastest of all."""
     figure, axis = panel(6.4, 3.8)
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]

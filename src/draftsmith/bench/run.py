@@ -68,8 +68,8 @@ class Item:
 
 
 def make_items(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> tuple[Item, ...]:
-    """The prompts as tokens. A later turn of a chat is asked behind the answers that plain greedy
-    decoding gave, so that all drafters continue the same text."""
+    """Turn prompts into tokens. A later turn of a chat is asked behind the answers that plain
+    greedy decoding gave, so that all drafters continue the same text."""
     options, items = DecodeOptions(max_new_tokens=max_new_tokens), []
     for prompt in prompts:
         answers: list[str] = []

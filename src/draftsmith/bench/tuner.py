@@ -82,7 +82,7 @@ class CandidateDrafter:
 
     @property
     def timed(self) -> tuple[Arm, ...]:
-        """The chains of no token and of these lengths."""
+        """Return the chains of no token and of these lengths."""
         return chain_arms(self.chain, (0, *self.lengths))
 
     def entries(self, lengths: Sequence[int]) -> tuple[CandidateShape, ...]:
@@ -111,7 +111,7 @@ class CandidateDrafter:
 def candidates_of(
     names: Sequence[str], arms: Sequence[Arm], options: DraftingConfig, longest: int
 ) -> tuple[CandidateDrafter, ...]:
-    """Each drafter with chains of at most `longest` tokens, and with its trees."""
+    """Give each drafter chains of at most `longest` tokens, and its trees."""
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)

@@ -31,7 +31,7 @@ _WIDTH = 160
 
 
 def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
-    """The acceptance law and the loss law that were asked for."""
+    """Return the acceptance law and the loss law that were asked for."""
     from draftsmith.plan.law_file import read_law
     from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
 
@@ -43,8 +43,8 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
 
 
 def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
-    """The paper's coefficients with the errors of its fit, unless others were given; as they are
-    where the fit cannot be repeated."""
+    """Give the paper's coefficients the errors of its fit, unless others were given; leave them as
+    they are where the fit cannot be repeated."""
     from draftsmith.plan import tables
     from draftsmith.plan.fit import affine_law
     from draftsmith.plan.law_file import residual_of
@@ -57,7 +57,7 @@ def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
 
 
 def extrapolated(law: AcceptanceLaw, target_params: float) -> list[str]:
-    """A warning where the default coefficients are used far from where they were measured."""
+    """Warn where the default coefficients are used far from where they were measured."""
     from draftsmith.plan.optimum import AcceptanceLaw
 
     low, high = MEASURED_TARGETS
@@ -99,13 +99,13 @@ def say(sentences: Iterable[str], kind: str = "warning") -> None:
 
 
 def say_written(folder: Path | None) -> None:
-    """Where the files are, if there are any."""
+    """Print where the files are, if there are any."""
     if folder is not None:
         say([str(folder)], "wrote")
 
 
 def said(value: str | float | None) -> str:
-    """A cell as text: numbers to six digits, parameters of models to nine."""
+    """Return a cell as text: numbers to six digits, parameters of models to nine."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -114,12 +114,12 @@ def said(value: str | float | None) -> str:
 
 
 def interval(ends: Sequence[float] | None) -> str | None:
-    """[low, high] as text."""
+    """Return [low, high] as text."""
     return None if ends is None else f"[{ends[0]:.6g}, {ends[1]:.6g}]"
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Cells]) -> None:
-    """Write numbers in full."""
+    """Write a CSV file with its numbers in full."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
@@ -128,7 +128,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Cells]) -> None
 
 
 def console() -> Console:
-    """As wide as the terminal, or as wide as our widest table where there is none."""
+    """Open a console as wide as the terminal, or as our widest table where there is none."""
     width = None if sys.stdout.isatty() else _WIDTH
     return Console(highlight=False, markup=False, width=width)
 

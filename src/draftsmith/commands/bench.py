@@ -127,7 +127,7 @@ def _notes() -> Console:
 
 
 def refuse_used_folder(out: Path) -> None:
-    """One measurement per folder: times of two processes must not be mixed.
+    """Refuse a second measurement in a folder: times of two processes must not be mixed.
 
     Raises:
         InputError: it holds records already, or is no folder.
@@ -178,7 +178,7 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
 
 
 def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> BenchReport:
-    """What was measured and how; `target`: its name or folder."""
+    """Gather what was measured and how; `target`: its name or folder."""
     from draftsmith.bench.summary import BenchReport
 
     facts = record.record()

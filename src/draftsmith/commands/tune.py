@@ -98,7 +98,7 @@ def open_tuner(options: TuneOptions) -> Tuner:
 
 
 def paste(options: TuneOptions, winner: Candidate) -> str | None:
-    """A command line that decodes with the winner; None when nothing pays."""
+    """Return a command line that decodes with the winner; None when nothing pays."""
     if winner.speedup <= 1.0:
         return None
     name, alone = winner.measurement.drafter, len(options.drafters()) == 1
@@ -124,7 +124,7 @@ def payload(
     sentences: Mapping[str, str],
     command: str | None,
 ) -> dict[str, Any]:
-    """The content of tune.json."""
+    """Return the content of tune.json."""
     from draftsmith.plan.tune import rates
 
     by_length = sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
@@ -185,7 +185,7 @@ def _names(measurement: Measurement) -> tuple[str, str]:
 
 
 def ranking(tuning: Tuning) -> Table:
-    """All that was tried, the fastest first."""
+    """Tabulate all that was tried, the fastest first."""
     table = Table(
         title="Predicted from measured costs and real acceptance",
         caption="tokens/s: of forwards and drafts alone",

@@ -520,7 +520,7 @@ def _join(run: RunMetrics, trained: Sequence[RunMetrics]) -> RunMetrics:
 
 
 def _made(source: str, trained: Mapping[Path, object]) -> Path | None:
-    """The one folder among these that a drafter's name means.
+    """Find the one folder among these that a drafter's name means.
 
     A record names it relative to where the bench ran, or, outside of that, cut to `.../name`.
     """
@@ -530,7 +530,7 @@ def _made(source: str, trained: Mapping[Path, object]) -> Path | None:
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:
-    """Per path, as many of its last parts as tell it from the others."""
+    """Return, per path, as many of its last parts as tell it from the others."""
     paths = {name: Path(name).parts for name in names}
     out: dict[str, str] = {}
     for name, parts in paths.items():
@@ -584,8 +584,8 @@ def say_option(name: str, options: Options) -> str:
 
 
 def _telling(some: Sequence[Options]) -> list[str]:
-    """The first options that together tell these apart: others often follow from them, as the
-    warm-up does from the duration."""
+    """Return the first options that together tell these apart: others often follow from them, as
+    the warm-up does from the duration."""
     known = [dict(options) for options in some]
     out: list[str] = []
     parts: list[tuple[object, ...]] = [()] * len(some)
@@ -671,7 +671,7 @@ def only_varying(runs: Sequence[RunMetrics]) -> list[RunMetrics]:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
-    """Groups by dotted names; lists as one text."""
+    """Join the names of nested groups by dots, and lists into one text."""
     out: dict[str, Option] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
