@@ -19,10 +19,11 @@ here it is stated once more without tyro, so that records can spell a command th
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import dataclasses
 import enum
+import functools
+import json
 import math
 import re
 import types
@@ -31,16 +32,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import tyro
 
 from draftsmith.errors import InputError, nearest
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
 T = TypeVar("T")
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_NULLS = ("none", "null")
 
 
 def field_types(cls: type) -> dict[str, Any]:
@@ -57,37 +70,11 @@ def bare(kind: Any) -> Any:
 
 
 def from_dict(cls: type[T], values: object, *, where: str = "") -> T:
-    """Build dataclass `cls` from a mapping; `where` names the origin (a file, say) in errors."""
+    """Build dataclass `cls` from JSON values; `where` names the origin (a file, say) in errors."""
     place = f" in {where}" if where else ""
     if not isinstance(values, Mapping):
         raise InputError(f"expected options of {_name(cls)}{place}, got {_show(values)}")
-    kinds = field_types(cls)
-    for key in values:
-        if key not in kinds:
-            raise InputError(f"unknown option {str(key)!r}{place}{nearest(str(key), kinds)}")
-    built = {
-        key: _convert(kinds[key], value, f"{key}{place}", from_text=False)
-        for key, value in values.items()
-    }
-    return _construct(cls, built, place)
-
-
-def from_assignments(cls: type[T], assignments: Iterable[str], *, where: str = "") -> T:
-    """Build dataclass `cls` from `key=value` texts; fields without a default must be given."""
-    given: dict[str, Any] = {}
-    for key, text in map(_split, assignments):
-        name, *rest = key.split(".", 1)
-        kind = bare(_known(cls, name))
-        if rest:
-            inner = given.get(name, ())
-            given[name] = (*inner, f"{rest[0]}={text}") if isinstance(inner, tuple) else inner
-        else:
-            given[name] = _convert(kind, text, name, from_text=True)
-    for name, value in list(given.items()):
-        kind = bare(_known(cls, name))
-        if dataclasses.is_dataclass(kind) and isinstance(value, tuple):
-            given[name] = from_assignments(typing.cast(type, kind), value)
-    return _construct(cls, given, f" in {where}" if where else "")
+    return cast(T, _validated(cls, values, "", place))
 
 
 def override(options: T, assignments: Iterable[str]) -> T:
@@ -131,136 +118,117 @@ def _split(assignment: str) -> tuple[str, str]:
     return key.strip().replace("-", "_"), text
 
 
-def _known(cls: type, name: str) -> Any:
-    kinds = field_types(cls)
-    if name not in kinds:
-        raise InputError(f"unknown option {name!r} of {_name(cls)}{nearest(name, kinds)}")
-    return kinds[name]
-
-
 def _override_one(options: T, path: Sequence[str], text: str, key: str) -> T:
     name, *rest = path
-    kind = _known(type(options), name)
-    if rest:
-        inner = getattr(options, name)
-        if not dataclasses.is_dataclass(inner):
-            raise InputError(f"option {key!r}: {name!r} has no options of its own")
-        value: Any = _override_one(inner, rest, text, key)
+    kinds = field_types(type(options))
+    if name not in kinds:
+        raise InputError(f"unknown option {name!r} of {_name(type(options))}{nearest(name, kinds)}")
+    value = getattr(options, name)
+    if not rest:
+        value = _from_text(kinds[name], text, key)
+    elif dataclasses.is_dataclass(value):
+        value = _override_one(value, rest, text, key)
     else:
-        value = _convert(kind, text, key, from_text=True)
-    built = {field: getattr(options, field) for field in field_types(type(options))}
-    return _construct(type(options), built | {name: value}, "")
-
-
-def _construct(cls: type[T], values: dict[str, Any], place: str) -> T:
-    fields = [f for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
-    nothing = dataclasses.MISSING
-    needed = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
-    for name in needed:
-        if name not in values:
-            raise InputError(f"option {name!r} of {_name(cls)} is missing{place}")
+        raise InputError(f"option {key!r}: {name!r} has no options of its own")
     try:
-        return cls(**values)
+        return cast(T, dataclasses.replace(cast(Any, options), **{name: value}))
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"options of {_name(cls)}{place} cannot be used: {error}") from None
+        raise InputError(f"options of {_name(type(options))} cannot be used: {error}") from None
 
 
-def _convert(kind: Any, value: Any, name: str, *, from_text: bool) -> Any:
-    """`value` as exactly the type `kind`; text is parsed only when it came from `key=value`."""
-    kind = bare(kind)
-    origin, args = get_origin(kind), get_args(kind)
-    if kind in (Any, object):
-        return value
-    if origin in (Union, types.UnionType):
-        return _convert_union(args, value, name, from_text=from_text)
-    if origin is Literal:
-        for choice in args:
-            if (value == choice and type(value) is type(choice)) or (
-                from_text and value == str(choice)
-            ):
-                return choice
-        choices = ", ".join(str(choice) for choice in args)
-        raise InputError(f"option {name}: expected one of {choices}, got {_show(value)}")
-    if origin in (tuple, list, collections.abc.Sequence):
-        return _convert_sequence(kind, origin, args, value, name, from_text=from_text)
-    if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
-        return {
-            _convert(args[0], key, name, from_text=isinstance(key, str)): _convert(
-                args[1], item, _inside(name, key), from_text=from_text
-            )
-            for key, item in value.items()
-        }
-    if isinstance(kind, type):
+def _from_text(kind: Any, text: str, name: str) -> Any:
+    """A text of `key=value` as the type `kind`: the first of its readings that fits."""
+    readings: list[Any] = [None] if text.lower() in ("none", "null") else []
+    readings += [_WORDS[text.lower()]] if text.lower() in _WORDS else []
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            readings.append(number(text))
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    readings += [text, items]
+    with contextlib.suppress(ValueError):
+        readings.append(list(map(float, items)))
+    with contextlib.suppress(ValueError):
+        readings.append(list(map(int, items)))
+    for reading in readings:
+        with contextlib.suppress(InputError):
+            return _validated(kind, reading, name, "")
+    return _validated(kind, text, name, "")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # in a list, because a dataclass takes its configuration from what it is in
+    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    return TypeAdapter(list[kind], config=config)
+
+
+def _validated(kind: Any, value: Any, name: str, place: str) -> Any:
+    """`value`, of JSON types, as exactly the type `kind`."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_json(json.dumps([value]))[0]
+    except ValidationError as error:
+        raise _wrong(error, kind, value, name, place) from None
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise InputError(f"options of {_name(kind)}{place} cannot be used: {error}") from None
+
+
+def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str) -> InputError:
+    """What is wrong first, in words: the option's name, what it must be and what it is."""
+    # a name that nobody knows explains the one that is missing
+    first, *_ = sorted(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
+    if first["type"] == "json_invalid":  # JSON holds half a character as an escape, text does not
+        return InputError(f"options of {_name(kind)}{place}: expected whole characters")
+    for key in first["loc"][1:]:
+        if get_origin(kind := bare(kind)) in (Union, types.UnionType):
+            members = [member for member in get_args(kind) if member is not type(None)]
+            if len(members) > 1:
+                break
+            kind = bare(members[0])
+        args = get_args(kind)
         if dataclasses.is_dataclass(kind):
-            return value if isinstance(value, kind) else from_dict(kind, value, where=name)
-        converted = _scalar(kind, value, from_text)
-        if converted is not None:
-            return converted[0]
-    raise InputError(f"option {name}: expected {_name(kind)}, got {_show(value)}")
-
-
-def _scalar(kind: type, value: Any, from_text: bool) -> tuple[Any] | None:
-    """The converted value in a one-tuple, or None when it is not of that type."""
-    if kind is type(None):
-        null = value is None or (from_text and str(value).lower() in _NULLS)
-        return (None,) if null else None
-    if from_text and kind in (bool, int, float) and isinstance(value, str):
-        try:
-            return (_WORDS[value.lower()],) if kind is bool else (kind(value),)
-        except (KeyError, ValueError):
-            return None
-    if issubclass(kind, enum.Enum):
-        found = [member for member in kind if value in (member, member.value)]
-        return (found[0],) if found else None
-    if kind is float and type(value) in (int, float):
-        try:
-            return (float(value),)
-        except OverflowError:
-            return None
-    if issubclass(kind, Path):
-        usable = isinstance(value, (str, Path)) and "\0" not in str(value)
-        return (kind(value),) if usable else None
-    # bool is an int to Python, not to a user.
-    return (value,) if isinstance(value, kind) and (kind is not int or type(value) is int) else None
-
-
-def _convert_union(args: tuple[Any, ...], value: Any, name: str, *, from_text: bool) -> Any:
-    # Text goes to the numbers before it goes to `str`, which takes anything.
-    for kind in sorted(args, key=lambda kind: bare(kind) is str):
-        try:
-            return _convert(kind, value, name, from_text=from_text)
-        except InputError:
-            continue
-    wanted = " or ".join(_name(kind) for kind in args)
-    raise InputError(f"option {name}: expected {wanted}, got {_show(value)}")
-
-
-def _convert_sequence(
-    kind: Any, origin: Any, args: tuple[Any, ...], value: Any, name: str, *, from_text: bool
-) -> Any:
-    if from_text and isinstance(value, str):
-        value = [item.strip() for item in value.split(",")] if value.strip() else []
-    if not isinstance(value, (list, tuple)):
-        raise InputError(f"option {name}: expected {_name(kind)}, got {_show(value)}")
-    if origin is tuple and args and args[-1] is not Ellipsis:
-        if len(value) != len(args):
-            raise InputError(f"option {name}: expected {len(args)} values, got {len(value)}")
-        kinds = list(args)
-    else:
-        kinds = [args[0]] * len(value)
-    items = [
-        _convert(item_kind, item, f"{name}[{index}]", from_text=from_text)
-        for index, (item_kind, item) in enumerate(zip(kinds, value, strict=True))
-    ]
-    return items if origin is list else tuple(items)
-
-
-def _inside(name: str, key: object) -> str:
-    """An entry of a table; a key may hold anything, a message is one line."""
-    text = str(key)
-    return f"{name}.{text}" if text.isprintable() else f"{name}.{text!r}"
+            kinds = field_types(cast(type, kind))
+            inside = f" in {name}{place}" if name else place
+            if key not in kinds:
+                return InputError(f"unknown option {key!r}{inside}{nearest(str(key), kinds)}")
+            if key not in value:
+                return InputError(f"option {key!r} of {_name(kind)} is missing{inside}")
+            kind, name = kinds[str(key)], f"{name}.{key}" if name else str(key)
+        elif isinstance(value, (list, tuple)):
+            each = Ellipsis in args or get_origin(kind) is list
+            if not each and len(value) != len(args):
+                break
+            kind, name = args[0 if each else int(key)], f"{name}[{key}]"
+        elif isinstance(value, Mapping):
+            text = str(key)  # a key may hold anything, a message is one line
+            kind, name = args[1], f"{name}.{text if text.isprintable() else repr(text)}"
+        else:
+            break
+        value = value[key]
+    kind = bare(kind)
+    args = get_args(kind)
+    if first["type"] == "value_error":
+        inner = first["ctx"]["error"]
+        said = f"options of {_name(kind)}{place} cannot be used: {inner}"
+        return inner if isinstance(inner, InputError) else InputError(said)
+    if dataclasses.is_dataclass(kind):
+        where = f" in {name}{place}" if name else place
+        return InputError(f"expected options of {_name(kind)}{where}, got {_show(value)}")
+    wanted = _name(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        wanted = " or ".join(map(_name, args))
+    elif get_origin(kind) is Literal:
+        wanted = f"one of {', '.join(map(str, args))}"
+    elif get_origin(kind) is tuple and Ellipsis not in args and isinstance(value, (list, tuple)):
+        return InputError(f"option {name}{place}: expected {len(args)} values, got {len(value)}")
+    return InputError(f"option {name}{place}: expected {wanted}, got {_show(value)}")
 
 
 def _name(kind: Any) -> str:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from draftsmith.config import (
     as_dict,
-    from_assignments,
     from_dict,
     override,
     parse_list,
@@ -152,14 +151,6 @@ def test_a_wrong_override_is_named(word: str, message: str) -> None:
         override(Outer(width=1), [word])
 
 
-def test_assignments_build_options_that_have_no_default() -> None:
-    assert from_assignments(Outer, ["width=3", "inner.rate=2"]) == Outer(
-        width=3, inner=Inner(rate=2.0)
-    )
-    with pytest.raises(InputError, match="'width' of Outer is missing"):
-        from_assignments(Outer, ["on=true"])
-
-
 def test_comma_lists() -> None:
     assert parse_list("0, 0.8", float, name="--temperature") == (0.0, 0.8)
     for text in ("", ",", "1,,2", "a"):
@@ -200,8 +191,6 @@ def test_any_override_works_or_is_our_error(name: str, tail: str, text: str) -> 
     for word in (f"{name}{tail}={text}", text):
         with contextlib.suppress(InputError):
             assert isinstance(override(Outer(width=1), [word]), Outer)
-        with contextlib.suppress(InputError):
-            assert isinstance(from_assignments(Outer, ["width=1", word]), Outer)
 
 
 @FUZZ
