@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draftsmith.commands.pretrain import PretrainOptions, run
-from draftsmith.data.config import TextConfig
 from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
-from draftsmith.data.text import STANDARD_LIBRARY
+from draftsmith.data.text import STANDARD_LIBRARY, TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.pretraining import PretrainResult
 

@@ -26,9 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.commands.pretrain import PretrainOptions
-from draftsmith.data.config import TextConfig
 from draftsmith.data.prompts import MINI, filled
-from draftsmith.data.text import read_text
+from draftsmith.data.text import TextConfig, read_text
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.pretraining import PretrainResult
 from draftsmith.errors import InputError

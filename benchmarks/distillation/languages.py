@@ -44,7 +44,7 @@ from writing import (
 import mini_ende
 from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.core.types import TreeShape
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.provenance import write_text_atomic
 from draftsmith.targets.hf import load_model, load_target
 from mini_code import train_missing

@@ -29,7 +29,7 @@ from study import Run
 from writing import as_row, difference, places, plain, write_study
 
 import mini_ende
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from mini_code import train_missing
 
 STEPS = (150, 600)

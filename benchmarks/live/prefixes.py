@@ -27,7 +27,7 @@ import numpy as np
 from draftsmith.commands.live import replay
 from draftsmith.commands.live.replay import LiveReplayOptions
 from draftsmith.commands.pretrain import PretrainOptions
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines

@@ -59,7 +59,7 @@ LIGHT = [
     "provenance",
     "bench.config",
     "core.config",
-    "data.config",
+    "data.text",
     "distill.config",
     "drafters.config",
     "serve.config",

@@ -33,7 +33,7 @@ from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.distill import pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig

@@ -13,7 +13,7 @@ from tests.unit.test_pretrain import options as pretrain_options
 from draftsmith.commands import pretrain
 from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.data import text
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.config import ArchitectureConfig
 from draftsmith.errors import InputError

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from draftsmith.commands import pretrain
 from draftsmith.commands.pretrain import PretrainOptions
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.distill import pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig

@@ -240,7 +240,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     for name, message in {
         "missing.jsonl": "does not exist",
         ".": "is a folder",
-        "latin.txt": r"line 2: not UTF-8 text \(byte 0xe9\)",
+        "latin.txt": r"line 2 is not UTF-8 text \(byte 0xe9 at 3\)",
         "binary.txt": "line 1: this is not a text file",
         "text.jsonl.gz": "damaged or not a .gz file",
         "text.jsonl.xz": "damaged or not a .xz file",

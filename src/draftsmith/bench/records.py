@@ -21,7 +21,6 @@ A metric that has no meaning for a drafter is None.
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -34,7 +33,7 @@ import numpy as np
 
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
-from draftsmith.errors import InputError
+from draftsmith.data.text import parse_json, read_lines
 
 BASELINE = "none"
 """Our own autoregressive loop: what a speed-up is measured against."""
@@ -167,22 +166,10 @@ def read(path: Path) -> tuple[RunRecord, ...]:
     Raises:
         InputError: no such file, or a line that is no record; it is named.
     """
-    try:
-        # not splitlines: U+2028, U+0085 and the like stand in our strings as they are
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the records {path}: {error}") from None
-    if not lines[-1]:
-        lines.pop()  # behind the last line feed
-    out = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}, line {number}"
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
-        out.append(from_dict(RunRecord, values, where=where))
-    return tuple(out)
+    return tuple(
+        from_dict(RunRecord, parse_json(line, where), where=where)
+        for where, line in read_lines(path)
+    )
 
 
 # --------------------------------------------------------------------------- metrics

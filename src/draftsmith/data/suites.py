@@ -1,4 +1,4 @@
-"""Prompts from files (what their records may hold: `data/prompts.py`).
+"""Prompts from files and installed suites (what a record may hold: `prompts.py`).
 
 .jsonl .ndjson   one JSON object per line          .json   an array of objects (or JSONL)
 anything else    plain text, one prompt per line; blank lines separate and are skipped
@@ -7,17 +7,14 @@ each of them also compressed as .gz or .xz
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from draftsmith.data.prompts import Prompt, read_record
+from draftsmith.data.text import parse_json, read_lines
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import SUITES, load_plugin, plugin_names, wrong_plugin
 
@@ -82,64 +79,22 @@ def _with_unique_ids(found: Iterable[Prompt]) -> tuple[Prompt, ...]:
 
 def _read(path: Path, keep_empty: bool) -> Iterator[Prompt]:
     kind = next((s for s in reversed(path.suffixes) if s not in (".gz", ".xz")), "").lower()
-    lines = _lines(path)
+    lines = read_lines(path)
     if kind not in (".jsonl", ".ndjson", ".json"):
-        for number, line in lines:
+        for number, (_, line) in enumerate(lines, start=1):
             if line.strip():
                 yield Prompt(id=str(number), text=line)
         return
     if kind == ".json":
-        numbered = list(lines)
+        known = list(lines)
         try:
-            whole = json.loads("\n".join(line for _, line in numbered))
+            whole = json.loads("\n".join(line for _, line in known))
         except (ValueError, RecursionError):
-            lines = iter(numbered)  # several objects: JSONL under another name
+            lines = iter(known)  # several objects: JSONL under another name
         else:
             for number, record in enumerate(whole if isinstance(whole, list) else [whole], start=1):
                 yield read_record(record, str(number), f"{path}, record {number}", keep_empty)
             return
-    for number, line in lines:
+    for number, (where, line) in enumerate(lines, start=1):
         if line.strip():
-            where = f"{path}, line {number}"
-            yield read_record(_parse(line, where), str(number), where, keep_empty)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; U+2028 and the like are text, not line ends."""
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in line:
-                    raise InputError(f"{path}, line {number}: this is not a text file")
-                yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}, line {number}: not UTF-8 text (byte {error.object[error.start]:#04x}); "
-            "convert the file to UTF-8"
-        ) from None
-    except FileNotFoundError:
-        raise InputError(f"prompt file {path} does not exist") from None
-    except IsADirectoryError:
-        raise InputError(f"prompt file {path} is a folder") from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: damaged or not a {path.suffix} file ({error})") from None
-    except OSError as error:
-        raise InputError(f"cannot read prompt file {path}: {error.strerror or error}") from None
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return gzip.open(path, "rb")
-    return lzma.open(path, "rb") if suffix == ".xz" else path.open("rb")
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON that can be read ({error})") from None
+            yield read_record(parse_json(line, where), str(number), where, keep_empty)

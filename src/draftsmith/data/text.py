@@ -1,7 +1,8 @@
-"""Reading training text: files, folders and globs, plain or JSONL, also compressed."""
+"""Reading users' files: text and JSON lines, files, folders and globs, also compressed."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import gzip
@@ -14,12 +15,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from draftsmith.config import Configuration, require
 from draftsmith.errors import InputError
 
 STANDARD_LIBRARY = "python:stdlib"
 """Stands for the folder of the running Python's own sources, wherever that is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(Configuration):
+    """What is learnt from, and what is held out."""
+
+    text: tuple[str, ...]
+    """Files, folders or glob patterns: plain text (a file is a document), JSONL with a field
+    `text` (a line is one), also .gz and .xz. python:stdlib is the folder of Python's sources."""
+    include: tuple[str, ...] = ("*",)
+    """Names to take from folders, relative to the folder: patterns such as *.py."""
+    exclude: tuple[str, ...] = ()
+    """Names to leave out of folders."""
+    eval_text: tuple[str, ...] = ()
+    """Held-out files, read like --text."""
+    hold_out: float = 0.0
+    """Without --eval-text: the share of files to hold out, chosen by a hash of their names."""
+    attend_across_documents: bool = True
+    """Tokens of a packed block may look at the documents before their own."""
+
+    def validate(self) -> None:
+        require(bool(self.text), "--text must name at least one file or folder")
+        require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,16 +121,61 @@ def texts(files: Sequence[TextFile]) -> Iterator[str]:
         yield completion
 
 
-def read_text(path: Path) -> str:
-    """The whole text of a plain, .gz or .xz file. Raises InputError naming it."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A plain, .gz or .xz file. What cannot be read is an InputError that names it."""
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
-        with openers.get(path.suffix, open)(path, "rb") as file:
-            return file.read().decode("utf-8")
+        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"file {path} does not exist") from None
+    except IsADirectoryError:
+        raise InputError(f"file {path} is a folder") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: damaged or not a {path.suffix} file ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _decoded(data: bytes, encoding: str, where: str) -> str:
+    try:
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        raise InputError(
+            f"{where} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start}); convert "
+            "the file to UTF-8"
+        ) from error
+
+
+def read_text(path: Path) -> str:
+    """The whole text of a plain, .gz or .xz file. Raises InputError naming it."""
+    with _opened(path) as file:
+        return _decoded(file.read(), "utf-8", str(path))
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """(file and number, line without its end) of every line. Raises InputError naming it.
+
+    Lines end at line feeds: U+2028, U+0085 and the like are text.
+    """
+    with _opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = _decoded(raw, "utf-8-sig" if number == 1 else "utf-8", where)
+            if "\0" in line:
+                raise InputError(f"{where}: this is not a text file")
+            yield where, line.rstrip("\r\n")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The JSON value of a line. Raises InputError naming `where`."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON that can be read ({error})") from None
 
 
 def is_utf8(file: TextFile) -> bool:
@@ -178,37 +248,29 @@ def examples(files: Iterable[TextFile]) -> Iterator[tuple[str, str]]:
                 f"{file.path} is plain text, and others here are JSONL with prompt and completion; "
                 "train on one kind at a time"
             )
-        for number, record in _records(file):
+        for where, record in _records(file):
             prompt, completion = record.get("prompt"), record.get("completion")
             if not isinstance(prompt, str) or not isinstance(completion, str):
-                raise InputError(
-                    f"{file.path}, line {number}: expected texts in the fields `prompt` and "
-                    "`completion`"
-                )
+                raise InputError(f"{where}: expected texts in the fields `prompt` and `completion`")
             if completion:
                 yield prompt, completion
 
 
 def _lines(file: TextFile) -> Iterator[str]:
-    for number, record in _records(file):
+    for where, record in _records(file):
         value = record.get("text")
         if not isinstance(value, str):
             what = "has no field" if value is None else "is not a text in the field"
-            raise InputError(f"{file.path}, line {number}: {what} `text`")
+            raise InputError(f"{where}: {what} `text`")
         if value:
             yield value
 
 
-def _records(file: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered JSON objects, one per line; blank lines are skipped."""
-    # not splitlines: U+2028, U+0085 and the like may stand in a JSON string as they are
-    for number, line in enumerate(read_text(file.path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{file.path}, line {number}: not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise InputError(f"{file.path}, line {number}: expected a JSON object")
-        yield number, record
+def _records(file: TextFile) -> Iterator[tuple[str, dict[str, Any]]]:
+    """JSON objects, one per line, and where they stand; blank lines are skipped."""
+    for where, line in read_lines(file.path):
+        if line.strip():
+            record = parse_json(line, where)
+            if not isinstance(record, dict):
+                raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}")
+            yield where, record

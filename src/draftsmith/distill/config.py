@@ -19,7 +19,7 @@ from draftsmith.config import (
     unused,
 )
 from draftsmith.core.config import parse_temperatures
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.targets.config import ModelConfig
 
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]

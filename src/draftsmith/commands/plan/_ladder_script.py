@@ -23,7 +23,7 @@ from draftsmith.commands.distill import DistillOptions
 from draftsmith.commands.plan.check import PlanCheckOptions
 from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.config import to_argv
-from draftsmith.data.config import TextConfig
+from draftsmith.data.text import TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.model_sizes import PRESETS, Preset
 from draftsmith.drafters.config import DraftingConfig
