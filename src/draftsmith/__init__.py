@@ -65,30 +65,7 @@ _HOMES = {
     "tiny_target": "draftsmith.targets.toy",
 }
 
-__all__ = [
-    "DecodeOptions",
-    "DecodeStep",
-    "DraftTree",
-    "Drafter",
-    "DraftsmithError",
-    "Generator",
-    "KVCache",
-    "Law",
-    "Prompt",
-    "Proposal",
-    "Sampler",
-    "SamplingParams",
-    "Session",
-    "TabularTarget",
-    "Trainer",
-    "TreeShape",
-    "Verdict",
-    "generate",
-    "load_drafter",
-    "load_suite",
-    "load_target",
-    "tiny_target",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

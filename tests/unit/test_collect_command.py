@@ -385,8 +385,8 @@ def test_the_least_that_hidden_states_take_is_told_and_not_more_than_they_take(
         told.append(int(least.replace(",", "")))
         numbers = [t.features.size for t in trajectories(out) if t.features is not None]
         taken.append(2 * sum(numbers))
-        assert result.feature_bytes >= taken[-1] >= told[-1]
-        assert f"{result.feature_bytes:,} bytes of hidden states" in err
+        assert result["feature_bytes"] >= taken[-1] >= told[-1]
+        assert f"{result['feature_bytes']:,} bytes of hidden states" in err
     assert told[0] == told[1] == taken[0] < taken[1]  # exact where every answer has one token
 
 

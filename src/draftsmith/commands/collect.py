@@ -43,31 +43,9 @@ SAID_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectResult:
-    """What the store holds now."""
-
-    out: str
-    trajectories: int
-    tokens: int
-    bytes: int
-    feature_bytes: int
-    """Those of hidden states."""
-    bytes_per_token: float | None
-    """All others, per token of a continuation."""
-    skipped: dict[str, int]
-    """Prompts per reason."""
-    cut: dict[str, int]
-    """References of which only the beginning is there, per reason."""
-    written: int
-    """Shards of this run; the others were there already."""
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: CollectOptions) -> CollectResult:
-    """Collect what is missing in `options.out`."""
+def run(options: CollectOptions) -> dict[str, Any]:
+    """Collect what is missing in `options.out`; what the store holds then, and how many shards are
+    of this run."""
     from draftsmith.core.types import Signals
     from draftsmith.distill import tokenizer_training
     from draftsmith.distill.training import text_config
@@ -139,17 +117,9 @@ def run(options: CollectOptions) -> CollectResult:
         summary = store.summary()
         record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
     say(summary, options.out)
-    return CollectResult(
-        out=str(options.out),
-        trajectories=summary.trajectories,
-        tokens=summary.tokens,
-        bytes=summary.bytes,
-        feature_bytes=summary.feature_bytes,
-        bytes_per_token=summary.bytes_per_token,
-        skipped=summary.skipped,
-        cut=summary.cut,
-        written=done.written,
-    )
+    said = {"out": str(options.out), "bytes_per_token": summary.bytes_per_token}
+    names = ("trajectories", "tokens", "bytes", "feature_bytes", "skipped", "cut")
+    return said | {name: getattr(summary, name) for name in names} | {"written": done.written}
 
 
 def collect(
@@ -178,11 +148,9 @@ def make_backend(
 ) -> MakeBackend:
     """What loads the target, here or in a worker; `on_batch` is told by those that can, and here
     only, what is done of a shard."""
-    makers: dict[str, MakeBackend] = {
-        "transformers": partial(_transformers, options.model, options.batch_size, on_batch),
-        "vllm": partial(_vllm, options.model),
-    }
-    return makers[options.scale.backend]
+    if options.scale.backend == "vllm":
+        return partial(_vllm, options.model)
+    return partial(_transformers, options.model, options.batch_size, on_batch)
 
 
 def _transformers(
