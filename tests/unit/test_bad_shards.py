@@ -278,7 +278,7 @@ def test_hidden_states_that_cannot_be_learnt_from_are_met_in_training(
     real = readers.FeatureFile.read
 
     def noted(self: readers.FeatureFile, row: int, places: int) -> torch.Tensor:
-        if self._path == path:
+        if self.file.path == path:
             read.append(row)
         return real(self, row, places)
 

@@ -222,13 +222,13 @@ def test_no_content_makes_laws_larger(ids: str) -> None:
     top = TopK(ids_NK=rows[ids], log_p_NK=make_laws(N, K, LLAMA, scale=9.0).log_p_NK)
     check_round_trip(top, LLAMA)
     laws = encode(top, LLAMA)
-    assert (laws.num_bytes - len(laws.head)) / N == 182.75  # as the module says
+    assert sum(map(len, laws[1:])) / N == 182.75  # as the module says
     assert len(laws.head) < 16
 
 
 def test_whole_laws_store_no_ids() -> None:
     laws = encode(make_laws(3, 1000, 1000, tail=0.0), 1000)
-    assert laws.num_bytes == len(laws.head) + 2 * 3 * 1000
+    assert sum(map(len, laws[1:])) == 2 * 3 * 1000
     assert (decode(laws).ids_NK == np.arange(1000)).all()
 
 
@@ -269,11 +269,10 @@ def test_what_is_no_law_is_refused(top: TopK, message: str) -> None:
 
 
 def changed(laws: EncodedLaws, part: str, data: bytes) -> EncodedLaws:
-    parts = {name: getattr(laws, name) for name in EncodedLaws.__dataclass_fields__}
-    return EncodedLaws(**(parts | {part: data}))
+    return laws._replace(**{part: data})
 
 
-@pytest.mark.parametrize("part", list(EncodedLaws.__dataclass_fields__))
+@pytest.mark.parametrize("part", EncodedLaws._fields)
 @pytest.mark.parametrize("cut", ["shorter", "longer", "empty"])
 def test_parts_of_the_wrong_length_are_refused(part: str, cut: str) -> None:
     laws = encode(make_laws(4, 6, 200), 200)

@@ -259,7 +259,9 @@ def read_shards(
             reader = store.reader(number, cache, width, hint if on_bad == "stop" else "")
             texts = reader.texts()
             if on_bad == "skip":
-                _check_shard(store, number, width)
+                reader.check()
+                for text in texts if width else ():
+                    text.states(text.prompt_length + text.answer_length)
         except BackendError as error:
             if on_bad == "stop":
                 said = str(error)
@@ -270,15 +272,6 @@ def read_shards(
         good.append(number)
         documents += [TrainingExample(trajectory=text) for text in texts]
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
-
-
-def _check_shard(store: TrajectoryStore, number: int, width: int) -> None:
-    """Raise BackendError when anything in a shard is damaged, or a hidden state is not finite."""
-    file = store.features(number)
-    for row, (trajectory, _) in enumerate(store.undecoded(number)):
-        if trajectory.tokens and width:
-            places = trajectory.prompt_length + trajectory.answer_length
-            file.of(row, places, width).read(places)
 
 
 def say_unfinished(store: TrajectoryStore) -> None:

@@ -21,7 +21,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,17 +123,18 @@ class CheckedFile:
         return -1 in self._good
 
     def check(self, start: int = 0, stop: int | None = None) -> None:
-        """Raise BackendError when the bytes [start, stop) are not those that were written."""
+        """Raise BackendError when the bytes [start, stop) are not those that were written; None:
+        all bytes of the file."""
         if self.is_checked:
             return
         try:
-            if not self._pieces:
+            if stop is None or not self._pieces:
                 if sha256(self.path) != self._whole:
                     raise self._damaged()
                 self._good.add(-1)
                 return
-            last = -(-(self.size if stop is None else stop) // PIECE)
-            missing = [n for n in range(start // PIECE, last) if n not in self._good]
+            numbers = range(start // PIECE, -(-stop // PIECE))
+            missing = [number for number in numbers if number not in self._good]
             if missing:
                 self._check_pieces(missing)
         except OSError as error:
@@ -165,37 +166,19 @@ class CheckedFile:
 class FeatureFile:
     """The hidden signals of one shard; the file is opened when it is first needed.
 
-    A mapped file has no position that readers move: processes that were forked or spawned read the
-    same shard at the same time.
+    A mapped file has no position that readers move: threads and forked processes read the same
+    shard at the same time.
 
     Args:
+        file: compares what is read with its checksums.
         number: of the shard.
-        remedy: what to do about a shard that cannot be used.
-        checked: compares what is read with its checksums; None: somebody has done so before.
     """
 
-    def __init__(
-        self, path: Path, number: int, remedy: str, checked: CheckedFile | None = None
-    ) -> None:
-        self._path, self._number, self._remedy = path, number, remedy
-        self._checked = checked
+    def __init__(self, file: CheckedFile, number: int) -> None:
+        self.file, self._number = file, number
         self._mapped: Any = None
         self._offsets_RE: NDArray[np.int64] | None = None
         """[rows, 2]: first byte of every row's tensor, and the byte behind it."""
-
-    def __reduce__(self) -> tuple[type[FeatureFile], tuple[Any, ...]]:
-        # a map belongs to one process
-        return FeatureFile, (self._path, self._number, self._remedy, self._checked)
-
-    def of(self, row: int, places: int, width: int | None = None) -> StoredFeatures:
-        """Locate the signals of a row without reading them.
-
-        Raises:
-            BackendError: they are not `places` many, or of another width than this (None: of any).
-        """
-        shape = self._slice(row).get_shape()
-        self._check_shape(row, shape, places, width)
-        return StoredFeatures(file=self, row=row, width=shape[1])
 
     def check_shapes(self, places: Mapping[int, int], width: int) -> None:
         """Compare the shapes that the file's header names with those of the texts.
@@ -210,21 +193,31 @@ class FeatureFile:
         for row, length in places.items():
             if row not in header:
                 raise self._broken(row, "cannot be read (the file has none of this row)")
-            self._check_shape(row, header[row][0], length, width)
-
-    def _check_shape(self, row: int, shape: list[int], places: int, width: int | None) -> None:
-        if len(shape) != 2 or shape[0] != places:
-            raise self._broken(row, f"have the shape {shape}, its text has {places} tokens")
-        if width is not None and shape[1] != width:
-            raise self._broken(row, f"are {shape[1]} wide, those of this target {width}")
+            shape = header[row][0]
+            if len(shape) != 2 or shape[0] != length:
+                raise self._broken(row, f"have the shape {shape}, its text has {length} tokens")
+            if shape[1] != width:
+                raise self._broken(row, f"are {shape[1]} wide, those of this target {width}")
 
     def read(self, row: int, places: int) -> Tensor:
         """[places, S] float32: the signals of the first places of a row. Raises BackendError."""
-        if self._checked is not None:
-            # bytes behind the end of a mapped file that was cut short end the process (SIGBUS)
-            self._checked.check_size()
-        found = self._slice(row)
-        self._check_bytes(row)
+        # bytes behind the end of a mapped file that was cut short end the process (SIGBUS)
+        self.file.check_size()
+        try:
+            if self._mapped is None:
+                self.file.check(0, 8)
+                self.file.check(0, self._begin())
+                self._mapped = safe_open(self.file.path, framework="pt")
+            found = self._mapped.get_slice(str(row))
+        except (OSError, SafetensorError) as error:
+            raise self._broken(row, f"cannot be read ({error})") from error
+        if not self.file.is_checked:
+            if self._offsets_RE is None:
+                header, begin = self._header(), self._begin()
+                self._offsets_RE = np.zeros((max(header) + 1, 2), np.int64)
+                for number, (_, offsets) in header.items():
+                    self._offsets_RE[number] = begin + offsets[0], begin + offsets[1]
+            self.file.check(*self._offsets_RE[row].tolist())
         states_TS: Tensor = found[:places]
         self.check(row, states_TS)
         return states_TS.float()
@@ -234,134 +227,83 @@ class FeatureFile:
         if not torch.isfinite(states_TS).all():
             raise self._broken(row, "hold NaN or infinite values")
 
-    def _slice(self, row: int) -> Any:
-        try:
-            if self._mapped is None:
-                if self._checked is not None:
-                    self._checked.check(0, 8)
-                    self._checked.check(0, self._begin())
-                self._mapped = safe_open(self._path, framework="pt")
-            return self._mapped.get_slice(str(row))
-        except (OSError, SafetensorError) as error:
-            raise self._broken(row, f"cannot be read ({error})") from error
-
     def _begin(self) -> int:
         """Where tensors begin: behind the size of the header (8 bytes) and the header (JSON)."""
-        with self._path.open("rb") as file:
+        with self.file.path.open("rb") as file:
             return 8 + int.from_bytes(file.read(8), "little")
 
     def _header(self) -> dict[int, tuple[list[int], list[int]]]:
         """Shape and place of every row's tensor, as the file says. Raises BackendError."""
         try:
-            with self._path.open("rb") as file:
+            with self.file.path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                found = json.loads(file.read(min(size, self._path.stat().st_size)))
+                found = json.loads(file.read(min(size, self.file.path.stat().st_size)))
             return {
                 int(name): (list(tensor["shape"]), list(tensor["data_offsets"]))
                 for name, tensor in found.items()
                 if name != "__metadata__"
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if self._checked is not None:
-                self._checked.check()
-            raise BackendError(f"cannot read {self._path}: {error}; {self._remedy}") from error
-
-    def _check_bytes(self, row: int) -> None:
-        """Compare the bytes of a row with their checksums."""
-        if self._checked is not None and not self._checked.is_checked:
-            if self._offsets_RE is None:
-                header, begin = self._header(), self._begin()
-                self._offsets_RE = np.zeros((max(header) + 1, 2), np.int64)
-                for number, (_, offsets) in header.items():
-                    self._offsets_RE[number] = begin + offsets[0], begin + offsets[1]
-            start, stop = self._offsets_RE[row].tolist()
-            self._checked.check(start, stop)
+            self.file.check()
+            raise self.file.unreadable(error) from error
 
     def _broken(self, row: int, what: str) -> BackendError:
         return BackendError(
-            f"shard {self._number} of {self._path.parent}, trajectory {row}: its hidden states "
-            f"{what}; {self._remedy}"
+            f"shard {self._number} of {self.file.path.parent}, trajectory {row}: its hidden states "
+            f"{what}; {self.file.remedy}"
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFeatures:
-    """Where a trajectory's hidden signals are."""
-
-    file: FeatureFile
-    row: int
-    """In the shard."""
-    width: int
-
-    def read(self, places: int) -> Tensor:
-        """[places, S] float32: those of the first places. Raises BackendError."""
-        return self.file.read(self.row, places)
 
 
 _COLUMNS = ["prompt", "tokens", *shards.LAW_COLUMNS]
 
 
 class ShardReader:
-    """The rows of one shard, each read when it is asked for; see `TrajectoryStore.reader`."""
+    """The rows of one shard, each read when it is asked for; see `TrajectoryStore.reader`.
+
+    Args:
+        words: of the shard's index; empty: it was written without one.
+        trajectories: how many rows the shard has.
+        cache: receives decoded row groups.
+        width: of the hidden states that are wanted; 0: none.
+    """
 
     def __init__(
         self,
         *,
-        rows: CheckedFile | None,
-        features: CheckedFile | None,
         number: int,
+        rows: CheckedFile,
+        features: CheckedFile | None,
         words: dict[str, str],
         trajectories: int,
         cache: ByteCache,
         width: int,
     ) -> None:
-        self.number, self.width = number, width
+        self.number, self.width, self.path = number, width, rows.path
         self._rows, self._words, self._trajectories = rows, words, trajectories
         self._cache = cache
         self._starts: list[int] | None = None
-        self.features: FeatureFile | None = None
-        if features is not None:
-            self.features = FeatureFile(features.path, number, features.remedy, features)
+        self.features = None if features is None else FeatureFile(features, number)
 
     def texts(self) -> list[StoredText]:
         """Every row that has an answer. Raises BackendError for a damaged file."""
-        if self._rows is None:
-            return []
         try:
             if self._words:
                 index = shards.ShardIndex.from_words(self._words)
             else:
-                index = shards.read_index(self._rows.path)
+                index = shards.read_index(self.path)
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             self._rows.check()
             raise self._rows.unreadable(error) from error
         if len(index) != self._trajectories:
             self._rows.check()
             raise self.unreadable("it has another number of rows")
-        columns = zip(
-            index.prompt_key,
-            index.forcing,
-            index.index,
-            index.temperature,
-            index.score,
-            index.prompt_length,
-            index.answer_length,
-            index.highest,
-            index.has_logprobs,
-            strict=True,
-        )
-        texts = [
-            StoredText(self, row, *values) for row, values in enumerate(columns) if values[6] > 0
-        ]
+        columns = zip(*(getattr(index, one.name) for one in fields(index)), strict=True)
+        found = (StoredText(self, row, *values) for row, values in enumerate(columns))
+        texts = [text for text in found if text.answer_length > 0]
         if self.width and self.features is not None:
             places = {text.row: text.prompt_length + text.answer_length for text in texts}
             self.features.check_shapes(places, self.width)
         return texts
-
-    @property
-    def path(self) -> Path | None:
-        """The Parquet file; None: the shard has no rows."""
-        return None if self._rows is None else self._rows.path
 
     def tokens(self, row: int, column: str) -> NDArray[np.int32]:
         """The token ids in column `prompt` or `tokens` of a row. Raises BackendError."""
@@ -391,10 +333,8 @@ class ShardReader:
         """
         found: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         lengths: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        if self._rows is None:
-            return found[0], lengths[0]
         try:
-            with pq.ParquetFile(self._rows.path, memory_map=True) as file:
+            with pq.ParquetFile(self.path, memory_map=True) as file:
                 for group in range(file.num_row_groups):
                     rows = file.read_row_group(group, columns=[column]).column(column)
                     found += [chunk.flatten().to_numpy() for chunk in rows.chunks]
@@ -405,17 +345,22 @@ class ShardReader:
 
     def unreadable(self, why: str) -> BackendError:
         """The error for rows that are not those that were written."""
-        assert self._rows is not None
         return self._rows.unreadable(ValueError(why))
 
+    def states(self, row: int, places: int) -> Tensor:
+        """[places, S] float32: the hidden signals of the first places. Raises BackendError."""
+        if self.features is None:
+            raise self.unreadable(f"row {row} has no hidden states")
+        return self.features.read(row, places)
+
     def check(self) -> None:
-        """Compare all rows with their checksum. Raises BackendError."""
-        assert self._rows is not None
+        """Compare all files of the shard with their checksums. Raises BackendError."""
         self._rows.check()
+        if self.features is not None:
+            self.features.file.check()
 
     def _group(self, row: int) -> tuple[pa.Table, int]:
         """The decoded row group that a row lies in, and the row's place there."""
-        assert self._rows is not None
         try:
             if self._starts is None:
                 with self._open() as file:
@@ -424,25 +369,23 @@ class ShardReader:
                     ]
                 self._starts = [0, *np.cumsum(sizes).tolist()]
             group = bisect_right(self._starts, row) - 1
-            table = self._cache.get((self._rows.path, group), lambda: self._decoded(group))
+            table = self._cache.get((self.path, group), lambda: self._decoded(group))
         except (OSError, pa.ArrowException, IndexError) as error:
             raise self._rows.unreadable(error) from error
         return table, row - self._starts[group]
 
     def _open(self) -> pq.ParquetFile:
         """The file, when its footer is good: rows, footer, its length (4 bytes), `PAR1`."""
-        assert self._rows is not None
         if not self._rows.is_checked:
             size = self._rows.size
             self._rows.check(max(0, size - 8), size)
-            with self._rows.path.open("rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(-8, 2)
                 footer = int.from_bytes(file.read(4), "little")
             self._rows.check(max(0, size - 8 - footer), size)
-        return pq.ParquetFile(self._rows.path, memory_map=True)
+        return pq.ParquetFile(self.path, memory_map=True)
 
     def _decoded(self, number: int) -> tuple[pa.Table, int]:
-        assert self._rows is not None
         with self._open() as file:
             group = file.metadata.row_group(number)
             columns = [group.column(place) for place in range(group.num_columns)]
@@ -501,11 +444,7 @@ class StoredText:
 
     def states(self, places: int) -> Tensor:
         """[places, S] float32: the hidden signals of the first places."""
-        file = self.shard.features
-        assert file is not None, "ask has_features first"
-        return file.of(self.row, self.prompt_length + self.answer_length, self.shard.width).read(
-            places
-        )
+        return self.shard.states(self.row, places)
 
     def without_logprobs(self) -> StoredText:
         """The same text without its teacher's logprobs."""

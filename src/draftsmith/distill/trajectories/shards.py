@@ -37,9 +37,9 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -96,8 +96,7 @@ _P = np.exp(_LOG_P.astype(np.float64))
 _CELLS = 1 << 22  # at a time: bounds the memory of whole laws over a large vocabulary
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedLaws:
+class EncodedLaws(NamedTuple):
     """The laws of N places in parts (see the drawing); `head` names the version and the sizes."""
 
     head: bytes
@@ -105,11 +104,6 @@ class EncodedLaws:
     ids_high: bytes
     codes_low: bytes
     codes_high: bytes
-
-    @property
-    def num_bytes(self) -> int:
-        parts = (self.head, self.ids_low, self.ids_high, self.codes_low, self.codes_high)
-        return sum(map(len, parts))
 
 
 def encode(top: TopK, vocab_size: int) -> EncodedLaws:
@@ -160,10 +154,9 @@ def decode(laws: EncodedLaws) -> TopK:
     _, whole, N, K, V = _HEAD.unpack(laws.head)
     low_bits, line_bits = (0, 0) if whole else _bits(K, V)
     sizes = (-(-N * low_bits * K // 8), -(-N * line_bits // 8), N * K, N * K)
-    parts = (laws.ids_low, laws.ids_high, laws.codes_low, laws.codes_high)
-    if tuple(map(len, parts)) != sizes:
+    if tuple(map(len, laws[1:])) != sizes:
         raise BackendError(f"the encoded laws of {N} places are cut short or too long")
-    pairs_MC = np.stack([np.frombuffer(part, np.uint8) for part in parts[2:]], axis=-1)
+    pairs_MC = np.stack([np.frombuffer(part, np.uint8) for part in laws[3:]], axis=-1)
     log_p_NK = _LOG_P[pairs_MC.view("<u2").reshape(N, K)]
     if whole:
         ids_NK = np.tile(np.arange(K, dtype=np.int32), (N, 1))
@@ -299,9 +292,8 @@ _PLAIN = {
     "tag": pa.string(),
 }
 # A column per part of the laws: each compresses by itself, the upper parts well (see `codec`).
-_LAWS = ("head", "ids_low", "ids_high", "codes_low", "codes_high")
-LAW_COLUMNS = tuple(f"laws_{part}" for part in _LAWS)
-_SCHEMA = pa.schema(_PLAIN | {f"laws_{part}": pa.large_binary() for part in _LAWS})
+LAW_COLUMNS = tuple(f"laws_{part}" for part in EncodedLaws._fields)
+_SCHEMA = pa.schema(_PLAIN | {column: pa.large_binary() for column in LAW_COLUMNS})
 
 
 def check(trajectory: Trajectory, vocab_size: int, top_k: int | None) -> None:
@@ -336,12 +328,9 @@ def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer
     columns: dict[str, list[Any]] = {
         name: [getattr(trajectory, name) for trajectory in trajectories] for name in _PLAIN
     }
-    laws = [
-        None if trajectory.top is None else encode(trajectory.top, vocab_size)
-        for trajectory in trajectories
-    ]
-    for part in _LAWS:
-        columns[f"laws_{part}"] = [None if law is None else getattr(law, part) for law in laws]
+    nothing = (None,) * len(LAW_COLUMNS)
+    laws = [nothing if one.top is None else encode(one.top, vocab_size) for one in trajectories]
+    columns |= {name: [law[i] for law in laws] for i, name in enumerate(LAW_COLUMNS)}
     table = pa.table(columns, schema=_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -358,22 +347,18 @@ def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer
 def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
     """The trajectories of `to_parquet`, with the hidden signals of `hidden_signals`."""
     out = []
-    for number, (bare, laws) in enumerate(undecoded(data)):
+    for number, row in enumerate(pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()):
+        laws = EncodedLaws(*(row.pop(name) for name in LAW_COLUMNS))
         features = hidden.get(str(number))
+        row |= {"prompt": tuple(row["prompt"]), "tokens": tuple(row["tokens"])}
         out.append(
-            replace(
-                bare,
-                top=None if laws is None else decode(laws),
+            Trajectory(
+                **row,
+                top=None if laws.head is None else decode(laws),
                 features=None if features is None else features.float().numpy(),
             )
         )
     return out
-
-
-def undecoded(data: bytes) -> list[tuple[Trajectory, EncodedLaws | None]]:
-    """The trajectories of `to_parquet` without laws, and their laws as they are kept."""
-    rows = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
-    return [(_trajectory(row), _laws(row)) for row in rows]
 
 
 def hidden_signals(
@@ -415,18 +400,20 @@ class ShardIndex:
     """1 where teacher logprobs are stored, else 0."""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> ShardIndex:
-        """The index of these trajectories."""
+    def of(cls, columns: Mapping[str, Sequence[Any]], has_logprobs: Sequence[int]) -> ShardIndex:
+        """The index of rows with these columns: those of `_INDEXED`."""
+        prompts, answers = columns["prompt"], columns["tokens"]
+        texts = zip(prompts, answers, strict=True)
         return cls(
-            prompt_key=[prompt_key(one.prompt) for one in trajectories],
-            forcing=[one.forcing for one in trajectories],
-            index=[one.index for one in trajectories],
-            temperature=[one.temperature for one in trajectories],
-            score=[float(one.score) for one in trajectories],
-            prompt_length=[one.prompt_length for one in trajectories],
-            answer_length=[one.answer_length for one in trajectories],
-            highest=[max((*one.prompt, *one.tokens), default=-1) for one in trajectories],
-            has_logprobs=[int(one.top is not None) for one in trajectories],
+            prompt_key=[prompt_key(prompt) for prompt in prompts],
+            forcing=columns["forcing"],
+            index=columns["index"],
+            temperature=columns["temperature"],
+            score=[float(score) for score in columns["score"]],
+            prompt_length=list(map(len, prompts)),
+            answer_length=list(map(len, answers)),
+            highest=[max((*prompt, *tokens), default=-1) for prompt, tokens in texts],
+            has_logprobs=has_logprobs,
         )
 
     @classmethod
@@ -454,68 +441,29 @@ class ShardIndex:
         return len(self.prompt_key)
 
 
+_INDEXED = ["prompt", "tokens", "forcing", "index", "temperature", "score"]
+
+
+def index_of(trajectories: Sequence[Trajectory]) -> ShardIndex:
+    """The index of these trajectories."""
+    columns = {name: [getattr(one, name) for one in trajectories] for name in _INDEXED}
+    return ShardIndex.of(columns, [int(one.top is not None) for one in trajectories])
+
+
 def read_index(path: Path) -> ShardIndex:
     """Build the index of a shard that was written without one: reads its columns of tokens.
 
     Raises:
         OSError, pa.ArrowException, ValueError: the file is damaged.
     """
-    parts: list[ShardIndex] = []
-    names = ["prompt", "tokens", "forcing", "index", "temperature", "score", "laws_head"]
     with pq.ParquetFile(path, memory_map=True) as file:
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=names).to_pydict()
-            texts = list(zip(rows["prompt"], rows["tokens"], strict=True))
-            parts.append(
-                ShardIndex(
-                    prompt_key=[prompt_key(prompt) for prompt, _ in texts],
-                    forcing=rows["forcing"],
-                    index=rows["index"],
-                    temperature=rows["temperature"],
-                    score=rows["score"],
-                    prompt_length=[len(prompt) for prompt, _ in texts],
-                    answer_length=[len(tokens) for _, tokens in texts],
-                    highest=[max((*prompt, *tokens), default=-1) for prompt, tokens in texts],
-                    has_logprobs=[int(head is not None) for head in rows["laws_head"]],
-                )
-            )
-    return ShardIndex(
-        **{
-            one.name: [value for part in parts for value in getattr(part, one.name)]
-            for one in fields(ShardIndex)
-        }
-    )
+        columns = file.read(columns=[*_INDEXED, LAW_COLUMNS[0]]).to_pydict()
+    return ShardIndex.of(columns, [int(head is not None) for head in columns[LAW_COLUMNS[0]]])
 
 
 def prompt_key(tokens: Sequence[int]) -> str:
     """A name of a prompt that depends on nothing but its tokens (128 bits in hexadecimal)."""
     return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]
-
-
-def _laws(row: Mapping[str, Any]) -> EncodedLaws | None:
-    if row["laws_head"] is None:
-        return None
-    return EncodedLaws(
-        head=row["laws_head"],
-        ids_low=row["laws_ids_low"],
-        ids_high=row["laws_ids_high"],
-        codes_low=row["laws_codes_low"],
-        codes_high=row["laws_codes_high"],
-    )
-
-
-def _trajectory(row: Mapping[str, Any]) -> Trajectory:
-    return Trajectory(
-        prompt_id=row["prompt_id"],
-        forcing=row["forcing"],
-        index=row["index"],
-        temperature=row["temperature"],
-        prompt=tuple(row["prompt"]),
-        tokens=tuple(row["tokens"]),
-        score=row["score"],
-        language=row["language"],
-        tag=row["tag"],
-    )
 
 
 _UNKNOWN = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}

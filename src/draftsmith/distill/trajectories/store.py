@@ -23,7 +23,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,9 +47,7 @@ from draftsmith.distill.trajectories.readers import (
     pieces_of,
 )
 from draftsmith.distill.trajectories.shards import (
-    EncodedLaws,
     FeatureType,
-    ShardIndex,
     held,
     read_sealed,
     write_sealed,
@@ -358,7 +356,7 @@ class TrajectoryStore:
             path = self._path(number, "parquet")
             with atomic_path(path) as part:
                 part.write_bytes(rows)
-            index = ShardIndex.of(trajectories).words()
+            index = shard_rows.index_of(trajectories).words()
             files.append(_stored(path, hashlib.sha256(rows).hexdigest(), index))
             if features:
                 path = self._path(number, FEATURES)
@@ -385,30 +383,27 @@ class TrajectoryStore:
 
     def read(self, number: int) -> list[Trajectory]:
         """The trajectories of a shard. Raises InputError (none there), BackendError (damaged)."""
-        rows, features = self._contents(number, load_file)
-        for row, states_TS in features.items():
-            self.features(number).check(int(row), states_TS)
-        return shard_rows.from_parquet(rows, features)
-
-    def undecoded(self, number: int) -> list[tuple[Trajectory, EncodedLaws | None]]:
-        """The same without hidden signals, and with laws as they are kept; all files are checked.
-
-        Raises as `read` does.
-        """
-        rows, _ = self._contents(number, lambda path: {})
-        return shard_rows.undecoded(rows)
+        rows, features = self._files(self.shard(number))
+        rows.check()
+        if features is None:
+            return shard_rows.from_parquet(rows.path.read_bytes(), {})
+        features.check()
+        try:
+            states = load_file(features.path)
+        except (OSError, SafetensorError) as error:
+            raise features.unreadable(error) from error
+        for row, states_TS in states.items():
+            FeatureFile(features, number).check(int(row), states_TS)
+        return shard_rows.from_parquet(rows.path.read_bytes(), states)
 
     def check(self, number: int) -> None:
         """Raises BackendError unless all files of a shard are there, as they were written.
 
         Their bytes are read: as many as the shard has, at the speed of the disk.
         """
-        self._contents(number, lambda path: {})
-
-    def features(self, number: int) -> FeatureFile:
-        """Hidden signals of a shard that `undecoded` has checked, to be read row by row."""
-        path = self._path(number, FEATURES)
-        return FeatureFile(path, number=number, remedy=self._remedy(number))
+        for file in self._files(self.shard(number)):
+            if file is not None:
+                file.check()
 
     def reader(self, number: int, cache: ByteCache, width: int, hint: str = "") -> ShardReader:
         """Open a shard for reading row by row; nothing but its JSON file is read before.
@@ -422,45 +417,30 @@ class TrajectoryStore:
             InputError: there is no such shard.
             BackendError: its JSON file is damaged, or a file is missing or of another size.
         """
-        facts, remedy = self.shard(number), self._remedy(number) + hint
-        checked: dict[Path, CheckedFile] = {}
-        words: dict[str, str] = {}
-        for file in facts.files:
-            words |= file.rows
-            path = self.folder / file.name
-            where = f"shard {number} of {self.folder}"
-            one = CheckedFile(path, file.bytes, file.sha256, file.pieces, where, remedy)
-            one.check_size()
-            checked[path] = one
+        facts = self.shard(number)
+        rows, features = self._files(facts, hint)
+        for file in (rows, features):
+            if file is not None:
+                file.check_size()
         return ShardReader(
-            rows=checked.get(self._path(number, "parquet")),
-            features=checked.get(self._path(number, FEATURES)),
+            rows=rows,
+            features=features,
             number=number,
-            words=words,
+            words=facts.files[0].rows,
             trajectories=facts.trajectories,
             cache=cache,
             width=width,
         )
 
-    def _contents(
-        self, number: int, load: Callable[[Path], dict[str, torch.Tensor]]
-    ) -> tuple[bytes, dict[str, torch.Tensor]]:
-        """Rows and hidden signals of a shard, whose checksums are right."""
-        rows, features = b"", {}
-        for file in self.shard(number).files:
-            path = self.folder / file.name
-            try:
-                if file.name.endswith(".parquet"):
-                    rows = path.read_bytes()
-                    self._verify(number, file, hashlib.sha256(rows).hexdigest())
-                else:
-                    self._verify(number, file, sha256(path))
-                    features = load(path)
-            except (OSError, SafetensorError) as error:
-                raise BackendError(
-                    f"cannot read {path}: {error}; {self._remedy(number)}"
-                ) from error
-        return rows, features
+    def _files(self, facts: Shard, hint: str = "") -> tuple[CheckedFile, CheckedFile | None]:
+        """Rows and hidden signals of a shard."""
+        where = f"shard {facts.number} of {self.folder}"
+        remedy = self._remedy(facts.number) + hint
+        rows, *features = (
+            CheckedFile(self.folder / f.name, f.bytes, f.sha256, f.pieces, where, remedy)
+            for f in facts.files
+        )
+        return rows, features[0] if features else None
 
     def trajectories(self) -> Iterator[Trajectory]:
         """All trajectories in order, one shard in memory at a time."""
@@ -494,13 +474,6 @@ class TrajectoryStore:
             f"remove shard-{number:05d}.* and collect again with the same command to replace it; "
             "the other shards stay as they are"
         )
-
-    def _verify(self, number: int, file: StoredFile, found: str) -> None:
-        if found != file.sha256:
-            raise BackendError(
-                f"shard {number} of {self.folder} is damaged: {file.name} has not the sha256 it "
-                f"was written with; {self._remedy(number)}"
-            )
 
     def _sweep(self, number: int) -> None:
         """Remove what a killed or failed write of this shard left; its lock is ours."""
