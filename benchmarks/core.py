@@ -29,7 +29,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm, generate
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.none import NoDrafter

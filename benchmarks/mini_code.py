@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draftsmith.commands.pretrain import PretrainOptions, run
-from draftsmith.data.stdlib_prompts import EXCLUDE, HELD_OUT, INCLUDE
+from draftsmith.data.suites import LIBRARY_EXCLUDE, LIBRARY_HELD_OUT, LIBRARY_INCLUDE
 from draftsmith.data.text import STANDARD_LIBRARY, TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.pretraining import PretrainResult
@@ -22,9 +22,9 @@ def text() -> TextConfig:
     """The .py files of the running Python, without installed packages and character tables."""
     return TextConfig(
         text=(STANDARD_LIBRARY,),
-        include=INCLUDE,
-        exclude=EXCLUDE,
-        hold_out=HELD_OUT,
+        include=LIBRARY_INCLUDE,
+        exclude=LIBRARY_EXCLUDE,
+        hold_out=LIBRARY_HELD_OUT,
     )
 
 

@@ -44,7 +44,7 @@ from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import TreeShape
 from draftsmith.data.prompts import Prompt
-from draftsmith.data.stdlib_prompts import (
+from draftsmith.data.suites import (
     held_out_prompts,
     training_prompts,
     training_texts,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from draftsmith.core.rows import until_end
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings
 from draftsmith.provenance import machine_summary, versions, write_json_atomic

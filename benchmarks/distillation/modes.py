@@ -27,7 +27,7 @@ from draftsmith.commands import collect
 from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.data.stdlib_prompts import training_prompts
+from draftsmith.data.suites import training_prompts
 from draftsmith.distill import distilling
 from draftsmith.distill.batches import BatchSource
 from draftsmith.distill.config import ScheduleConfig

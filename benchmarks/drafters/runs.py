@@ -20,7 +20,7 @@ from study import Evaluated, Models, Run, collect, examine, training
 from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import TreeShape
-from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
+from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill.config import DivergenceConfig, ImitationConfig, KeptConfig, ScaleConfig
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.registry import drafter_class

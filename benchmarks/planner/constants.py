@@ -32,7 +32,7 @@ from draftsmith.core.generation import generate
 from draftsmith.core.rows import one_more
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import RowStats, StepCount
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import NgramIndex, PromptLookup
 from draftsmith.plan import length_policy

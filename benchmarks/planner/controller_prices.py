@@ -16,7 +16,7 @@ from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import drafter_manifest
 from draftsmith.drafters.independent import Independent

@@ -41,7 +41,7 @@ from validation_predict import FORM, Draft, best_sizes, entry, laws, verdict, wi
 import mini_code
 from draftsmith.bench.records import BASELINE, RunRecord, drafter_metrics
 from draftsmith.bench.run import Item
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.provenance import jsonable, machine_summary, versions, write_json_atomic
 from draftsmith.targets.hf import load_target, quieten
 

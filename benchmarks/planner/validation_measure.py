@@ -32,7 +32,7 @@ from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data import text as _text
-from draftsmith.data.stdlib_prompts import held_out_prompts
+from draftsmith.data.suites import held_out_prompts
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
@@ -117,7 +117,7 @@ def observe(work: Path, drafts: Sequence[Path], amounts: Amounts) -> list[dict[s
         write_text_atomic(suite, "".join(f"{line}\n" for line in lines))
         chosen = mini_code.text()
         files = _text.find_files(chosen.text, chosen.include, chosen.exclude)
-        _, held = _text.hold_out(files, mini_code.HELD_OUT)
+        _, held = _text.hold_out(files, mini_code.LIBRARY_HELD_OUT)
         options = BenchOptions(
             model=ModelConfig(target=str(TARGET)),
             drafter=",".join(map(str, drafts)),

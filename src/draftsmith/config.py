@@ -245,8 +245,19 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_FORM = re.compile(r"([0-9]*\.?[0-9]+)\s*([kKmMgG]?)\s*(steps?|epochs?|tokens?)")
-_FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
+
+
+def _amount(text: str, prefixes: str, endings: str = "") -> tuple[Decimal, str, int]:
+    """(amount, ending, power of 1000 that its prefix stands for); 0 for what is none of these."""
+    number = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)"
+    form = rf"{number}\s*([{prefixes}]?)\s*({endings})"
+    match = re.fullmatch(form, text.strip(), re.IGNORECASE)
+    if match is None:
+        return Decimal(0), "", 0
+    power = _POWERS[match[2].lower()]
+    # decimal: 2.4T is 2.4e12 to the last bit
+    return Decimal(match[1]).scaleb(3 * power), match[3].lower(), power
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,16 +270,13 @@ class Duration:
     @classmethod
     def parse(cls, text: str) -> Duration:
         """`2000steps`, `3epochs`, `5Mtokens`. Raises InputError for anything else."""
-        match = _FORM.fullmatch(text.strip())
-        if match is None:
+        amount, ending, _ = _amount(text, "kmg", "steps?|epochs?|tokens?")
+        if not ending:
             raise InputError(f"a duration is like 2000steps, 3epochs or 5Mtokens, got {text!r}")
-        number, factor, unit = match.groups()
-        amount = float(number) * _FACTOR[factor.lower()]
-        if amount <= 0:
+        if not 0 < float(amount) < math.inf:
             raise InputError(f"a duration must be more than 0, got {text!r}")
-        kinds: dict[str, Literal["step", "epoch", "token"]]
-        kinds = {"step": "step", "epoch": "epoch", "token": "token"}
-        return cls(amount=amount, unit=kinds[unit.removesuffix("s")])
+        unit = cast(Literal["step", "epoch", "token"], ending.removesuffix("s"))
+        return cls(amount=float(amount), unit=unit)
 
     def steps(self, *, tokens_per_step: int, steps_per_epoch: float) -> int:
         """Optimiser steps, rounded up, at least one."""
@@ -276,26 +284,14 @@ class Duration:
         return max(1, math.ceil(self.amount * per_unit[self.unit] - 1e-9))
 
 
-_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kKmMgGtT]?)([iI]?)[bB]?")
-_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
 def parse_bytes(text: str, flag: str) -> int:
     """`500MB`, `20G`, `1.5GiB` in bytes. Raises InputError naming the flag for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    size = 0.0
-    if match is not None:
-        number, factor, binary = match.groups()
-        size = float(number) * (1024 if binary else 1000) ** _POWER[factor.lower()]
+    size, ending, power = _amount(text, "kmgt", "i?b?")
+    if ending.startswith("i"):
+        size *= Decimal("1.024") ** power
     if size < 1:
         raise InputError(f"{flag} must be a size such as 500MB or 20GB, got {text!r}")
     return int(size)
-
-
-_COUNT = re.compile(
-    r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)\s*([kmbt]?)", re.IGNORECASE
-)
-_THOUSANDS = {"": 0, "k": 1, "m": 2, "b": 3, "t": 4}
 
 
 def parse_count(text: str, name: str) -> float:
@@ -303,12 +299,7 @@ def parse_count(text: str, name: str) -> float:
 
     Raises InputError naming `name` for anything else and for less than 1.
     """
-    match = _COUNT.fullmatch(text.strip())
-    count = 0.0
-    if match is not None:
-        number, unit = match.groups()
-        # decimal: 2.4T is 2.4e12 to the last bit
-        count = float(Decimal(number).scaleb(3 * _THOUSANDS[unit.lower()]))
+    count = float(_amount(text, "kmbt")[0])
     if not 1 <= count < math.inf:
         raise InputError(
             f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B "

@@ -36,7 +36,7 @@ from draftsmith.commands.quickstart_demo import (
 )
 from draftsmith.commands.quickstart_demo import FEWEST_MEASURED_PROMPTS as FEWEST_PROMPTS
 from draftsmith.core.sampling import Sampler
-from draftsmith.data import stdlib_prompts
+from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.errors import InputError
@@ -60,13 +60,13 @@ def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
 
 
 def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
-    first = stdlib_prompts.held_out_prompts(8)
-    assert first == stdlib_prompts.held_out_prompts(8)
-    assert stdlib_prompts.held_out_prompts(3) == first[:3]
+    first = suites.held_out_prompts(8)
+    assert first == suites.held_out_prompts(8)
+    assert suites.held_out_prompts(3) == first[:3]
     assert len({prompt.id for prompt in first}) == 8
     for prompt in first:
         lines = (prompt.text or "").splitlines()
-        assert 2 <= len(lines) <= stdlib_prompts.CONTEXT_LINES
+        assert 2 <= len(lines) <= suites.CONTEXT_LINES
         assert any("def " in line for line in lines)
 
 
@@ -74,8 +74,8 @@ def test_no_file_gives_prompts_to_learn_from_and_to_measure_on() -> None:
     def files(prompts: Iterator[Prompt]) -> set[str]:
         return {prompt.id.rpartition(":")[0] for prompt in prompts}
 
-    held = files(iter(stdlib_prompts.held_out_prompts(10_000)))
-    learnt = files(islice(stdlib_prompts.training_prompts(), 60))
+    held = files(iter(suites.held_out_prompts(10_000)))
+    learnt = files(islice(suites.training_prompts(), 60))
     assert len(held) > 10
     assert len(learnt) >= 20  # at most three of a file
     assert not held & learnt

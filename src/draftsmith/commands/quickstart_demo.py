@@ -73,7 +73,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm, encode
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
-from draftsmith.data.stdlib_prompts import held_out_prompts, training_prompts
+from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.acceptance import AcceptanceConfig, measure_acceptance
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
@@ -337,8 +337,8 @@ def collect(
     return Collected(
         store=options.out,
         prompts=len(chosen),
-        trajectories=made.trajectories,
-        tokens=made.tokens,
+        trajectories=made["trajectories"],
+        tokens=made["tokens"],
         seconds=time.monotonic() - began,
     )
 

@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
@@ -34,7 +35,6 @@ from draftsmith.distill.trajectories.teacher import (
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
-    Forcing,
     TopK,
     Trajectory,
 )
@@ -67,14 +67,10 @@ def draws(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...
 
     Samples go temperature by temperature. At temperature 0 all are the same text: it is drawn once.
     """
-    return _DRAWS[settings.forcing](request, settings)
-
-
-def _one(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
-    return (Draw(),)
-
-
-def _samples(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
+    if settings.forcing == "gold":
+        return tuple(Draw(index=index) for index in range(len(request.references)))
+    if settings.forcing != "sample":
+        return (Draw(),)
     pairs = [
         (temperature, sample)
         for temperature in settings.temperatures
@@ -84,18 +80,6 @@ def _samples(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, 
         Draw(index=index, temperature=temperature, sample=sample)
         for index, (temperature, sample) in enumerate(pairs)
     )
-
-
-def _references(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
-    return tuple(Draw(index=index) for index in range(len(request.references)))
-
-
-_DRAWS: dict[Forcing, Callable[[CollectRequest, CollectSettings], tuple[Draw, ...]]] = {
-    "greedy": _one,
-    "sample": _samples,
-    "beam": _one,
-    "gold": _references,
-}
 
 
 # --------------------------------------------------------------------------- checks
@@ -344,28 +328,23 @@ class TransformersBackend:
         prompts = [job.request.prompt for job in batch]
         # whole laws of all beams, those that die too, would fill the memory: they are read after
         noted = (settings.top_k or 0) if settings.signals == Signals() else 0
+        how: dict[str, Any] = {
+            "max_new_tokens": settings.max_new_tokens,
+            "length_penalty": settings.length_penalty,
+            "top_k": noted,
+            "cost": self.cost,
+        }
         if settings.beams == "auto":
             found = auto_search(
                 self.target,
                 prompts,
                 max_width=settings.max_beams,
                 mass_gain=settings.mass_gain,
-                max_new_tokens=settings.max_new_tokens,
                 most_beams=self.batch_size,
-                length_penalty=settings.length_penalty,
-                top_k=noted,
-                cost=self.cost,
+                **how,
             )
         else:
-            found = beam_search(
-                self.target,
-                prompts,
-                width=settings.beams,
-                max_new_tokens=settings.max_new_tokens,
-                length_penalty=settings.length_penalty,
-                top_k=noted,
-                cost=self.cost,
-            )
+            found = beam_search(self.target, prompts, width=settings.beams, **how)
         return [
             _Made(
                 job=job,

@@ -79,16 +79,38 @@ class ShardDone:
     total: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Collected:
-    """What a run did."""
+    """What a run has done so far."""
 
     shards: int
     """There already, or written."""
-    written: int
-    trajectories: int
+    total: int
+    """Shards that there are at the end."""
+    written: int = 0
+    trajectories: int = 0
     """In the written ones."""
-    tokens: int
+    tokens: int = 0
+
+    def add(self, number: int, trajectories: int, tokens: int, on_shard: OnShard | None) -> None:
+        """One more shard was written."""
+        self.shards += 1
+        self.written += 1
+        self.trajectories += trajectories
+        self.tokens += tokens
+        if on_shard is not None:
+            done = ShardDone(
+                number=number,
+                trajectories=trajectories,
+                tokens=tokens,
+                done=self.shards,
+                total=self.total,
+            )
+            on_shard(done)
+
+
+OnShard = Callable[[ShardDone], None]
+OnCheck = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +207,8 @@ def collect_local(
     settings: CollectSettings,
     sink: ShardSink,
     *,
-    on_shard: Callable[[ShardDone], None] | None = None,
-    on_check: Callable[[int, int], None] | None = None,
+    on_shard: OnShard | None = None,
+    on_check: OnCheck | None = None,
 ) -> Collected:
     """Compute and write what is missing, in this process. Nothing is loaded if nothing is.
 
@@ -197,11 +219,11 @@ def collect_local(
         BackendError: a shard is damaged, or the backend or the disk failed; finished shards are
             kept.
     """
-    tally = _Tally(plans, sink, on_shard, on_check)
+    missing, made = _missing(plans, sink, on_check)
     worker = Worker(make, settings, sink)
-    for plan in tally.missing:
-        tally.add(plan.number, *worker.run(plan))
-    return tally.collected()
+    for plan in missing:
+        made.add(plan.number, *worker.run(plan), on_shard)
+    return made
 
 
 def collect_ray(
@@ -211,22 +233,22 @@ def collect_ray(
     sink: ShardSink,
     *,
     pool: RayPool,
-    on_shard: Callable[[ShardDone], None] | None = None,
-    on_check: Callable[[int, int], None] | None = None,
+    on_shard: OnShard | None = None,
+    on_check: OnCheck | None = None,
 ) -> Collected:
     """Compute and write what is missing, by a pool of Ray actors; errors as `collect_local`.
 
     Uses the Ray that is running, or the cluster of RAY_ADDRESS, or starts one on this machine and
     stops it at the end.
     """
-    tally = _Tally(plans, sink, on_shard, on_check)
+    missing, made = _missing(plans, sink, on_check)
     if pool.workers < 1:
         raise InputError(f"A pool needs at least 1 worker, got {pool.workers}.")
-    if not tally.missing:
-        return tally.collected()
+    if not missing:
+        return made
     with _ray(pool) as ray:
         attempts = ray.remote(_Attempts).options(num_cpus=0).remote()
-        rows = [{"plan": pickle.dumps(plan)} for plan in tally.missing]
+        rows = [{"plan": pickle.dumps(plan)} for plan in missing]
         done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
             fn_constructor_args=(make, settings, sink, attempts, pool.retries),
@@ -241,8 +263,8 @@ def collect_ray(
         for row in _rows(done):
             if row["error"]:
                 raise pickle.loads(row["error"])
-            tally.add(int(row["number"]), int(row["trajectories"]), int(row["tokens"]))
-    return tally.collected()
+            made.add(int(row["number"]), int(row["trajectories"]), int(row["tokens"]), on_shard)
+    return made
 
 
 class _Attempts:
@@ -299,49 +321,18 @@ class _Actor:
             )
 
 
-class _Tally:
-    """What is missing, and what was done about it."""
-
-    def __init__(
-        self,
-        plans: Sequence[ShardPlan],
-        sink: ShardSink,
-        on_shard: Callable[[ShardDone], None] | None,
-        on_check: Callable[[int, int], None] | None,
-    ) -> None:
-        there = [plan.number for plan in plans if sink.has(plan.number)]
-        _check(there, sink, on_check)
-        known = set(there)
-        self.missing = [plan for plan in plans if plan.number not in known]
-        self._total, self._on_shard = len(plans), on_shard
-        self._written = self._trajectories = self._tokens = 0
-
-    def add(self, number: int, trajectories: int, tokens: int) -> None:
-        self._written += 1
-        self._trajectories += trajectories
-        self._tokens += tokens
-        if self._on_shard is not None:
-            done = ShardDone(
-                number=number,
-                trajectories=trajectories,
-                tokens=tokens,
-                done=self._total - len(self.missing) + self._written,
-                total=self._total,
-            )
-            self._on_shard(done)
-
-    def collected(self) -> Collected:
-        return Collected(
-            shards=self._total - len(self.missing) + self._written,
-            written=self._written,
-            trajectories=self._trajectories,
-            tokens=self._tokens,
-        )
+def _missing(
+    plans: Sequence[ShardPlan], sink: ShardSink, on_check: OnCheck | None
+) -> tuple[list[ShardPlan], Collected]:
+    """The shards that are not there yet, when all others have been checked."""
+    there = [plan.number for plan in plans if sink.has(plan.number)]
+    _check(there, sink, on_check)
+    known = set(there)
+    missing = [plan for plan in plans if plan.number not in known]
+    return missing, Collected(shards=len(plans) - len(missing), total=len(plans))
 
 
-def _check(
-    numbers: Sequence[int], sink: ShardSink, on_check: Callable[[int, int], None] | None
-) -> None:
+def _check(numbers: Sequence[int], sink: ShardSink, on_check: OnCheck | None) -> None:
     """All of them, so that one BackendError names every damaged shard."""
     damaged: dict[int, BackendError] = {}
     for done, number in enumerate(numbers, 1):
