@@ -7,9 +7,8 @@ is an `InputError` that names the key and, for unknown ones, the nearest that ex
     options = override(options, ["width=8", "inner.rate=0.5"])
     as_dict(options)                # from_dict(Shape, as_dict(options)) == options
 
-Amounts with their unit: `Duration` of a training run, sizes of files, counts.
-
-Options as command-line flags: the names, the way back from options to flags, and minus signs.
+Amounts with their unit (`Duration`, sizes, counts) are read here, and options as command-line
+flags: their names, the way back from options to flags, and values that begin with a minus sign.
 
 A field `max_new_tokens` is the flag `--max-new-tokens`; the fields of a nested group are flags of
 the verb (no prefix). A true-or-false field that starts as False is a bare flag `--stream`; one that

@@ -8,9 +8,8 @@ revision, a summary of the machine, times. It names no host, and no folder outsi
     run.write(out)                                   # out/run.json
 
 Files are written beside their final place and renamed onto it: a reader sees the old file or the
-new one, never a half. A full disk is a `BackendError` that names the file.
-
-Room for files is checked before they are written: in a budget, and on the disk.
+new one, never a half. Room is checked before: in a budget, and on the disk. A full disk is a
+`BackendError` that names the file.
 """
 
 from __future__ import annotations

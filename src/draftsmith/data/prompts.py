@@ -1,10 +1,7 @@
 """What to ask: a text to continue or a chat, and how a tokenizer sees it.
 
-Texts that become prompts: with places for a source and a language, and of whole characters.
-
-One record of a prompt file -> a prompt, whatever its author called the fields.
-
-A record's first field of these makes the prompt; the rest of the table is optional:
+A prompt is read from a record of a prompt file, whatever its author called the fields. A record's
+first field of these makes the prompt; the rest of the table is optional:
 
     messages        [{"role", "content"}]              conversations   ShareGPT: [{"from", "value"}]
     turns           user turns, one after the other    prompt          plain text (or messages)

@@ -6,8 +6,6 @@
 
 Hidden signals need a forward over the whole text (no loop feeds the last token): then the laws are
 read from that forward as well.
-
-`LogprobRecorder` keeps the teacher's logprobs while text is decoded: no second forward is needed.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ class CheckedFile:
 
     def unreadable(self, error: Exception) -> BackendError:
         """The error for a file that cannot be read."""
-        return BackendError(f"cannot read {self.path}: {error}; {self.remedy}")
+        said = " ".join(str(error).split())
+        return BackendError(f"cannot read {self.path}: {said}; {self.remedy}")
 
     def _damaged(self) -> BackendError:
         return BackendError(
@@ -371,6 +372,7 @@ class ShardReader:
             group = bisect_right(self._starts, row) - 1
             table = self._cache.get((self.path, group), lambda: self._decoded(group))
         except (OSError, pa.ArrowException, IndexError) as error:
+            self._rows.check()  # it may have changed behind the check of its pieces
             raise self._rows.unreadable(error) from error
         return table, row - self._starts[group]
 

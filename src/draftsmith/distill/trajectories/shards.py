@@ -1,10 +1,7 @@
-"""The rows of a shard: trajectories <-> a parquet file in memory, hidden signals <-> tensors.
+"""The files of a shard: rows as Parquet, logprobs in 16 bits, hidden signals, sealed JSON, locks.
 
-JSON files of a store with a checksum of their own content: a flipped bit is noticed.
-
-Top-K laws <-> bytes: exact ids, 16-bit log-probabilities, a size that no content can exceed.
-
-A law of K ids out of V takes, before any compression (K = 50, V = 128,256 in brackets):
+A law of K ids out of V has exact ids and 16-bit log-probabilities, in a size that no content can
+exceed. It takes, before any compression (K = 50, V = 128,256 in brackets):
 
     ids_low      K * l bits, l = floor(log2(V / K))    lowest bits of every id        [68.75 bytes]
     ids_high     K + ((V - 1) >> l) bits               the rest, as marks on a line   [14 bytes]

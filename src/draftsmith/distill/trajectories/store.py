@@ -1,7 +1,7 @@
 """Trajectories on disk: a folder of shards, each written once, whole or not at all.
 
     manifest.json                        whose laws these are (`StoreHeader`); never changes
-    shard-00000.parquet                  a row per trajectory, laws as in `codec`
+    shard-00000.parquet                  a row per trajectory, laws as in `shards`
     shard-00000.features.safetensors     hidden signals, when asked for; names are row numbers
     shard-00000.json                     written last: makes the shard visible. Counts, checksums
 
@@ -10,10 +10,6 @@ and one waits for another that writes the same. Two whole collections are refuse
 What a killed process left of a shard is invisible, and replaced when that number is written again.
 Both JSON files carry a checksum of their own content, and a shard that of its store's header, so a
 flipped bit or a file of another store is noticed.
-
-Whether two stores, or two targets, are one and the same; and where they differ.
-
-What a store says about itself: its header, and the facts of its shards. See `store`.
 """
 
 from __future__ import annotations

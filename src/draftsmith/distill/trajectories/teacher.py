@@ -1,5 +1,4 @@
-"""What the teacher thinks of tokens: its laws at temperature 1, read from logits, and the forward
-over texts that are known already.
+"""The teacher's logprobs at temperature 1: read from logits, or by a forward over known texts.
 
 Shape letters: B rows, R laws, T time, K top-k, V vocabulary, S signals.
 """

@@ -1,4 +1,4 @@
-"""One continuation of a prompt that the teacher produced (or was given), and what it thought."""
+"""Trajectories, and what is asked for: prompts, settings and the backends that answer."""
 
 from __future__ import annotations
 
