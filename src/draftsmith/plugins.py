@@ -15,6 +15,7 @@ The groups, each with what its entry points name:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -27,9 +28,15 @@ SUITES = "draftsmith.prompt_suites"
 TARGETS = "draftsmith.targets"
 
 
+@cache
+def offered(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of this group; the metadata of all installed packages are read once."""
+    return tuple(entry_points(group=group))
+
+
 def plugin_names(group: str) -> tuple[str, ...]:
     """The names that installed packages offer in this group, sorted; nothing is imported."""
-    return tuple(sorted({point.name for point in entry_points(group=group)}))
+    return tuple(sorted({point.name for point in offered(group)}))
 
 
 def load_plugin(group: str, name: str, built_in: Iterable[str]) -> Any:
@@ -42,7 +49,7 @@ def load_plugin(group: str, name: str, built_in: Iterable[str]) -> Any:
         InputError: two packages offer the name, or it is the name of something built in.
         BackendError: importing it failed; the message names the package.
     """
-    points = [point for point in entry_points(group=group) if point.name == name]
+    points = [point for point in offered(group) if point.name == name]
     if not points:
         return None
     owners = " and ".join(_owner(point) for point in points)
@@ -61,7 +68,7 @@ def load_plugin(group: str, name: str, built_in: Iterable[str]) -> Any:
 
 def wrong_plugin(group: str, name: str, wanted: str) -> BackendError:
     """The error of an entry point that names something of another kind than its group needs."""
-    points = [point for point in entry_points(group=group) if point.name == name]
+    points = [point for point in offered(group) if point.name == name]
     owners = " and ".join(_owner(point) for point in points)
     return BackendError(f"{owners} offers {name!r} in {group}, but it is not {wanted}.")
 

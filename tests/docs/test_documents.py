@@ -80,7 +80,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, types.ModuleType], 
 
     def name(kind: str, module: types.ModuleType) -> None:
         point = EntryPoint(name=kind, value=f"{module.__name__}:DRAFTER", group=plugins.DRAFTERS)
-        monkeypatch.setattr(plugins, "entry_points", lambda group: (point,))
+        monkeypatch.setattr(plugins, "offered", lambda group: (point,))
 
     return name
 

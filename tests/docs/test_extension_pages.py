@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.command_cases import network_words, ran, work_folder
 
+from draftsmith import plugins
 from draftsmith.config import InputError
 from draftsmith.core import verify_step
 from draftsmith.core.types import Proposal
@@ -54,11 +55,16 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (site / f"{module}.py").write_text(source)
         modules.append(module)
         importlib.invalidate_caches()
+        plugins.offered.cache_clear()
 
     yield put
     for module in modules:
         sys.modules.pop(module, None)
-    for remembered in (divergence._known_or_installed, verify_step._rule_class):
+    for remembered in (
+        plugins.offered,
+        divergence._known_or_installed,
+        verify_step._rule_class,
+    ):
         remembered.cache_clear()
 
 
