@@ -59,9 +59,9 @@ QUICK = Amounts(
     steps=4,
     text="email/*.py",
     prompts=2,
-    tokens=12,
+    tokens=8,
     files=2,
-    longest=3,
+    longest=2,
     repeats=1,
     rounds=2,
 )
