@@ -18,7 +18,7 @@ from draftsmith.core.generation import generate
 from draftsmith.core.law import Law, Noise
 from draftsmith.core.lossy_rules import BiasedDraw, BiasedGreedy, biased_rule
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import ALIGNED, DraftTree, Proposal
+from draftsmith.core.types import ALIGNED, ROOT, DraftTree, Proposal
 from draftsmith.core.verify import Match, Rule, verify
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import PredictionDrafter
@@ -146,11 +146,17 @@ def test_only_what_stands_where_it_stood_is_favoured(rule: Rule, origin: int | N
 def test_drawn_tokens_follow_the_closed_form(bias: float) -> None:
     """The draft with (1 - beta) P(d) + beta, others with (1 - beta) P(v)."""
     p, draft, trials = np.array([0.5, 0.2, 0.3]), 1, 20_000
-    counts, kept = np.zeros(3), 0
-    for seed in range(trials):
-        num, token = judged(np.stack([p, [1.0, 0, 0]]), chain([draft]), BiasedDraw(bias), seed)
-        kept += num
-        counts[draft if num else token] += 1
+    drafts = DraftTree(
+        tokens_BN=torch.full((trials, 1), draft),
+        parents_BN=torch.full((trials, 1), ROOT),
+        proposal=Proposal.OPAQUE,
+        origin_BN=torch.full((trials, 1), ALIGNED),
+    )
+    laws, noise = Laws(np.stack([p, [1.0, 0, 0]])), Noise(0, range(trials), [1] * trials)
+    verdict = verify(drafts, laws, BiasedDraw(bias), noise, allow_lossy=True)
+    stayed = verdict.num_accepted_B.numpy() == 1
+    kept = int(stayed.sum())
+    counts = np.bincount(np.where(stayed, draft, verdict.next_token_B.numpy()), minlength=3)
     leaning = (1 - bias) * p + bias * (np.arange(3) == draft)
     assert kept == counts[draft]
     assert chisquare(counts, leaning * trials).pvalue > 1e-4
