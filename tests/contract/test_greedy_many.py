@@ -45,12 +45,12 @@ def target() -> HFTarget:
 @pytest.fixture(scope="module")
 def plain(target: HFTarget) -> list[tuple[int, ...]]:
     options = DecodeOptions(max_new_tokens=NEW_TOKENS)
-    made = generate(target, NoDrafter(), make_prompts(NUM_PROMPTS), options, batch_size=63)
+    made = generate(target, NoDrafter(), make_prompts(NUM_PROMPTS), options, batch_size=NUM_PROMPTS)
     return [one.token_ids for one in made]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("batch_size", [1, 63])
+@pytest.mark.parametrize("batch_size", [1, NUM_PROMPTS])
 @pytest.mark.parametrize("case", [c for c in CASES if not c.tabular_only], ids=str)
 def test_greedy_text_of_many_prompts_is_plain_text(
     case: Case, batch_size: int, target: HFTarget, plain: list[tuple[int, ...]]
