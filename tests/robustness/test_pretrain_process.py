@@ -74,16 +74,6 @@ def test_interruptions_have_their_exit_codes_and_lose_no_step(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_bad_input_ends_in_one_sentence_and_code_two(tmp_path: Path) -> None:
-    process = start(
-        ["pretrain", "--text", str(tmp_path / "none.txt"), "--out", str(tmp_path / "o")]
-    )
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert "none.txt: there is no such file" in stderr and "Traceback" not in stderr
-
-
-@pytest.mark.full
 def test_two_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"line {i} is {i * i % 97}" for i in range(3000)))
