@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftsmith.core.decode import DecodeOptions, decode
@@ -33,7 +33,6 @@ from draftsmith.distill.trajectories.teacher import (
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
-    TopK,
     Trajectory,
 )
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
@@ -166,15 +165,8 @@ class _Job:
     draw: Draw
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
-    """A continuation; `top` is None while nobody has read its laws."""
-
-    job: _Job
-    index: int
-    text: Text
-    score: float = 0.0
-    top: TopK | None = None
+_Made = list[tuple[_Job, Trajectory]]
+"""Continuations; their `top` is None while nobody has read its logprobs."""
 
 
 class TransformersBackend:
@@ -215,7 +207,7 @@ class TransformersBackend:
         check_settings(settings, self.target)
         for request in requests:  # behind this, batches are sorted: rows would name no prompt
             check_request(request, settings, self.target)
-        make: Callable[[list[_Job], CollectSettings], list[_Made]] = {
+        make: Callable[[list[_Job], CollectSettings], _Made] = {
             "greedy": self._generated,
             "sample": self._generated,
             "beam": self._searched,
@@ -232,8 +224,8 @@ class TransformersBackend:
         found: list[list[Trajectory]] = [[] for _ in requests]
         prompts_done = tokens_done = 0
         for batch in _batches(jobs, self._jobs_at_once(settings)):
-            for place, trajectory in self._judged(make(batch, settings), settings):
-                found[place].append(trajectory)
+            for job, trajectory in self._judged(make(batch, settings), settings):
+                found[job.place].append(trajectory)
                 tokens_done += len(trajectory.tokens)
             for job in batch:
                 left[job.place] -= 1
@@ -249,44 +241,25 @@ class TransformersBackend:
             width = first_width(settings.max_beams) if auto else settings.most_beams
         return max(1, self.batch_size // width)
 
-    def _judged(
-        self, made: list[_Made], settings: CollectSettings
-    ) -> Iterator[tuple[int, Trajectory]]:
-        """Trajectories and their prompts' places; laws and signals are read where they lack."""
+    def _judged(self, made: _Made, settings: CollectSettings) -> Iterator[tuple[_Job, Trajectory]]:
+        """The same with logprobs and signals, which are read where they lack."""
         for start in range(0, len(made), self.batch_size):
             some = made[start : start + self.batch_size]
-            texts = [one.text for one in some if one.top is None]
-            opinions = iter(
-                judge(
-                    self.target,
-                    texts,
-                    top_k=settings.top_k,
-                    signals=settings.signals,
-                    cost=self.cost,
-                )
-                if texts
-                else ()
-            )
-            for one in some:
-                top, score, features = one.top, one.score, None
-                if top is None:
-                    opinion = next(opinions)
-                    top, score = opinion.laws.top, opinion.laws.score
-                    features = opinion.features_TS
-                trajectory = one.job.request.continued(
-                    settings.forcing,
-                    one.text.tokens,
-                    score=score,
-                    top=top,
-                    index=one.index,
-                    temperature=one.job.draw.temperature,
-                    features=features,
-                )
-                yield one.job.place, trajectory
+            texts = [
+                Text(prompt=one.prompt, tokens=one.tokens) for _, one in some if one.top is None
+            ]
+            how: dict[str, Any] = {"top_k": settings.top_k, "signals": settings.signals}
+            judged = iter(judge(self.target, texts, cost=self.cost, **how) if texts else ())
+            for job, one in some:
+                if one.top is None:
+                    said = next(judged)
+                    laws = said.laws
+                    one = replace(one, top=laws.top, score=laws.score, features=said.features_TS)
+                yield job, one
 
     # ------------------------------------------------------------ ways to make texts
 
-    def _generated(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+    def _generated(self, batch: list[_Job], settings: CollectSettings) -> _Made:
         noting = settings.signals == Signals()
         notes = LogprobRecorder(self.drafter, settings.top_k, len(batch))
         prompts = [job.request.prompt for job in batch]
@@ -308,21 +281,20 @@ class TransformersBackend:
             for row, new in zip(tokens, step.emitted, strict=True):
                 row.extend(new)
         made = []
-        for b, job in enumerate(batch):
-            text = Text(prompt=job.request.prompt, tokens=tuple(tokens[b]))
-            laws = Laws.cat(notes.laws[b]) if noting else None
-            made.append(
-                _Made(
-                    job=job,
-                    index=job.draw.index,
-                    text=text,
-                    score=0.0 if laws is None else laws.score,
-                    top=None if laws is None else laws.top,
-                )
+        for job, emitted, laws in zip(batch, tokens, notes.laws, strict=True):
+            read = Laws.cat(laws) if noting else None
+            one = job.request.continued(
+                settings.forcing,
+                tuple(emitted),
+                score=0.0 if read is None else read.score,
+                top=None if read is None else read.top,
+                index=job.draw.index,
+                temperature=job.draw.temperature,
             )
+            made.append((job, one))
         return made
 
-    def _searched(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+    def _searched(self, batch: list[_Job], settings: CollectSettings) -> _Made:
         prompts = [job.request.prompt for job in batch]
         # whole laws of all beams, those that die too, would fill the memory: they are read after
         noted = (settings.top_k or 0) if settings.signals == Signals() else 0
@@ -344,18 +316,17 @@ class TransformersBackend:
         else:
             found = beam_search(self.target, prompts, width=settings.beams, **how)
         return [
-            _Made(
-                job=job,
-                index=index,
-                text=Text(prompt=job.request.prompt, tokens=one.tokens),
-                score=one.score,
-                top=one.top,
+            (
+                job,
+                job.request.continued(
+                    settings.forcing, one.tokens, score=one.score, top=one.top, index=index
+                ),
             )
             for job, hypotheses in zip(batch, found, strict=True)
             for index, one in enumerate(hypotheses)
         ]
 
-    def _given(self, batch: list[_Job], settings: CollectSettings) -> list[_Made]:
+    def _given(self, batch: list[_Job], settings: CollectSettings) -> _Made:
         made = []
         for job in batch:
             prompt = job.request.prompt
@@ -363,8 +334,10 @@ class TransformersBackend:
             room = settings.max_new_tokens
             if self.target.max_length is not None:
                 room = min(room, self.target.max_length - len(prompt))
-            text = Text(prompt=prompt, tokens=tuple(tokens[:room]))
-            made.append(_Made(job=job, index=job.draw.index, text=text))
+            one = job.request.continued(
+                settings.forcing, tuple(tokens[:room]), score=0.0, top=None, index=job.draw.index
+            )
+            made.append((job, one))
         return made
 
 

@@ -35,25 +35,16 @@ FEATURE_BYTES = 2
 
 def make_settings(options: CollectConfig) -> CollectSettings:
     """What is wanted of every prompt, hidden states aside."""
-    forcing: Forcing = "greedy"
-    if options.gold:
-        forcing = "gold"
-    elif options.beams is not None:
-        forcing = "beam"
-    elif options.samples is not None:
-        forcing = "sample"
+    same = "top_p max_beams mass_gain length_penalty max_new_tokens seed".split()
+    forcing: Forcing = "sample" if options.samples is not None else "greedy"
+    forcing = "beam" if options.beams is not None else forcing
     return CollectSettings(
-        forcing=forcing,
+        forcing="gold" if options.gold else forcing,
         temperatures=options.sample_temperatures(),
         samples=options.samples or 1,
-        top_p=options.top_p,
         beams=options.beams or 1,
-        max_beams=options.max_beams,
-        mass_gain=options.mass_gain,
-        length_penalty=options.length_penalty,
-        max_new_tokens=options.max_new_tokens,
         top_k=options.kept.top_k or None,
-        seed=options.seed,
+        **{name: getattr(options, name) for name in same},
     )
 
 
