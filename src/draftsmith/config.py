@@ -170,7 +170,7 @@ def _validated(kind: Any, value: Any, name: str, place: str) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(json.dumps([value]))[0]
+        return _adapter(kind).validate_json(json.dumps([value], default=as_dict))[0]
     except ValidationError as error:
         raise _wrong(error, kind, value, name, place) from None
     except InputError:

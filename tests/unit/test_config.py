@@ -77,6 +77,20 @@ def test_as_dict_and_from_dict_are_inverse() -> None:
     assert from_dict(Outer, as_dict(options)) == options
 
 
+def test_values_may_be_python_objects_of_the_field() -> None:
+    inner = Inner(rate=2.0, names=("u",))
+    values = {"width": 1, "where": Path("a"), "colour": Colour.BLUE, "inner": inner, "layers": (1,)}
+    made = from_dict(Outer, values)
+    assert (made.where, made.colour, made.inner, made.layers) == (
+        Path("a"),
+        Colour.BLUE,
+        inner,
+        [1],
+    )
+    with pytest.raises(InputError, match="Outer cannot be used"):
+        from_dict(Outer, {"width": object()})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
