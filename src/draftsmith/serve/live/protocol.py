@@ -198,16 +198,16 @@ def parse(frame: str) -> Message:
         cleared = [name for name in CLEARED if name in own and own[name] is None]
         values |= {"settings": own, "cleared": cleared}
     try:
+        if kind == "source" and isinstance(values.get("text"), str):
+            check_text(values["text"])
+    except InputError as error:
+        raise Refused("bad_text", str(error), place=_place(values)) from None
+    try:
         message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
     except InputError as error:
         raise Refused("bad_field", str(error), place=_place(values)) from None
-    if isinstance(message, Source):
-        if min(message.seg, message.rev) < 0:
-            raise Refused("bad_field", "seg and rev are 0 or more", place=message.place)
-        try:
-            check_text(message.text)
-        except InputError as error:
-            raise Refused("bad_text", str(error), place=message.place) from None
+    if isinstance(message, Source) and min(message.seg, message.rev) < 0:
+        raise Refused("bad_field", "seg and rev are 0 or more", place=message.place)
     if isinstance(message, Start) and message.v != VERSION:
         raise Refused("version", f"this server speaks version {VERSION}, not {message.v}")
     return message
