@@ -60,7 +60,7 @@ def updates(translator: LiveTranslator, seed: int) -> Iterator[tuple[str, tuple[
     for source, final in a_stream(seed):
         update = translator.update(source, final=final)
         assert update is not None
-        yield source, update.tokens
+        yield source, update.output
 
 
 def from_scratch(target: HFTarget, prompt: list[int], limit: int) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.plan.length_policy import StepCosts
-from draftsmith.plan.sizing import Z95
+from draftsmith.plan.optimum import Z95
 from draftsmith.provenance import append_jsonl, warn_if_busy, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget

@@ -25,9 +25,8 @@ from draftsmith.errors import BackendError  # noqa: E402
 from draftsmith.live.templates import Template  # noqa: E402
 from draftsmith.serve.app import AccessPolicy, Server, create_app  # noqa: E402
 from draftsmith.serve.config import SessionLimits  # noqa: E402
-from draftsmith.serve.live.protocol import Settings  # noqa: E402
-from draftsmith.serve.live.sessions import SessionManager  # noqa: E402
-from draftsmith.serve.metrics import ServerMetrics  # noqa: E402
+from draftsmith.serve.protocol import Settings  # noqa: E402
+from draftsmith.serve.sessions import SessionManager  # noqa: E402
 
 SETTINGS = Settings(
     target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0
@@ -39,9 +38,8 @@ class Served:
     """A server in this process, and its sessions."""
 
     def __init__(self, access: AccessPolicy | None = None, **options: Any) -> None:
-        metrics = ServerMetrics()
-        self.manager = a_manager(metrics, **options)
-        app = create_app(self.manager, metrics, "tiny", access or AccessPolicy())
+        self.manager = a_manager(**options)
+        app = create_app(self.manager, "tiny", access or AccessPolicy())
         self.server = Server(app, self.manager)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
@@ -118,7 +116,7 @@ def until(good: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def a_manager(metrics: ServerMetrics, **options: Any) -> SessionManager:
+def a_manager(**options: Any) -> SessionManager:
     """Options are those of `SessionLimits`, and `settings` and `live`."""
     target = a_target()
     settings, live = options.pop("settings", SETTINGS), options.pop("live", None)
@@ -126,14 +124,8 @@ def a_manager(metrics: ServerMetrics, **options: Any) -> SessionManager:
     def template(language: str) -> Template:
         return Template(tokenizer=target.tokenizer, language=language)
 
-    return SessionManager(
-        target,
-        template,
-        settings=settings,
-        live=live,
-        limits=SessionLimits(**options),
-        on_batch=metrics.count,
-    )
+    limits = SessionLimits(**options)
+    return SessionManager(target, template, settings=settings, live=live, limits=limits)
 
 
 @contextlib.contextmanager

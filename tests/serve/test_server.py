@@ -23,7 +23,7 @@ def test_updates_are_those_of_a_translator_alone(served: Served, talk: Client) -
             assert update is not None
             talk.source(seg, rev, source, final=final)
             if update is not before:
-                expected.append((source, update.record.full, final))
+                expected.append((source, update.full, final))
                 got = talk.hear("update")
                 said.append((got["source"], got["text"] + got["hidden"], got["final"]))
         assert said == expected
@@ -140,7 +140,7 @@ def test_sessions_with_languages_of_their_own_never_mix() -> None:
                 served.manager.target, served.manager.template(language), LiveConfig(bias=0.0)
             )
             expected = alone.update(streams[language][-1][0], final=True)
-            assert expected is not None and update["text"] == expected.text
+            assert expected is not None and update["text"] == expected.shown
 
 
 def test_settings_change_from_the_next_words_on(talk: Client) -> None:

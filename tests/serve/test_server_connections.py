@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftsmith.serve.app import AccessPolicy
-from draftsmith.serve.live.protocol import MOST, Outbox
+from draftsmith.serve.protocol import MOST, Outbox
 from tests.serve.serving import WAIT, Client, ConnectionClosed, Served, held, name_of, until
 
 

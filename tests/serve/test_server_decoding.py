@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from draftsmith.live.engine import InFlightUpdate
-from draftsmith.serve.live.session import PendingUpdate
-from draftsmith.serve.live.sessions import SessionManager
+from draftsmith.serve.sessions import PendingUpdate, SessionManager
 from tests.serve.serving import Client, ConnectionClosed, Served, failing, held, name_of, until
 
 LONG = "the " * 3000
@@ -94,8 +93,8 @@ def _waits(served: Served, number: int) -> bool:
 def test_only_so_much_may_wait(
     monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client, final: bool
 ) -> None:
-    monkeypatch.setattr("draftsmith.serve.live.session.MOST_PENDING", 3)
-    monkeypatch.setattr("draftsmith.serve.live.session.MOST_FINALS", 6)
+    monkeypatch.setattr("draftsmith.serve.sessions.MOST_PENDING", 3)
+    monkeypatch.setattr("draftsmith.serve.sessions.MOST_FINALS", 6)
     most = 6 if final else 3
     with held(served.manager):
         busy(served, talk)

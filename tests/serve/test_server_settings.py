@@ -37,8 +37,7 @@ def alone(served: Served, config: LiveConfig) -> list[Any]:
         update = translator.update(source, final=final)
         assert update is not None
         if update is not before:
-            record = update.record
-            said.append((record.shown, record.full, record.drafted, record.accepted))
+            said.append((update.shown, update.full, update.drafted, update.accepted))
     return said
 
 

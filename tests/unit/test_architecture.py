@@ -48,6 +48,8 @@ PRINTING = {
     "distill.callbacks",
     "distill.training",
 }
+# modules outside of `data` that read JSONL: a resumed run cuts its own metrics.jsonl
+OWN_JSONL = {"distill.callbacks"}
 # What every `--help` loads: nothing here may load torch when it is imported.
 LIGHT = [
     "__init__",
@@ -67,7 +69,7 @@ LIGHT = [
     "targets.config",
 ]
 # of `commands`, what a verb imports when it runs
-BODIES = {"commands.quickstart_demo", "commands.plan._measured"}
+BODIES = {"commands.quickstart_demo"}
 HEAVY = {
     "torch",
     "transformers",
@@ -218,6 +220,34 @@ def test_only_files_of_plots_import_matplotlib() -> None:
     assert found and not [name for name in found if name.rpartition(".")[2] != "plots"]
 
 
+def reads_jsonl(source: str) -> bool:
+    """Whether a module parses JSON in a loop over lines: `json.loads` of what a loop runs over."""
+    for loop in ast.walk(ast.parse(source)):
+        if isinstance(loop, ast.For):
+            loops: list[ast.For | ast.comprehension] = [loop]
+        elif isinstance(loop, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            loops = list(loop.generators)
+        else:
+            continue
+        names = {
+            node.id for one in loops for node in ast.walk(one.target) if isinstance(node, ast.Name)
+        }
+        for call in ast.walk(loop):
+            used = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+            parses = isinstance(call, ast.Call) and ast.unparse(call.func) == "json.loads"
+            if parses and names & used:
+                return True
+    return False
+
+
+def test_only_data_opens_jsonl() -> None:
+    assert reads_jsonl("rows = [json.loads(line) for line in path.read_text().splitlines()]")
+    assert reads_jsonl("for n, line in enumerate(file):\n    values = json.loads(line.strip())")
+    assert not reads_jsonl("for path in paths:\n    values = json.loads(text)")
+    found = {name for name, path in MODULES.items() if reads_jsonl(path.read_text("utf-8"))}
+    assert {name for name in found if not name.startswith("data.")} == OWN_JSONL
+
+
 def test_only_commands_print() -> None:
     printing = {
         name
@@ -288,7 +318,7 @@ def test_the_check_sees_each_kind_of_import(
         ("bench.x", "from draftsmith.commands import _tables", 1),
         ("commands.bench", "from draftsmith.commands._tables import show", 0),
         ("commands.plan.fit", "from draftsmith.commands._tables import show", 0),
-        ("commands.tune", "from draftsmith.commands.live._shared import warn", 1),
+        ("commands.plan.x", "from draftsmith.bench._tables import show", 0),
         ("bench.x", "from draftsmith.bench.run import measure", 0),
     ],
 )

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tests.feed_cases import WRITERS, as_lines
 
+from draftsmith.data.jsonl import read_records
 from draftsmith.errors import InputError
 from draftsmith.live.feeds import FEEDS, open_feed
-from draftsmith.live.records import Hypothesis, read_lines
+from draftsmith.live.records import Hypothesis
 
 
 def heard(name: str, feed: Sequence[str]) -> list[Hypothesis]:
@@ -100,7 +101,7 @@ def test_a_file_that_is_not_utf_8_is_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b'{"seg": 0, "rev": 0, "text": "to"}\n{"seg": 0, "rev": 1, "text": "\xff"}\n')
     with pytest.raises(InputError, match=r"stream\.jsonl, line 2"):
-        list(read_lines(path, Hypothesis))
+        list(read_records(path, Hypothesis))
 
 
 # --------------------------------------------------------------------------- of each feed

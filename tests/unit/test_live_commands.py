@@ -14,8 +14,9 @@ from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
 from draftsmith.commands.live.replay import subtitles
+from draftsmith.data.jsonl import read_records
 from draftsmith.live.engine import LiveEngine
-from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
+from draftsmith.live.records import Hypothesis, UpdateRecord
 
 SETTINGS = ["--compare", "ar,ssbd", "--bias", "0,0.5", "--mask-k", "0,2", "--dtype", "float64"]
 
@@ -48,7 +49,7 @@ def stream(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def test_a_stream_has_growing_prefixes_and_references(stream: Path) -> None:
-    heard = list(read_lines(stream, Hypothesis))
+    heard = list(read_records(stream, Hypothesis))
     first = [one for one in heard if one.seg == 0]
     assert [len(one.text.split()) for one in first] == [2, 4, 6, 7]
     assert [one.final for one in first] == [False, False, False, True]
@@ -84,7 +85,7 @@ def test_a_replay_compares_settings_and_keeps_everything(
     found = run(capsys, "score", str(own_folder / "records.jsonl"), *texts)
     assert found["quality"]["chrf"]["value"] == full["chrf"]
     assert len((tmp_path / "texts" / "translation.txt").read_text().splitlines()) == 6
-    records = list(read_lines(own_folder / "records.jsonl", UpdateRecord))
+    records = list(read_records(own_folder / "records.jsonl", UpdateRecord))
     assert len(records) == 24 and all(one.full.startswith(one.shown) for one in records)
     log = [json.loads(line) for line in (own_folder / "instances.log").read_text().splitlines()]
     assert [one["prediction"] for one in log] == [one.full for one in records if one.final]
@@ -101,7 +102,7 @@ def test_without_references_there_is_no_quality_and_a_trimmed_draft_is_shorter(
     whole, trimmed = run(capsys, "replay", str(stream), *own, *words)["rows"]
     assert whole["chrf"] is None and whole["speedup"] is None and whole["identical_to_ar"] is None
     drafted = [
-        sum(one.drafted for one in read_lines(path, UpdateRecord))
+        sum(one.drafted for one in read_records(path, UpdateRecord))
         for path in (
             tmp_path / "out" / name / "records.jsonl"
             for name in ("ssbd-bias0.1", "ssbd-bias0.1-draft2")
@@ -121,7 +122,7 @@ def test_where_words_changed_the_draft_can_be_left_out(
         own = ["--target", str(folder / "target"), "--out", str(tmp_path / str(number)), "--json"]
         run(capsys, "replay", str(stream), *own, "--compare", "ssbd", *words)
         (path,) = (tmp_path / str(number)).glob("*/records.jsonl")
-        drafted.append(sum(one.drafted for one in read_lines(path, UpdateRecord)))
+        drafted.append(sum(one.drafted for one in read_records(path, UpdateRecord)))
     assert 0 < drafted[1] < drafted[0]
 
 
@@ -195,6 +196,14 @@ def test_screens_hide_and_change_no_output(
         (["translate", "--agree", "2", "--mask-k", "3"], "--agree"),
         (["translate", "--unit", "word"], "--unit"),
         (["make-stream", "S", "--lag", "0"], "--lag"),
+        (["make-stream", "S", "--rewrites", "1.5"], "--rewrites must lie between 0 and 1"),
+        (["make-stream", "S", "--rewrites", "nan"], "--rewrites must lie between 0 and 1"),
+        (["make-stream", "S", "--seed", "-1"], "--seed"),
+        (["make-stream", "S", "--unit", "chars"], "chars"),
+        (["make-examples", "S", "--prefixes", "1"], "--prefixes must lie in [0, 1)"),
+        (["make-examples", "S", "--prefixes", "nan"], "--prefixes must lie in [0, 1)"),
+        (["make-examples", "S", "--seed", "-1"], "--seed"),
+        (["make-examples", "S", "--source-unit", "words"], "words"),
         (["score", "missing.jsonl"], "missing.jsonl"),
         (["sing"], "sing"),
         ([], "live translate"),

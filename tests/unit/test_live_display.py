@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from draftsmith.errors import InputError
 from draftsmith.live.display import (
+    Display,
     DisplayConfig,
     Shown,
     borders,
-    make_display,
     word_borders,
     word_ends,
 )
@@ -77,7 +77,7 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
 def screens(options: DisplayConfig, *outputs: str) -> list[Shown]:
     """What is shown of outputs written as `I| see`; the last one is final."""
     tokenizer = Pieces()
-    display = make_display(options, tokenizer)
+    display = Display(options, tokenizer)
     last = len(outputs) - 1
     return [display.show(tokenizer.encode(o), final=i == last) for i, o in enumerate(outputs)]
 
@@ -88,7 +88,7 @@ def texts(options: DisplayConfig, *outputs: str) -> list[str]:
 
 def show_bytes(options: DisplayConfig, text: str) -> str:
     """The first screen of a segment whose output is `text`, a token per byte."""
-    return make_display(options, Bytes()).show(list(text.encode()), final=False).text
+    return Display(options, Bytes()).show(list(text.encode()), final=False).text
 
 
 MAN = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| man|.")
@@ -193,7 +193,7 @@ def test_agreement_by_hand() -> None:
 
 
 def test_agreement_holds_its_own_copy_of_what_it_saw() -> None:
-    display = make_display(DisplayConfig(agree=2), Bytes())
+    display = Display(DisplayConfig(agree=2), Bytes())
     output = list(b"abc")
     display.show(output, final=False)
     output[1:] = b"xy"
@@ -201,7 +201,7 @@ def test_agreement_holds_its_own_copy_of_what_it_saw() -> None:
 
 
 def test_special_tokens_and_blanks_at_the_edges() -> None:
-    shown = make_display(DisplayConfig(), Bytes()).show([*b" a ", 256], final=True)
+    shown = Display(DisplayConfig(), Bytes()).show([*b" a ", 256], final=True)
     assert shown.text == shown.full == " a "
 
 
@@ -219,13 +219,13 @@ def test_a_split_character_is_not_shown(text: str, make: Callable[[], Any]) -> N
         assert len(tokens) > len(text), "characters must be split for this test"
     else:
         tokens = list(text.encode())
-    grown, full = make_display(DisplayConfig(), tokenizer), ""
+    grown, full = Display(DisplayConfig(), tokenizer), ""
     for n in range(len(tokens) + 1):
         for final in (False, True):
-            cut = make_display(DisplayConfig(), tokenizer).show(tokens[:n], final=final)
+            cut = Display(DisplayConfig(), tokenizer).show(tokens[:n], final=final)
             assert CUT_SHORT not in cut.full and text.startswith(cut.full)
             assert cut.text == cut.full
-        masked = make_display(DisplayConfig(mask_k=len(tokens) - n), tokenizer)
+        masked = Display(DisplayConfig(mask_k=len(tokens) - n), tokenizer)
         assert CUT_SHORT not in masked.show(tokens, final=False).text
         assert len(cut.full) >= len(full), "a whole character went away again"
         full = grown.show(tokens[:n], final=False).full
@@ -236,28 +236,27 @@ def test_the_whole_character_before_a_split_one_is_shown() -> None:
     for tokenizer in (Bytes(), byte_fallback_tokenizer()):
         tokens = list("你好".encode())
         shown = [
-            make_display(DisplayConfig(), tokenizer).show(tokens[:n], final=False).text
-            for n in range(7)
+            Display(DisplayConfig(), tokenizer).show(tokens[:n], final=False).text for n in range(7)
         ]
         assert shown == ["", "", "", "你", "你", "你", "你好"]
 
 
 def test_a_token_may_hold_a_whole_character_and_begin_another() -> None:
     runs = Bytes("你好".encode()[:4])
-    shown = make_display(DisplayConfig(), runs).show([*b"a", 257], final=False)
+    shown = Display(DisplayConfig(), runs).show([*b"a", 257], final=False)
     assert shown.text == shown.full == "a你"
 
 
 def test_the_hidden_token_is_not_shown_where_it_changes_the_text_before_it() -> None:
     tokenizer = Tidy()
     tokens = tokenizer.encode("The end |.")
-    shown = make_display(DisplayConfig(mask_k=1), tokenizer).show(tokens, final=False)
+    shown = Display(DisplayConfig(mask_k=1), tokenizer).show(tokens, final=False)
     assert (shown.text, shown.full) == ("The end", "The end.")
 
 
 def test_a_replacement_character_inside_the_text_is_the_outputs_own() -> None:
     assert show_bytes(DisplayConfig(), f"a{CUT_SHORT}b") == f"a{CUT_SHORT}b"
-    garbage = make_display(DisplayConfig(), Bytes()).show([97, *[0x80] * 6], final=True)
+    garbage = Display(DisplayConfig(), Bytes()).show([97, *[0x80] * 6], final=True)
     assert garbage.text == garbage.full == "a"
 
 
@@ -352,7 +351,7 @@ def falls_apart(text: str, at: int) -> bool:
 @settings(max_examples=400, deadline=None)
 @given(options=OPTIONS, outputs=streams())
 def test_every_screen_of_a_stream(options: DisplayConfig, outputs: list[list[int]]) -> None:
-    display, before = make_display(options, Bytes()), ""
+    display, before = Display(options, Bytes()), ""
     for i, tokens in enumerate([*outputs, outputs[-1]]):
         final = i == len(outputs)
         shown = display.show(tokens, final=final)
@@ -399,7 +398,7 @@ def test_a_token_mask_shows_what_the_other_tokens_say_and_no_less(text: str, hid
 def test_agreement_of_two_never_takes_back_what_the_new_output_says_too(
     outputs: list[str],
 ) -> None:
-    display, before = make_display(DisplayConfig(agree=2), Bytes()), ""
+    display, before = Display(DisplayConfig(agree=2), Bytes()), ""
     for output in outputs:
         text = display.show(list(output.encode()), final=False).text
         assert len(text) >= shared(before, output)

@@ -40,7 +40,7 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
     """Once: what fails twice is an error, and the translation goes on from what it had."""
     translator = a_translator(target, bias=0.5)
     shown = translator.update("the cat sat")
-    assert shown is not None and shown.tokens
+    assert shown is not None and shown.output
     left, drafts, inner = fails, [], translator.engine.run
     asked: list[InFlightUpdate] = []
 
@@ -60,13 +60,13 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
         assert translator.last is shown
         return
     update = translator.update("the cat sat on")
-    assert drafts == [shown.tokens, ()]
-    assert update is not None and update.record.drafted == 0 and update.record.restarts == 1
-    assert update.record.fed >= len(asked[1].prompt)
-    assert update.tokens == from_scratch(target, list(asked[1].prompt), asked[1].max_new_tokens)
+    assert drafts == [shown.output, ()]
+    assert update is not None and update.drafted == 0 and update.restarts == 1
+    assert update.fed >= len(asked[1].prompt)
+    assert update.output == from_scratch(target, list(asked[1].prompt), asked[1].max_new_tokens)
     again = translator.update("the cat sat on the")
-    assert again is not None and again.record.drafted > 0 and again.record.restarts == 0
-    assert report([update.record, again.record], CHARACTERS).restarts == 1
+    assert again is not None and again.drafted > 0 and again.restarts == 0
+    assert report([update, again], CHARACTERS).restarts == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_closing_full_stop_can_be_left_out_of_the_draft(endless: HFTarget) -> 
         ((5, 6, dot), (5, 6)), ((5, dot, 6), (5, dot, 6)), ((5, comma), (5, comma)), ((dot,), ()),
     ):  # fmt: skip
         update = translator.finish(decoded("the cat sat on", tokens))
-        assert update.text == endless.tokenizer.decode(tokens)
+        assert update.shown == endless.tokenizer.decode(tokens)
         assert translator.begin("the cat sat on the", final=False).draft == draft
 
 
@@ -121,6 +121,6 @@ def test_thoughts_are_not_shown_and_are_no_answer(endless: HFTarget) -> None:
     translator = a_translator(endless, bias=0.5)
     for source, (tokens, text) in outputs.items():
         update = translator.finish(decoded(source, tokens))
-        assert update.text == update.record.full == text
-        assert update.record.degenerate == (source in ("the cat sat", "the cat sat on"))
+        assert update.shown == update.full == text
+        assert update.degenerate == (source in ("the cat sat", "the cat sat on"))
     assert translator.begin("the", final=False).draft == tokens

@@ -20,7 +20,6 @@ from draftsmith.live.latency import (
     latency,
     length_adaptive_average_lagging,
     moments,
-    simuleval_line,
     simuleval_lines,
     source_read,
     stable_from,
@@ -365,9 +364,9 @@ def test_a_clock_of_another_stream_is_refused() -> None:
 
 
 def test_a_log_line_holds_stable_delays() -> None:
-    line = simuleval_line(stream(TABLE_1, reference="C'est un exemple."), index=3)
+    (line,) = simuleval_lines(stream(TABLE_1, reference="C'est un exemple."))
     assert json.loads(json.dumps(line)) == {
-        "index": 3,
+        "index": 0,
         "source": TABLE_1[-1][0],
         "prediction": TABLE_1[-1][1],
         "delays": [2, 4, 4, 7, 7, 7],
@@ -411,7 +410,7 @@ TEXTS = st.text(alphabet="ab \n\N{NO-BREAK SPACE}e\N{COMBINING ACUTE ACCENT}", m
 def test_every_unit_of_a_log_line_has_one_delay_and_they_ascend(
     updates: list[tuple[str, str]], units: Pieces
 ) -> None:
-    line = simuleval_line(stream(updates), index=0, source=units, target=units)
+    (line,) = simuleval_lines(stream(updates), source=units, target=units)
     assert len(line["delays"]) == len(line["elapsed"]) == len(units.split(line["prediction"]))
     assert line["delays"] == sorted(line["delays"])
     assert all(0 <= d <= line["source_length"] for d in line["delays"])

@@ -23,7 +23,6 @@ from draftsmith.live.metrics import (
     decode_tokens_per_second,
     erasure,
     flores_pieces,
-    normalised_erasure,
     report,
     segments,
     speedup,
@@ -51,6 +50,11 @@ def record(seg: int = 0, rev: int = 0, shown: str = "", **values) -> UpdateRecor
 def segment(shown: Sequence[str], seg: int = 0) -> list[UpdateRecord]:
     last = len(shown) - 1
     return [record(seg, rev, text, final=rev == last) for rev, text in enumerate(shown)]
+
+
+def erasure_of(shown: Sequence[str], pieces: Pieces) -> float | None:
+    """NE of one segment."""
+    return report(segment(shown), pieces).erasure_macro
 
 
 # --------------------------------------------------------------------------- erasure
@@ -84,19 +88,19 @@ def test_what_is_left_after_erasure_is_the_longest_common_beginning(
 
 def test_the_papers_example_stream_erases_one_word_of_six() -> None:
     # d'auto-spéculation goes; the last text is: C'est un exemple de décodage auto-spéculatif.
-    assert normalised_erasure(TABLE_1, WORDS) == pytest.approx(1 / 6)
+    assert erasure_of(TABLE_1, WORDS) == pytest.approx(1 / 6)
     # In characters, `'auto-spéculation` goes, the d stays: 17 of the last text's 45.
     assert len("'auto-spéculation") == 17
     assert len(TABLE_1[-1]) == 45
-    assert normalised_erasure(TABLE_1, CHARACTERS) == pytest.approx(17 / 45)
+    assert erasure_of(TABLE_1, CHARACTERS) == pytest.approx(17 / 45)
 
 
 def test_the_denominator_is_the_final_text_not_the_updates_nor_the_longest_text() -> None:
     shown = ["a b c d", "x", "x", "x y"]  # 4 erased; 2 pieces in the end
-    assert normalised_erasure(shown, WORDS) == 4 / 2
+    assert erasure_of(shown, WORDS) == 4 / 2
     assert 4 / 2 not in (4 / len(shown), 4 / 3, 4 / 4)  # updates, transitions, longest text
     # showing the same again costs nothing and excuses nothing
-    assert normalised_erasure([*shown, "x y", "x y"], WORDS) == 4 / 2
+    assert erasure_of([*shown, "x y", "x y"], WORDS) == 4 / 2
 
 
 def test_only_what_was_shown_counts() -> None:
@@ -124,8 +128,7 @@ def test_a_segment_that_ends_empty_is_counted_and_in_no_erasure() -> None:
     assert (found.erasure_macro, found.erasure_micro) == (1, 1)
     alone = report(segment(["a", ""]), WORDS)
     assert (alone.empty_finals, alone.erasure_macro, alone.erasure_micro) == (1, None, None)
-    assert normalised_erasure(["a", ""], WORDS) is None
-    assert normalised_erasure([], WORDS) is None
+    assert report([], WORDS).erasure_macro is None
 
 
 def test_a_new_segment_erases_nothing_of_the_one_before() -> None:
@@ -135,13 +138,13 @@ def test_a_new_segment_erases_nothing_of_the_one_before() -> None:
 
 def test_texts_are_not_normalised() -> None:
     composed, decomposed = "\N{LATIN SMALL LETTER E WITH ACUTE}", "e\N{COMBINING ACUTE ACCENT}"
-    assert normalised_erasure([composed, decomposed], CHARACTERS) == 1 / 2
+    assert erasure_of([composed, decomposed], CHARACTERS) == 1 / 2
 
 
 @given(st.lists(st.text(alphabet="ab ", max_size=8), min_size=1, max_size=6))
 def test_an_append_only_stream_has_no_erasure(chunks: list[str]) -> None:
     shown = ["".join(chunks[: i + 1]) for i in range(len(chunks))]
-    assert normalised_erasure(shown, CHARACTERS) in (0, None)
+    assert erasure_of(shown, CHARACTERS) in (0, None)
 
 
 # --------------------------------------------------------------------------- acceptance and speed

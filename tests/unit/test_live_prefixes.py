@@ -94,22 +94,12 @@ def test_the_seed_decides_the_cuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "share", "seed", "words"),
+    ("pairs", "words"),
     [
-        ([("a", "b")], 1.0, 0, "share is 0 or more and below 1, got 1.0"),
-        ([("a", "b")], float("nan"), 0, "share is 0 or more"),
-        ([("a", "b")], 0.5, -1, "seed is 0 or more, got -1"),
-        ([("a", "b"), ("c", " ")], 0.5, 0, "target of pair 2 is empty"),
-        ([("", "b")], 0.5, 0, "source of pair 1 is empty"),
+        ([("a", "b"), ("c", " ")], "target of pair 2 is empty"),
+        ([("", "b")], "source of pair 1 is empty"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
-    pairs: list[tuple[str, str]], share: float, seed: int, words: str
-) -> None:
+def test_what_cannot_be_used_is_refused(pairs: list[tuple[str, str]], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        prefix_pairs(pairs, share, seed)
-
-
-def test_an_unknown_unit_names_the_nearest() -> None:
-    with pytest.raises(InputError, match="did you mean 'word'"):
-        prefix_pairs([("a", "b")], 0.5, 0, source_unit="words")
+        prefix_pairs(pairs, 0.5, 0)

@@ -39,7 +39,7 @@ def test_side_by_side_everyone_gets_what_they_get_alone(
                 continue
             source, final = stream[len(made[n])]
             if translator.last is not None and source == translator.source and not final:
-                made[n].append(translator.last.record)
+                made[n].append(translator.last)
             else:
                 asked[n] = translator.begin(source, final=final)
         if not asked:
@@ -50,7 +50,7 @@ def test_side_by_side_everyone_gets_what_they_get_alone(
         )
         assert sorted(done) == list(range(len(asked)))
         for n, update in asked.items():
-            made[n].append(together[n].finish(update).record)
+            made[n].append(together[n].finish(update))
         batches += 1
     assert batches < sum(map(len, streams)) / 2
     for one, other in zip(made, expected, strict=True):
@@ -110,7 +110,7 @@ def test_one_row_without_copies_is_decoded_like_a_row_that_is_copied(
             assert lengths[0] == lengths[1] == [len(one.session.tokens[0])]
             assert cache in (None, one.session.cache), "the cache of a single row is not copied"
             cache, reused = one.session.cache, reused + single.reused
-            records = one.finish(single).record, other.finish(row).record
+            records = one.finish(single), other.finish(row)
             assert _facts(records[0]) == _facts(records[1])
     assert reused
 
@@ -138,8 +138,7 @@ def _untimed(update: InFlightUpdate) -> InFlightUpdate:
 
 
 def _alone(translator: LiveTranslator, stream: list[tuple[str, bool]]) -> list[UpdateRecord | None]:
-    updates = [translator.update(source, final=final) for source, final in stream]
-    return [update and update.record for update in updates]
+    return [translator.update(source, final=final) for source, final in stream]
 
 
 def _facts(record: UpdateRecord | None) -> UpdateRecord | None:

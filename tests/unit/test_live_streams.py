@@ -137,11 +137,6 @@ def test_every_hypothesis_carries_the_reference_of_its_segment() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lag": 0}, "lag is 1 unit or more, got 0"),
-        ({"unit": "chars"}, "did you mean 'char'"),
-        ({"rewrites": 1.5}, "rewrites is a chance from 0 to 1, got 1.5"),
-        ({"rewrites": float("nan")}, "rewrites is a chance"),
-        ({"seed": -1}, "seed is 0 or more, got -1"),
         ({"references": ["x", "y"]}, "got 3 sources and 2 references"),
         ({"references": ["x", "y", " "]}, "reference line 3 is empty"),
         ({"sources": []}, "at least one source"),

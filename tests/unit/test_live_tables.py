@@ -11,8 +11,9 @@ from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
 from draftsmith.commands.live.replay import clock, displayed
+from draftsmith.data.jsonl import read_records
 from draftsmith.live.metrics import CHARACTERS, WORDS, units_of, verification_cost
-from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
+from draftsmith.live.records import Hypothesis, UpdateRecord
 
 STREAM = [
     Hypothesis(seg=0, rev=0, text="the cat", time=1.0),
@@ -49,7 +50,7 @@ def test_replays_are_joined_and_say_what_ran_away(
         own = ["--target", str(target), "--language", language, "--out", str(folder), "--json"]
         words = ["--bias", "0,0.3", "--mask-k", "0,2", "--max-ratio", "0.5"]
         made = run(capsys, "replay", str(stream), *own, *words)
-        records = list(read_lines(folder / "ssbd-bias0.3" / "records.jsonl", UpdateRecord))
+        records = list(read_records(folder / "ssbd-bias0.3" / "records.jsonl", UpdateRecord))
         assert made["updates"] == 4 and len(made["degenerate"]) == len(made["rows"]) == 6
         odd = sum(one.degenerate for one in records)
         assert made["degenerate"]["ssbd-bias0.3"] == odd > 0

@@ -13,7 +13,8 @@ from tests.live_cases import WORDS
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.live.records import UpdateRecord, read_lines
+from draftsmith.data.jsonl import read_records
+from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator
 
 CONTEXT = 96
@@ -37,7 +38,7 @@ class Translated:
         self.code, self.err = code, err
         self.said = json.loads(out) if out.startswith("{") else {}
         self.lines = out.splitlines()
-        self.records = list(read_lines(kept, UpdateRecord)) if kept.read_text() else []
+        self.records = list(read_records(kept, UpdateRecord)) if kept.read_text() else []
 
 
 @pytest.fixture

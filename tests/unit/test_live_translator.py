@@ -26,7 +26,7 @@ def target() -> HFTarget:
 
 def records(translator: LiveTranslator, seed: int) -> list[UpdateRecord]:
     made = [translator.update(source, final=final) for source, final in a_stream(seed)]
-    return [one.record for one in made if one is not None]
+    return [one for one in made if one is not None]
 
 
 # --------------------------------------------------------------------------- exactness
@@ -86,7 +86,7 @@ def test_a_full_bias_only_appends(target: HFTarget) -> None:
             assert said[: len(before)] == before
             grown += len(said) > len(before) > 0
             assert translator.last is None or translator.last.erased == 0
-            if translator.last is not None and not translator.last.record.degenerate:
+            if translator.last is not None and not translator.last.degenerate:
                 before = said
     assert grown > 0
 
@@ -117,7 +117,7 @@ def test_an_update_costs_one_forward_and_one_per_token_behind_those_that_stay(
                 if update is last:  # the same again
                     assert calls == before
                     continue
-                one = update.record
+                one = update
                 ended = 0 if one.degenerate and one.tokens else 1  # a cut text has no end token
                 assert calls - before == one.forwards == one.tokens - one.accepted + ended
     finally:
@@ -134,9 +134,9 @@ def test_only_what_changed_is_fed(target: HFTarget) -> None:
         for text in ("the cat sat on the", "the cat sat on the mat")
     ]
     shared = next(i for i, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b)
-    assert second.record.drafted == len(first.tokens) > 0
-    steps = second.record.forwards - 1
-    assert second.record.fed == len(prompts[1]) - shared + second.record.drafted + steps
+    assert second.drafted == len(first.output) > 0
+    steps = second.forwards - 1
+    assert second.fed == len(prompts[1]) - shared + second.drafted + steps
 
 
 def test_an_error_in_mid_update_leaves_the_translation_as_it_was(target: HFTarget) -> None:
@@ -163,7 +163,7 @@ def test_an_error_in_mid_update_leaves_the_translation_as_it_was(target: HFTarge
         one.update("the cat sat on the mat", final=True) for one in (translator, twin)
     )
     assert again is not None and expected is not None
-    assert again.tokens == expected.tokens
+    assert again.output == expected.output
 
 
 # --------------------------------------------------------------------------- sources
@@ -177,7 +177,7 @@ def test_silence_keeps_what_is_shown_and_costs_nothing(target: HFTarget) -> None
     assert translator.update("") is shown and translator.update("the cat sat") is shown
     closed = translator.update("", final=True)
     assert closed is not None and closed.final
-    assert closed.record.source == "the cat sat"
+    assert closed.source == "the cat sat"
     assert translator.seg == 1 and translator.source == ""
     assert translator.update(" ", final=True) is None and translator.seg == 2
 
@@ -188,7 +188,7 @@ def test_words_can_be_appended(target: HFTarget) -> None:
     whole.update("the cat")
     appended, said = grown.append(" sat"), whole.update("the cat sat")
     assert appended is not None and said is not None
-    assert (grown.source, appended.tokens) == ("the cat sat", said.tokens)
+    assert (grown.source, appended.output) == ("the cat sat", said.output)
 
 
 def test_segments_stand_for_themselves(target: HFTarget) -> None:
@@ -197,8 +197,8 @@ def test_segments_stand_for_themselves(target: HFTarget) -> None:
     behind.update("the cat sat", final=True)
     second = behind.update("the dog saw the log", final=True)
     assert alone is not None and second is not None
-    assert second.tokens == alone.tokens and second.record.seg == 1
-    assert second.record.drafted == 0
+    assert second.output == alone.output and second.seg == 1
+    assert second.drafted == 0
 
 
 def test_context_brings_earlier_segments_into_the_prompt(target: HFTarget) -> None:
@@ -206,7 +206,7 @@ def test_context_brings_earlier_segments_into_the_prompt(target: HFTarget) -> No
     first = translator.update("the cat sat", final=True)
     assert first is not None
     text = target.tokenizer.decode(translator.begin("the dog", final=False).prompt)
-    assert text.startswith("Translate to cats: the cat sat\n" + first.record.full)
+    assert text.startswith("Translate to cats: the cat sat\n" + first.full)
     assert text.endswith("Translate to cats: the dog\n")
     translator.reset()
     text = target.tokenizer.decode(translator.begin("the dog", final=False).prompt)
@@ -226,9 +226,9 @@ def test_a_revision_has_a_bias_of_its_own(target: HFTarget) -> None:
 def test_a_trimmed_draft_is_shorter_by_so_many_tokens(target: HFTarget, trim: int) -> None:
     translator = a_translator(target, trim_draft=trim)
     first = translator.update("the cat sat")
-    assert first is not None and not first.record.degenerate
+    assert first is not None and not first.degenerate
     draft = translator.begin("the cat sat on", final=False).draft
-    assert draft == first.tokens[: max(0, len(first.tokens) - trim)]
+    assert draft == first.output[: max(0, len(first.output) - trim)]
 
 
 def test_what_is_hidden_is_drafted_all_the_same(target: HFTarget) -> None:
@@ -248,24 +248,24 @@ def test_an_output_that_runs_away_or_stays_away_is_not_drafted_from() -> None:
     endless = a_target(ends=1)  # ends nothing by itself for long
     translator = a_translator(endless, max_ratio=0.0, max_extra=5)
     first = translator.update("the cat")
-    assert first is not None and first.record.degenerate and len(first.tokens) == 5
-    assert first.text == ""
+    assert first is not None and first.degenerate and len(first.output) == 5
+    assert first.shown == ""
     assert translator.begin("the cat sat", final=False).draft == ()
     silent = a_target(ends=299)
     said = a_translator(silent).update("the cat")
-    assert said is not None and said.record.degenerate and said.text == "" and said.tokens == ()
+    assert said is not None and said.degenerate and said.shown == "" and said.output == ()
 
 
 def test_a_degenerate_output_does_not_take_away_what_can_be_read(target: HFTarget) -> None:
     translator = a_translator(target)
     shown = translator.update("the cat sat")
-    assert shown is not None and shown.text and not shown.record.degenerate
+    assert shown is not None and shown.shown and not shown.degenerate
     translator.config = LiveConfig(max_ratio=0.0, max_extra=1)
     after = translator.update("the cat sat on the mat")
-    assert after is not None and after.record.degenerate
-    assert (after.text, after.erased) == (shown.text, 0)
+    assert after is not None and after.degenerate
+    assert (after.shown, after.erased) == (shown.shown, 0)
     translator.config = LiveConfig(max_ratio=0.0, max_extra=2)
-    assert translator.begin("the cat sat on", final=False).draft == shown.tokens[:1]
+    assert translator.begin("the cat sat on", final=False).draft == shown.output[:1]
 
 
 def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -> None:
@@ -312,11 +312,11 @@ def test_context_counts_segments_from_the_end(target: HFTarget) -> None:
 def test_a_final_output_that_says_nothing_leaves_what_can_be_read(target: HFTarget) -> None:
     translator = a_translator(target)
     shown = translator.update("the cat sat")
-    assert shown is not None and shown.text
+    assert shown is not None and shown.shown
     translator.config = LiveConfig(max_ratio=0.0, max_extra=1)
     final = translator.update("the cat sat on the mat", final=True)
-    assert final is not None and final.final and final.record.degenerate
-    assert final.text == shown.record.full == final.record.full
+    assert final is not None and final.final and final.degenerate
+    assert final.shown == shown.full == final.full
 
 
 def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFTarget) -> None:

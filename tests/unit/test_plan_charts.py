@@ -15,9 +15,8 @@ from draftsmith.plan import plots, tables
 from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.fit import FORMS, per_target
 from draftsmith.plan.observations import LengthCount, TrainedModel
-from draftsmith.plan.optimum import LossLaw
-from draftsmith.plan.plots import Curve, Panel
-from draftsmith.plan.sizing import best_draft
+from draftsmith.plan.optimum import LossLaw, best_draft
+from draftsmith.plan.plots import Curve
 
 PAIRS = tables.pairs()
 TARGETS = list(dict.fromkeys(one.target for one in PAIRS))
@@ -71,11 +70,7 @@ def test_a_target_has_one_colour_in_all_panels() -> None:
         Curve(label=label, setting=one, sizing=best_draft(one))
         for label, one in (("a", setting), ("b", replace(setting, target_params=7e10)))
     ]
-    panels = [
-        Panel(title="one", curves=(curves[1],)),
-        Panel(title="both", curves=(curves[0], curves[1])),
-    ]
-    figure = plots.draft_sizes(panels)
+    figure = plots.draft_sizes({"one": curves[1:], "both": curves}, {})
     assert sorted(labels(figure)) == ["a", "b"]
     assert all(len(colour) == 1 for colour in colours(figure).values())
 

@@ -278,8 +278,7 @@ def test_too_few_pairs_name_the_file(plan: Any, tmp_path: Path) -> None:
 def test_planning_loads_no_torch() -> None:
     """Neither its modules nor a verb; `length_policy` and what belongs to decoding may."""
     folder = Path(draftsmith.__file__).parent / "plan"
-    ours = """acceptance fit ladder law_file observations optimum plots sizing sweep
-        tables""".split()
+    ours = """acceptance fit ladder observations optimum plots sweep tables""".split()
     assert all((folder / f"{name}.py").exists() for name in ours)
     modules = [f"draftsmith.plan.{name}" for name in ours]
     verbs = "law optimum sweep alpha fit table".split()

@@ -11,8 +11,7 @@ import pytest
 from draftsmith.plan import tables
 from draftsmith.plan.fit import FORMS, affine_law, fit_form, per_target
 from draftsmith.plan.observations import Observation
-from draftsmith.plan.optimum import AcceptanceLaw
-from draftsmith.plan.sizing import best_draft
+from draftsmith.plan.optimum import AcceptanceLaw, best_draft
 
 pytest.importorskip("statsmodels")
 
@@ -36,7 +35,7 @@ def simulated(rng: np.random.Generator, noise: float, targets: int = 6) -> list[
 
 
 def test_table_3_to_the_last_printed_digit() -> None:
-    rows = tables.paper_table(3).records()
+    rows = tables.paper_table(3).records
     assert len(rows) == 17
     assert [row["quantity"] for row in rows if row["agrees"] != "yes"] == []
 

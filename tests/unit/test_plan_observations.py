@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.config import parse_count
-from draftsmith.plan.law_file import read_law
+from draftsmith.plan.fit import read_law
 from draftsmith.plan.observations import read_counts, read_observations, read_trained
 from draftsmith.plan.tables import agrees
 

@@ -19,7 +19,7 @@ def found() -> Sweep:
 
 
 def test_table_9_to_the_last_printed_digit(found: Sweep) -> None:
-    rows = tables.paper_table(9).records()
+    rows = tables.paper_table(9).records
     assert len(rows) == 9
     assert [row["quantity"] for row in rows if row["agrees"] != "yes"] == []
     rule = found.table9

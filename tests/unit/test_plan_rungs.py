@@ -15,9 +15,11 @@ from draftsmith.plan.optimum import (
     FlopBudget,
     SizingProblem,
     TokenBudget,
+    best_draft,
+    draft_of,
+    optimal_params,
     optimal_speedup,
 )
-from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
 
 OPT_13B = SizingProblem(
     target_params=12_853_473_280, target_tokens=1.8e11, budget=TokenBudget(amount=1.8e11)

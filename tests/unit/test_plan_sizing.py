@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from draftsmith.plan import tables
-from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
-from draftsmith.plan.sizing import best_draft, draft_of, optimal_params
+from draftsmith.plan.optimum import (
+    AcceptanceLaw,
+    LossLaw,
+    SizingProblem,
+    TokenBudget,
+    best_draft,
+    draft_of,
+    optimal_params,
+)
 
 OPT_13B = SizingProblem(
     target_params=12853473280, target_tokens=180e9, budget=TokenBudget(amount=180e9)

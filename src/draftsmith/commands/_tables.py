@@ -32,7 +32,7 @@ _WIDTH = 160
 
 def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     """Return the acceptance law and the loss law that were asked for."""
-    from draftsmith.plan.law_file import read_law
+    from draftsmith.plan.fit import read_law
     from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
 
     given, constants = options.acceptance_numbers(), options.loss_numbers()
@@ -46,8 +46,7 @@ def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
     """Give the paper's coefficients the errors of its fit, unless others were given; leave them as
     they are where the fit cannot be repeated."""
     from draftsmith.plan import tables
-    from draftsmith.plan.fit import affine_law
-    from draftsmith.plan.law_file import residual_of
+    from draftsmith.plan.fit import affine_law, residual_of
 
     given = options.law is not None or options.coefficients is not None
     if given or importlib.util.find_spec("statsmodels") is None:
@@ -118,7 +117,7 @@ def interval(ends: Sequence[float] | None) -> str | None:
     return None if ends is None else f"[{ends[0]:.6g}, {ends[1]:.6g}]"
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Cells]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Write a CSV file with its numbers in full."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -21,7 +21,6 @@ every cluster of such a script counts as a word, with the punctuation around it.
 
 from __future__ import annotations
 
-import abc
 import re
 from bisect import bisect_right
 from collections import deque
@@ -33,7 +32,7 @@ from typing import Any
 import regex
 
 from draftsmith.core.rows import common_prefix
-from draftsmith.live.config import DisplayConfig, Unit
+from draftsmith.live.config import DisplayConfig
 
 # Line breaking class SA is Thai, Lao, Khmer, Burmese and their neighbours. The extensions (scx)
 # take in marks that scripts share, such as the long vowel of kana.
@@ -116,13 +115,14 @@ def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-class Display(abc.ABC):
+class Display:
     """Chooses what is shown of the outputs of one segment."""
 
     def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._text = ""
+        self._outputs: deque[tuple[int, ...]] = deque(maxlen=config.agree)
 
     def show(self, tokens: Sequence[int], *, final: bool) -> Shown:
         """Display an output, given whole and without end tokens; a final one is shown in full."""
@@ -134,9 +134,22 @@ class Display(abc.ABC):
             text=self._text, stable=end if final else same, full=full, erased=len(before) - same
         )
 
-    @abc.abstractmethod
     def _end(self, tokens: Sequence[int], full: str) -> int:
-        """Return how many characters of `full`, the text of the tokens, may be shown."""
+        """Return how many characters of `full`, the text of the tokens, may be shown: without the
+        last units, or what the last outputs have in common (nothing before there are enough)."""
+        agree, hide, unit = self._config.agree, self._config.mask_k, self._config.unit
+        if agree is not None:
+            self._outputs.append(tuple(tokens))
+            if len(self._outputs) < agree:
+                return 0
+            agreed = min(common_prefix(tokens, other) for other in self._outputs)
+            return self._covered(tokens[:agreed], full)
+        if unit == "token":
+            return self._covered(tokens[: max(0, len(tokens) - hide)], full)
+        ends = word_ends(full) if unit == "word" else borders(full)
+        if not hide:
+            return len(full)
+        return ends[-hide - 1] if len(ends) > hide else 0
 
     def _cut(self, full: str, end: int) -> int:
         """Move `end` back to a border, but not before text that must stay."""
@@ -168,59 +181,6 @@ class Display(abc.ABC):
         return common_prefix(self._decode(first), full)
 
 
-class TokenMask(Display):
-    """Hides the last tokens."""
-
-    def _end(self, tokens: Sequence[int], full: str) -> int:
-        return self._covered(tokens[: max(0, len(tokens) - self._config.mask_k)], full)
-
-
-class WordMask(Display):
-    """Hides the last words."""
-
-    def _end(self, tokens: Sequence[int], full: str) -> int:
-        return _end_before(word_ends(full), self._config.mask_k, full)
-
-
-class CharMask(Display):
-    """Hides the last grapheme clusters."""
-
-    def _end(self, tokens: Sequence[int], full: str) -> int:
-        return _end_before(borders(full), self._config.mask_k, full)
-
-
-class Agreement(Display):
-    """Shows the tokens that the last outputs have in common; nothing before there are enough."""
-
-    def __init__(self, config: DisplayConfig, tokenizer: Any) -> None:
-        super().__init__(config, tokenizer)
-        self._outputs: deque[tuple[int, ...]] = deque(maxlen=config.agree)
-
-    def _end(self, tokens: Sequence[int], full: str) -> int:
-        self._outputs.append(tuple(tokens))
-        if len(self._outputs) < (self._outputs.maxlen or 0):
-            return 0
-        agreed = min(common_prefix(tokens, other) for other in self._outputs)
-        return self._covered(tokens[:agreed], full)
-
-
-_MASKS: dict[Unit, type[Display]] = {"token": TokenMask, "word": WordMask, "char": CharMask}
-
-
-def make_display(config: DisplayConfig, tokenizer: Any) -> Display:
-    """Make the display for a new segment."""
-    kind = _MASKS[config.unit] if config.agree is None else Agreement
-    return kind(config, tokenizer)
-
-
 def _floor(places: Sequence[int], at: int) -> int:
     """Return the last of the ascending places, which begin with 0, that is not after `at`."""
     return places[bisect_right(places, at) - 1]
-
-
-def _end_before(ends: Sequence[int], hide: int, full: str) -> int:
-    """Return where the text ends without the last `hide` of its units, which end at `ends`."""
-    if not hide:
-        return len(full)
-    kept = ends[:-hide]
-    return kept[-1] if kept else 0

@@ -19,15 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from draftsmith.data.jsonl import OnBad, as_record, json_objects, numbered, skipping
 from draftsmith.errors import InputError, nearest
-from draftsmith.live.records import (
-    Hypothesis,
-    OnBad,
-    as_record,
-    json_objects,
-    numbered,
-    skipping,
-)
+from draftsmith.live.records import Hypothesis
 
 T = TypeVar("T")
 Feed = Callable[[Iterable[str], OnBad | None], Iterator[Hypothesis]]
@@ -56,7 +50,7 @@ def open_feed(name: str) -> Feed:
 def lines(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
     """Parse one whole hypothesis per line; an empty line makes the one before it final."""
     segments = _SegmentNumbers()
-    for _, line in numbered(feed, "", on_bad):
+    for _, line in numbered(feed, on_bad):
         yield from segments.add(line, final=not line.strip())
     yield from segments.close()
 
@@ -69,7 +63,7 @@ def jsonl(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothes
     """
     last: Hypothesis | None = None
     words = ""
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             one = as_record(Hypothesis, message, where)
             if last is not None and (one.seg, one.rev) <= (last.seg, last.rev):
@@ -100,7 +94,7 @@ def simulstreaming(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator
     """
     segments = _SegmentNumbers()
     words = ""
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             final = _flag(message, where, "is_final")
             if "text" in message or not final:
@@ -126,7 +120,7 @@ def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
     sentences: dict[int, str] = {}
     complete = last = -1
     shown = ""
-    for where, line in numbered(feed, "", on_bad):
+    for where, line in numbered(feed, on_bad):
         with skipping(on_bad):
             if not line.strip():
                 continue
@@ -165,7 +159,7 @@ def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothe
     hypothesis together.
     """
     segments = _SegmentNumbers()
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             if "results" not in message and _GOOGLE_EVENTS & message.keys():
                 continue
@@ -189,7 +183,7 @@ def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis
     segments = _SegmentNumbers()
     current: str | None = None
     closed: set[str] = set()
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             event = message.get("TranscriptEvent", message)
             for i in range(len(_get(event, where, list, "Transcript", "Results"))):
@@ -217,7 +211,7 @@ def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
     `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
     segments = _SegmentNumbers()
     kept: list[str] = []
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             kind = message.get("type", "Results")
             if kind == "UtteranceEnd":
@@ -240,7 +234,7 @@ def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothes
     """Parse Azure Speech results: `event.result.json` in the handlers of `recognizing` and
     `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
     segments = _SegmentNumbers()
-    for where, message in json_objects(feed, "", on_bad):
+    for where, message in json_objects(feed, on_bad):
         with skipping(on_bad):
             if "event" in message:
                 name = _get(message, where, str, "event")

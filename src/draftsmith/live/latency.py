@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import TypedDict
+from typing import Any
 
 from draftsmith.core.rows import common_prefix
 from draftsmith.errors import InputError
@@ -302,70 +302,46 @@ def _mean(values: Iterable[float | None]) -> float | None:
 # --------------------------------------------------------------------------- logs for other tools
 
 
-class SimulEvalLine(TypedDict):
-    """One line of an `instances.log`, as SimulEval writes and OmniSTEval reads it."""
-
-    index: int
-    source: str
-    prediction: str
-    delays: list[float]
-    elapsed: list[float]
-    source_length: float
-    reference: str
-
-
 def simuleval_lines(
     records: Sequence[UpdateRecord],
     *,
     source: Pieces = WORDS,
     target: Pieces = WORDS,
     clock: Sequence[Moment] | None = None,
-) -> list[SimulEvalLine]:
-    """Build one line per segment. With a clock, a segment begins when the previous source ended.
+) -> list[dict[str, Any]]:
+    """Build the lines of an `instances.log`, one per segment, as SimulEval writes and OmniSTEval
+    reads them, with stable delays: such logs have no revisions.
+
+    Without a clock, delays and lengths are source units, and `elapsed` repeats the delays, so no
+    computing time is claimed. With one, all are milliseconds since the previous source ended, and
+    `elapsed` is the display time of each unit. The prediction is the unchanged text, so that
+    `str.split` finds the words of `WORDS`; OmniSTEval applies NFKC first, which may change the
+    number of characters.
 
     Raises:
         InputError: the records are not those of one stream, in order, or the clock is not theirs.
     """
     parts = segments(records)
-    clocks = _by_segment(parts, clock)
-    began = [0.0, *(times[-1].arrived if times else 0.0 for times in clocks)]
-    return [
-        simuleval_line(part, index=i, source=source, target=target, clock=clocks[i], began=began[i])
-        for i, part in enumerate(parts)
-    ]
-
-
-def simuleval_line(
-    part: Sequence[UpdateRecord],
-    *,
-    index: int,
-    source: Pieces = WORDS,
-    target: Pieces = WORDS,
-    clock: Sequence[Moment] | None = None,
-    began: float = 0.0,
-) -> SimulEvalLine:
-    """Build the log line of one segment, with stable delays: such logs have no revisions.
-
-    Without a clock, delays and lengths are source units, and `elapsed` repeats the delays, so no
-    computing time is claimed. With one, all are milliseconds since `began` (in seconds), and
-    `elapsed` is the display time of each unit. The prediction is the unchanged text, so that
-    `str.split` finds the words of `WORDS`; OmniSTEval applies NFKC first, which may change the
-    number of characters.
-    """
-    stable = stable_from([target.split(record.shown) for record in part])
-    read = source_read([record.source for record in part], source)
-    delays: list[float] = [read[update] for update in stable]
-    elapsed, length = list(delays), float(read[-1])
-    if clock is not None:
-        delays = [1000 * (clock[update].arrived - began) for update in stable]
-        elapsed = [1000 * (clock[update].shown - began) for update in stable]
-        length = 1000 * (clock[-1].arrived - began)
-    return {
-        "index": index,
-        "source": final_source(part),
-        "prediction": part[-1].shown,
-        "delays": delays,
-        "elapsed": elapsed,
-        "source_length": length,
-        "reference": reference(part),
-    }
+    lines, began = [], 0.0
+    for index, (part, times) in enumerate(zip(parts, _by_segment(parts, clock), strict=True)):
+        stable = stable_from([target.split(record.shown) for record in part])
+        read = source_read([record.source for record in part], source)
+        delays: list[float] = [read[update] for update in stable]
+        elapsed, length = list(delays), float(read[-1])
+        if times is not None:
+            delays = [1000 * (times[update].arrived - began) for update in stable]
+            elapsed = [1000 * (times[update].shown - began) for update in stable]
+            length = 1000 * (times[-1].arrived - began)
+            began = times[-1].arrived
+        lines.append(
+            {
+                "index": index,
+                "source": final_source(part),
+                "prediction": part[-1].shown,
+                "delays": delays,
+                "elapsed": elapsed,
+                "source_length": length,
+                "reference": reference(part),
+            }
+        )
+    return lines

@@ -51,6 +51,11 @@ _UNSPACED = frozenset(
     ("thai", "th", "tha", "lao", "lo", "khmer", "km", "khm", "burmese", "my", "mya")
 )
 _UNSPACED_SCRIPTS = frozenset(("Han", "Japanese"))
+_SUMMED = (
+    *("tokens", "drafted", "accepted", "redrafted", "reaccepted", "forwards", "fed", "seconds"),
+    *("degenerate", "restarts"),
+)
+"""Fields of `LiveReport` that are sums over the records."""
 
 
 def units_of(language: str) -> Pieces:
@@ -97,14 +102,6 @@ def flores_pieces() -> Pieces:
 def erasure(before: Sequence[str], after: Sequence[str]) -> int:
     """Count the pieces of the previous text that an update removed or rewrote."""
     return len(before) - common_prefix(before, after)
-
-
-def normalised_erasure(shown: Sequence[str], pieces: Pieces) -> float | None:
-    """NE of one segment: pieces erased over all its displayed texts / pieces of the last of them.
-
-    SSBD (arXiv 2509.21740), eqs. 3-4. None when the last text has no pieces.
-    """
-    return _ratio(*_erased_and_length(shown, pieces))
 
 
 def segments(records: Iterable[UpdateRecord]) -> list[list[UpdateRecord]]:
@@ -270,31 +267,20 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
     parts = segments(records)
     erased = [_erased_and_length([r.shown for r in part], pieces) for part in parts]
     scored = [(gone, length) for gone, length in erased if length]
-    tokens, drafted = sum(r.tokens for r in records), sum(r.drafted for r in records)
-    accepted, redrafted = sum(r.accepted for r in records), sum(r.redrafted for r in records)
-    reaccepted = sum(r.reaccepted for r in records)
+    total = {name: sum(getattr(r, name) for r in records) for name in _SUMMED}
     return LiveReport(
+        **total,
         signature=f"erasure:{pieces.name}|text:shown|per:final|corpus:macro+micro|acceptance:micro",
         updates=len(records),
         segments=len(parts),
         open_segments=sum(not part[-1].final for part in parts),
         empty_finals=len(erased) - len(scored),
-        degenerate=sum(r.degenerate for r in records),
-        restarts=sum(r.restarts for r in records),
         longest_freeze=max((_longest_freeze(part) for part in parts), default=0),
         erasure_macro=fmean(gone / length for gone, length in scored) if scored else None,
         erasure_micro=_ratio(sum(gone for gone, _ in scored), sum(n for _, n in scored)),
-        accepted_of_drafted=_ratio(accepted, drafted),
-        accepted_of_tokens=_ratio(accepted, tokens),
-        reaccepted_of_redrafted=_ratio(reaccepted, redrafted),
-        tokens=tokens,
-        drafted=drafted,
-        accepted=accepted,
-        redrafted=redrafted,
-        reaccepted=reaccepted,
-        forwards=sum(r.forwards for r in records),
-        fed=sum(r.fed for r in records),
-        seconds=sum(r.seconds for r in records),
+        accepted_of_drafted=_ratio(total["accepted"], total["drafted"]),
+        accepted_of_tokens=_ratio(total["accepted"], total["tokens"]),
+        reaccepted_of_redrafted=_ratio(total["reaccepted"], total["redrafted"]),
         tokens_per_second=tokens_per_second(records),
         decode_tokens_per_second=decode_tokens_per_second(records),
         update_ms=Spread.of([1000 * r.seconds for r in records if r.seconds > 0]),
@@ -302,7 +288,8 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
 
 
 def _erased_and_length(shown: Sequence[str], pieces: Pieces) -> tuple[int, int]:
-    """Count the pieces that a segment erased, and those of its last text."""
+    """Count the pieces that a segment erased, and those of its last text: numerator and denominator
+    of its normalised erasure (SSBD, arXiv 2509.21740, eqs. 3-4)."""
     states = [pieces.split(text) for text in shown]
     erased = sum(erasure(before, after) for before, after in pairwise(states))
     return erased, len(states[-1]) if states else 0

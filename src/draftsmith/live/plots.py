@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -13,6 +14,17 @@ from draftsmith.plots import blank, legend_below, plot
 
 FULL = 0.5
 """From this bias on every drafted token is accepted."""
+_COLUMNS = {
+    "NE": ("ne", "{:.2f}"),
+    "A/D": ("ad", "{:.1%}"),
+    "A/O": ("ao", "{:.1%}"),
+    "tokens/s": ("output_tps", "{:.0f}"),
+    "speed-up": ("speedup", "{:.2f}"),
+    "c": ("cost", "{:.3f}"),
+    "chrF": ("chrf", "{:.1f}"),
+    "BLEU": ("bleu", "{:.1f}"),
+}
+"""Heading -> field of a row, and its form."""
 
 
 def named(row: ReplayRow) -> str:
@@ -57,33 +69,20 @@ def pair_of(rows: Sequence[ReplayRow]) -> list[ReplayRow]:
 
 def table(title: str, rows: Iterable[tuple[str, ReplayRow]]) -> str:
     """One line per (name, row)."""
-    head = "| setting | NE | A/D | A/O | tokens/s | speed-up | c | chrF | BLEU | all as AR |"
-    lines = [f"## {title}", "", head, "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [f"## {title}", "", f"| setting | {' | '.join(_COLUMNS)} | all as AR |"]
+    lines.append("|---" * (len(_COLUMNS) + 2) + "|")
     for name, row in rows:
+        cost = None
+        if row.speedup is not None and row.ao is not None:
+            cost = verification_cost(row.speedup, row.ao)
+        values = {**asdict(row), "cost": cost}
         cells = [
-            name,
-            _number(row.ne, "{:.2f}"),
-            _number(row.ad, "{:.1%}"),
-            _number(row.ao, "{:.1%}"),
-            _number(row.output_tps, "{:.0f}"),
-            _number(row.speedup, "{:.2f}"),
-            _number(_cost(row), "{:.3f}"),
-            _number(row.chrf, "{:.1f}"),
-            _number(row.bleu, "{:.1f}"),
-            {None: "", True: "yes", False: "no"}[row.identical_to_ar],
+            "" if values[field] is None else form.format(values[field])
+            for field, form in _COLUMNS.values()
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        same = {None: "", True: "yes", False: "no"}[row.identical_to_ar]
+        lines.append(f"| {' | '.join([name, *cells, same])} |")
     return "\n".join([*lines, ""])
-
-
-def _cost(row: ReplayRow) -> float | None:
-    if row.speedup is None or row.ao is None:
-        return None
-    return verification_cost(row.speedup, row.ao)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
 
 
 @plot(
@@ -114,8 +113,7 @@ def flicker(rows: Sequence[ReplayRow]) -> Figure | None:
             if row.bias is not None and not hidden:
                 at = (row.ne or 0.0, row.chrf or 0.0)
                 axis.annotate(f"{row.bias:g}", at, textcoords="offset points", xytext=(4, 4))
-    axis.set_xlabel("normalised erasure")
-    axis.set_ylabel("chrF of final texts")
+    axis.set(xlabel="normalised erasure", ylabel="chrF of final texts")
     legend_below(figure, [axis], columns=2)
     return figure
 

@@ -7,14 +7,16 @@ hides is not decoded again: its records come from the outputs of the setting wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from draftsmith.live.config import DisplayConfig
-from draftsmith.live.display import make_display, without_thoughts
+from draftsmith.drafters.base import BindableTarget
+from draftsmith.live.config import DisplayConfig, LiveConfig, PromptConfig, RedraftConfig
+from draftsmith.live.display import Display, without_thoughts
 from draftsmith.live.metrics import Pieces, quality, report, speedup, translations
 from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveTranslator
 
 Method = Literal["ar", "ssbd"]
@@ -49,8 +51,6 @@ class ReplayRun:
 
     setting: ReplaySetting
     records: tuple[UpdateRecord, ...]
-    outputs: tuple[tuple[int, ...], ...]
-    """Output tokens of each record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +70,35 @@ class ReplayRow:
     bleu: float | None
     identical_to_ar: bool | None
     """Whether every output equals that of re-translation, token by token."""
+
+
+def maker(
+    target: BindableTarget,
+    prompt: PromptConfig,
+    redraft: RedraftConfig,
+    display: DisplayConfig | None = None,
+) -> Callable[[ReplaySetting], LiveTranslator]:
+    """Return a function that makes a translator per setting; all share the target.
+
+    `display`: what is hidden beside the setting's mask.
+    """
+    template = Template.of(prompt, target.tokenizer)
+    display = display or DisplayConfig()
+
+    def make(setting: ReplaySetting) -> LiveTranslator:
+        drafts = setting.method == "ssbd"
+        values = vars(redraft) | ({} if drafts else {"resync": 0, "then": None})
+        config = LiveConfig(
+            **values,
+            redraft=drafts,
+            bias=setting.bias or 0.0,
+            trim_draft=setting.mask_k if setting.mask == "draft" else 0,
+            context=prompt.context,
+            display=replace(display, mask_k=setting.mask_k),
+        )
+        return LiveTranslator(target, template, config)
+
+    return make
 
 
 def settings(
@@ -95,82 +124,74 @@ def replay(
     needed = list(dict.fromkeys(one.decoded for one in wanted))
     translators = {one: make(one) for one in needed}
     records: dict[ReplaySetting, list[UpdateRecord]] = {one: [] for one in needed}
-    outputs: dict[ReplaySetting, list[tuple[int, ...]]] = {one: [] for one in needed}
     parts = [list(part) for _, part in groupby(stream, key=lambda one: one.seg)]
     for number, part in enumerate(parts, 1):
         for one in needed:
-            for record, tokens in _segment(translators[one], part):
-                records[one].append(record)
-                outputs[one].append(tokens)
+            records[one] += _segment(translators[one], part)
         if on_segment is not None:
             on_segment(number, len(parts))
-    made = {
-        one: ReplayRun(setting=one, records=tuple(records[one]), outputs=tuple(outputs[one]))
-        for one in needed
-    }
     out = {}
     for one in wanted:
-        tokenizer = translators[one.decoded].target.tokenizer
-        out[one] = made[one] if one in made else hidden(made[one.decoded], one, tokenizer)
+        made = records[one.decoded]
+        if one != one.decoded:
+            made = hidden(made, one.mask_k, translators[one.decoded].target.tokenizer)
+        out[one] = ReplayRun(setting=one, records=tuple(made))
     return out
 
 
-def _segment(
-    translator: LiveTranslator, part: Sequence[Hypothesis]
-) -> Iterator[tuple[UpdateRecord, tuple[int, ...]]]:
+def _segment(translator: LiveTranslator, part: Sequence[Hypothesis]) -> Iterator[UpdateRecord]:
     """Yield a record for each of a segment's updates that was decoded."""
     for hypothesis in part:
         before = translator.last
         update = translator.update(hypothesis.text, final=hypothesis.final)
         if update is not None and update is not before:
-            yield update.record_of(hypothesis), update.tokens
+            yield update.numbered_as(hypothesis)
     if not part[-1].final:
         translator.close()
 
 
-def hidden(shown: ReplayRun, setting: ReplaySetting, tokenizer: Any) -> ReplayRun:
+def hidden(shown: Sequence[UpdateRecord], mask_k: int, tokenizer: Any) -> list[UpdateRecord]:
     """Apply a mask to outputs that were decoded without it."""
-    config = DisplayConfig(mask_k=setting.mask_k)
     records = []
-    for _, part in groupby(zip(shown.records, shown.outputs, strict=True), lambda one: one[0].seg):
-        display = make_display(config, tokenizer)
+    for _, part in groupby(shown, lambda one: one.seg):
+        display = Display(DisplayConfig(mask_k=mask_k), tokenizer)
         before = ""
-        for record, tokens in part:
+        for record in part:
             if record.final:  # a final output is shown in full
                 before = record.full
             elif not record.degenerate:
-                before = display.show(without_thoughts(tokens, tokenizer), final=False).text
+                answer = without_thoughts(record.output, tokenizer)
+                before = display.show(answer, final=False).text
             records.append(replace(record, shown=before))
-    return replace(shown, setting=setting, records=tuple(records))
+    return records
 
 
 def table(
     made: Sequence[ReplayRun], pieces: Pieces, *, target_language: str | None
 ) -> list[ReplayRow]:
     """Build one row per setting. `target_language` None: quality is left out."""
-    plain = {one.setting.mask_k: one for one in made if one.setting.method == "ar"}
-    base = next(iter(plain.values()), None)
+    base = next((one.records for one in made if one.setting.method == "ar"), None)
     rows = []
     for one in made:
-        found = report(one.records, pieces)
+        setting, found = one.setting, report(one.records, pieces)
         scored = target_language is not None and bool(translations(one.records))
         score = quality(one.records, target_language=target_language or "") if scored else None
-        setting = one.setting
         drafts = setting.method == "ssbd"
         rows.append(
             ReplayRow(
-                method=setting.method,
-                bias=setting.bias,
-                mask_k=setting.mask_k,
-                mask=setting.mask,
+                **asdict(setting),
                 ne=found.erasure_macro,
                 ad=found.accepted_of_drafted if drafts else None,
                 ao=found.accepted_of_tokens if drafts else None,
                 output_tps=found.tokens_per_second,
-                speedup=None if base is None else speedup(one.records, base.records),
+                speedup=None if base is None else speedup(one.records, base),
                 chrf=None if score is None or score.chrf is None else score.chrf.value,
                 bleu=None if score is None or score.bleu is None else score.bleu.value,
-                identical_to_ar=None if base is None else one.outputs == base.outputs,
+                identical_to_ar=None if base is None else _outputs(one.records) == _outputs(base),
             )
         )
     return rows
+
+
+def _outputs(records: Sequence[UpdateRecord]) -> list[tuple[int, ...]]:
+    return [one.output for one in records]

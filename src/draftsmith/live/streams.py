@@ -23,15 +23,20 @@ sees prefixes learns to stop (Niehues et al. 2018, Arivazhagan et al. 2020).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-from draftsmith.errors import InputError, nearest
+from draftsmith.errors import InputError
 from draftsmith.live.display import borders
 from draftsmith.live.records import Hypothesis
+
+Unit = Literal["word", "char"]
+MOST_WRONG = 3
+_WORD = re.compile(r"\S+")
 
 
 def prefix_pairs(
@@ -39,8 +44,8 @@ def prefix_pairs(
     share: float,
     seed: int,
     *,
-    source_unit: str = "word",
-    target_unit: str = "word",
+    source_unit: Unit = "word",
+    target_unit: Unit = "word",
 ) -> list[tuple[str, str]]:
     """Return every (source, target) pair, each followed by prefixes of it.
 
@@ -49,18 +54,14 @@ def prefix_pairs(
 
     Args:
         pairs: Whole sentences. The prefixes of a pair depend on its index, not on other pairs.
-        share: Average share of prefixes in the result; 0.5 is one for every pair.
+        share: Average share of prefixes in the result, below 1; 0.5 is one for every pair.
         seed: Seed of the cut positions.
         source_unit: "word", or "char" for languages without spaces.
         target_unit: The same for the translations.
 
     Raises:
-        InputError: a side is empty, or an option is out of its range.
+        InputError: a side is empty.
     """
-    if not 0 <= share < 1:
-        raise InputError(f"share is 0 or more and below 1, got {share}")
-    if seed < 0:
-        raise InputError(f"seed is 0 or more, got {seed}")
     wanted = share / (1 - share)
     out = []
     for number, (source, target) in enumerate(pairs):
@@ -79,20 +80,14 @@ def prefix_pairs(
     return out
 
 
-MOST_WRONG = 3
-_WORD = re.compile(r"\S+")
-
-
 def lag_stream(
-    text: str, seg: int, lag: int, reference: str | None = None, unit: str = "word"
+    text: str, seg: int, lag: int, reference: str | None = None, unit: Unit = "word"
 ) -> list[Hypothesis]:
     """Return the first `lag` units of a sentence, the first 2 * `lag`, ..., and the whole sentence.
 
     Raises:
-        InputError: the text has no word, `lag` is below 1, or the unit is unknown.
+        InputError: the text has no word.
     """
-    if lag < 1:
-        raise InputError(f"lag is 1 unit or more, got {lag}")
     text = text.strip()
     ends = [end for _, end in spans(text, unit)]
     if not ends:
@@ -109,7 +104,7 @@ def make_stream(
     sources: Sequence[str],
     references: Sequence[str] | None = None,
     lag: int = 3,
-    unit: str = "word",
+    unit: Unit = "word",
     rewrites: float = 0.0,
     seed: int = 0,
 ) -> list[Hypothesis]:
@@ -119,12 +114,8 @@ def make_stream(
     depend on the segment's index, its text and the seed, not on other segments.
 
     Raises:
-        InputError: there are no lines, one is empty, or an option is out of its range.
+        InputError: there are no lines, or one is empty.
     """
-    if not 0 <= rewrites <= 1:
-        raise InputError(f"rewrites is a chance from 0 to 1, got {rewrites}")
-    if seed < 0:
-        raise InputError(f"seed is 0 or more, got {seed}")
     _refuse_empty(sources, "source")
     if references is not None:
         _refuse_empty(references, "reference")
@@ -147,27 +138,11 @@ def make_stream(
     return stream
 
 
-def spans(text: str, unit: str) -> list[tuple[int, int]]:
-    """Return where each unit of a text begins and ends.
-
-    Raises:
-        InputError: the unit is unknown.
-    """
-    if unit not in UNITS:
-        raise InputError(f"unknown unit {unit!r}{nearest(unit, UNITS)}")
-    return UNITS[unit](text)
-
-
-def _words(text: str) -> list[tuple[int, int]]:
-    return [match.span() for match in _WORD.finditer(text)]
-
-
-def _characters(text: str) -> list[tuple[int, int]]:
-    """Return the spans of grapheme clusters, without white space."""
+def spans(text: str, unit: Unit) -> list[tuple[int, int]]:
+    """Return where each unit begins and ends: a word, or a grapheme cluster without white space."""
+    if unit == "word":
+        return [match.span() for match in _WORD.finditer(text)]
     return [(start, end) for start, end in pairwise(borders(text)) if not text[start].isspace()]
-
-
-UNITS: dict[str, Callable[[str], list[tuple[int, int]]]] = {"word": _words, "char": _characters}
 
 
 def _refuse_empty(lines: Sequence[str], what: str) -> None:
@@ -178,7 +153,7 @@ def _refuse_empty(lines: Sequence[str], what: str) -> None:
             raise InputError(f"{what} line {number} is empty; take it out of all files")
 
 
-def _with_errors(text: str, sentence: str, unit: str, rng: np.random.Generator) -> str:
+def _with_errors(text: str, sentence: str, unit: Unit, rng: np.random.Generator) -> str:
     """Cut short, or replace by others of the sentence, the last one to three units of `text`."""
     places = spans(text, unit)
     count = min(int(rng.integers(1, MOST_WRONG + 1)), len(places))

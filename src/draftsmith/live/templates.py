@@ -18,6 +18,7 @@ from typing import Any
 
 from draftsmith.data.prompts import MINI, check_prompt, check_whole, filled
 from draftsmith.errors import InputError
+from draftsmith.live.config import PromptConfig
 
 INSTRUCTION = (
     "Translate the following text into {language}. Answer with the translation alone.\n\n{source}"
@@ -36,6 +37,24 @@ class Template:
     """Contains {source}, and optionally {language}."""
     chat: bool = False
     """The text is the user message of the model's chat template."""
+
+    @classmethod
+    def of(cls, config: PromptConfig, tokenizer: Any) -> Template:
+        """Make the template that the configuration selects.
+
+        Raises:
+            InputError: `chat` is selected and the model has no chat template.
+        """
+        chats = bool(getattr(tokenizer, "chat_template", None))
+        chat = config.template == "chat" or (config.template == "auto" and chats)
+        named = {
+            "auto": INSTRUCTION if chats else MINI,
+            "chat": INSTRUCTION,
+            "mini": MINI,
+            "instruction": f"{INSTRUCTION}\n\n",
+        }
+        text = named.get(config.template, config.template)
+        return cls(tokenizer=tokenizer, language=config.language.strip(), text=text, chat=chat)
 
     def __post_init__(self) -> None:
         check_prompt(self.text, "a template")

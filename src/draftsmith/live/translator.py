@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from draftsmith.core.decode import Session
@@ -23,41 +23,19 @@ from draftsmith.drafters.base import BindableTarget, Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.live.config import LiveConfig
-from draftsmith.live.display import Shown, make_display, without_thoughts, word_ends
+from draftsmith.live.display import Display, Shown, without_thoughts, word_ends
 from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine
-from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
 """Finished segments that are kept for the prompt's context."""
+_COUNTS = (
+    *("drafted", "accepted", "redrafted", "reaccepted", "restarts", "forwards", "fed"),
+    *("seconds", "first_seconds"),
+)
+"""What a record takes over from a decoded update."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """The result of one update."""
-
-    stable: int
-    """Characters of the displayed text that are not expected to change."""
-    erased: int
-    """Characters that were removed from the display."""
-    tokens: tuple[int, ...]
-    """The whole output, without end tokens."""
-    record: UpdateRecord
-
-    @property
-    def text(self) -> str:
-        """The displayed text."""
-        return self.record.shown
-
-    @property
-    def final(self) -> bool:
-        return self.record.final
-
-    def record_of(self, hypothesis: Hypothesis) -> UpdateRecord:
-        """The record with the segment, revision and reference of the hypothesis."""
-        seg, rev, reference = hypothesis.seg, hypothesis.rev, hypothesis.reference
-        return replace(self.record, seg=seg, rev=rev, reference=reference)
 
 
 class SourceTooLong(InputError):
@@ -69,7 +47,7 @@ class LiveTranslator:
 
     translator = LiveTranslator(target, Template(tokenizer=target.tokenizer, language="German"))
     translator.update("This is an exam")
-    translator.update("This is an example.", final=True).text
+    translator.update("This is an example.", final=True).shown
     """
 
     def __init__(
@@ -106,15 +84,15 @@ class LiveTranslator:
         """Begin a segment."""
         self.rev = 0
         self.source = ""
-        self.last: Update | None = None
+        self.last: UpdateRecord | None = None
         self._draft: tuple[int, ...] = ()
         self._kept: tuple[int, ...] = ()
-        self._display = make_display(self.config.display, self.target.tokenizer)
+        self._display = Display(self.config.display, self.target.tokenizer)
         self._shown = Shown(text="", stable=0, full="", erased=0)
 
     # ------------------------------------------------------------------ whole updates
 
-    def update(self, source: str, *, final: bool = False) -> Update | None:
+    def update(self, source: str, *, final: bool = False) -> UpdateRecord | None:
         """Translate the segment's new source. None: there are no words yet.
 
         A source that is unchanged or blank costs no forward pass and keeps the display. A final
@@ -137,7 +115,7 @@ class LiveTranslator:
             self.engine.run_afresh(in_flight, self.session)
         return self.finish(in_flight)
 
-    def append(self, words: str) -> Update | None:
+    def append(self, words: str) -> UpdateRecord | None:
         """Translate the source with these words added."""
         return self.update(self.source + words)
 
@@ -158,11 +136,11 @@ class LiveTranslator:
         `redraft`, `resync` and `then` belong to the engine and do not change.
         """
         self.config = config
-        self._display = make_display(config.display, self.target.tokenizer)
+        self._display = Display(config.display, self.target.tokenizer)
         if self.last is not None:
             self._shown = self._display.show(self._kept, final=False)
-            record = replace(self.last.record, shown=self._shown.text)
-            self.last = replace(self.last, stable=self._shown.stable, record=record)
+            shown, stable = self._shown.text, self._shown.stable
+            self.last = replace(self.last, shown=shown, stable=stable)
 
     # ------------------------------------------------------------------ the halves of an update
 
@@ -213,7 +191,7 @@ class LiveTranslator:
             max_new_tokens=limit,
         )
 
-    def finish(self, decoded: InFlightUpdate) -> Update:
+    def finish(self, decoded: InFlightUpdate) -> UpdateRecord:
         """Display a decoded update; a final one ends the segment."""
         output = decoded.output(self.target.end_ids)
         tokens = without_thoughts(output, self.target.tokenizer)
@@ -224,29 +202,19 @@ class LiveTranslator:
             shown = replace(self._shown, erased=0)
         else:
             shown = self._shown = self._display.show(tokens, final=decoded.final)
-        update = Update(
+        update = UpdateRecord(
+            seg=self.seg,
+            rev=self.rev,
+            source=decoded.source,
+            shown=shown.text,
+            full=shown.full,
+            final=decoded.final,
+            tokens=len(output),
+            **{name: getattr(decoded, name) for name in _COUNTS},
+            degenerate=degenerate,
+            output=output,
             stable=shown.stable,
             erased=shown.erased,
-            tokens=output,
-            record=UpdateRecord(
-                seg=self.seg,
-                rev=self.rev,
-                source=decoded.source,
-                shown=shown.text,
-                full=shown.full,
-                final=decoded.final,
-                tokens=len(output),
-                drafted=decoded.drafted,
-                accepted=decoded.accepted,
-                redrafted=decoded.redrafted,
-                reaccepted=decoded.reaccepted,
-                restarts=decoded.restarts,
-                forwards=decoded.forwards,
-                fed=decoded.fed,
-                seconds=decoded.seconds,
-                first_seconds=decoded.first_seconds,
-                degenerate=degenerate,
-            ),
         )
         self.source, self.last, self.rev = decoded.source, update, self.rev + 1
         if not degenerate:
@@ -264,10 +232,10 @@ class LiveTranslator:
                 return tokens[:-1]
         return tokens
 
-    def _end(self, update: Update | None) -> None:
+    def _end(self, update: UpdateRecord | None) -> None:
         """Add the segment to the history and begin the next."""
-        if update is not None and update.record.full:
-            self.history.append((update.record.source, update.record.full))
+        if update is not None and update.full:
+            self.history.append((update.source, update.full))
             del self.history[:-KEPT_SEGMENTS]
         self.seg += 1
         self._begin()

@@ -30,7 +30,7 @@ from scipy.stats import chi2_contingency
 
 from draftsmith.core.speedup import Floats, acceptance_error, tokens_per_step
 from draftsmith.plan.observations import LengthCount
-from draftsmith.plan.sizing import Z95
+from draftsmith.plan.optimum import Z95
 
 _FLIPS = 1999
 """Sign flips of the test: no p-value is below 1 / 2000."""

@@ -1,17 +1,20 @@
-"""Laws of the acceptance rate, fitted to measured pairs: the affine law, and one per target.
+"""The laws of a plan, fitted to measurements: acceptance by perplexities, loss by size and data.
 
-Equations and tables are those of "Speculative Decoding Scaling Laws". Fits are those of statsmodels
-and scipy; this module documents which, and what their errors mean.
-
-The loss law fitted to one's own training runs, as Hoffmann et al. and Besiroglu et al. do it.
+Acceptance is fitted to measured pairs (`affine_law`: one law; `per_target`: a curve per target);
+equations and tables are those of "Speculative Decoding Scaling Laws". `law_payload` is what
+`plan law` writes, `read_law` what `plan optimum --law` reads of it. The loss is fitted to one's own
+training runs (`fit_loss`), as Hoffmann et al. and Besiroglu et al. do it. Fits are those of
+statsmodels and scipy; this module documents which, and what their errors mean.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +22,19 @@ from numpy.typing import ArrayLike
 from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
+from draftsmith.config import as_dict
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
     TrainedModel,
+    finite,
+    is_number,
     perplexity_warnings,
+    read_json,
     repeat_warnings,
 )
-from draftsmith.plan.optimum import NAMES, LossLaw
+from draftsmith.plan.optimum import NAMES, AcceptanceLaw, LossLaw
 
 Named = dict[str, float]
 NamedRange = dict[str, tuple[float, float]]
@@ -102,22 +109,25 @@ class FormFit:
     r2: float
 
 
-def _linear(x: Floats, p1: float, p2: float) -> Floats:
-    return p1 * x + p2
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossFit:
+    """The five constants, how sure they are, and how well they describe the runs."""
 
-
-def _logarithmic(x: Floats, p1: float, p2: float) -> Floats:
-    return np.asarray(p1 * np.log(x) + p2)
-
-
-def _power(x: Floats, p1: float, p2: float) -> Floats:
-    return np.asarray(p1 * x**p2)
+    law: LossLaw
+    se: Named
+    """Standard errors by bootstrap over runs, like the intervals."""
+    ci95: NamedRange
+    rmse_log: float
+    """Root mean square of ln(predicted / measured loss)."""
+    r2_log: float
+    n: int
+    warnings: tuple[str, ...]
 
 
 FORMS: dict[str, Callable[[Floats, float, float], Floats]] = {
-    "linear": _linear,
-    "logarithmic": _logarithmic,
-    "power": _power,
+    "linear": lambda x, p1, p2: p1 * x + p2,
+    "logarithmic": lambda x, p1, p2: np.asarray(p1 * np.log(x) + p2),
+    "power": lambda x, p1, p2: np.asarray(p1 * x**p2),
 }
 """alpha against the draft's perplexity x: p1 x + p2, p1 ln x + p2, p1 x^p2."""
 _FEWEST_FOR_A_FORM = 3
@@ -125,6 +135,24 @@ _FEW_CLUSTERS = 10
 """Below this errors by cluster come out too small."""
 _DECIDES = 1 - 1e-9
 """Leverage of a row that the fit must go through."""
+
+
+LOSS_NAMES = ("E", "A", "nu", "B", "delta")
+_HUBER = 1e-3
+"""Residuals of ln L above this count linearly."""
+_EXPONENTS = np.linspace(0.1, 1.0, 10)
+_STARTS = 8
+_LEAST_TERM = 1e-9
+"""Least start of a constant: the search is over logarithms, which exclude 0."""
+_BOUNDS = ((-50.0, -50.0, 0.0, -50.0, 0.0), (50.0, 100.0, 3.0, 100.0, 3.0))
+"""Bound of theta, far from anything that a training shows."""
+_FEWEST_SIZES = 3
+_GONE = 1e-4
+"""Share of the loss below which a term in every run is invisible."""
+_AT_BOUND = 1e-3
+"""Distance at which an exponent counts as lying on its bound."""
+_ROUNDING = 1e-9
+"""In correlations of a scaling-law file."""
 
 
 def ols(values: ArrayLike, columns: ArrayLike) -> Any:
@@ -256,7 +284,86 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
     )
 
 
-# --------------------------------------------------------------------------- inside
+def law_payload(
+    fit: AffineFit | None, curves: dict[str, dict[str, FormFit | None]], warnings: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return plain JSON types; a number without meaning is null, without a law all of its own."""
+    payload: dict[str, Any]
+    if fit is None:
+        payload = dict.fromkeys(field.name for field in fields(AffineFit))
+        classic: dict[str, Any] = {"se": None, "ci95": None}
+    else:
+        payload = as_dict(fit)
+        classic = payload["errors"]["classic"]
+    return {
+        **{name: payload.pop(name) for name in NAMES},
+        "se": classic["se"],
+        "ci95": classic["ci95"],
+        **payload,
+        "per_target": as_dict(curves),
+        "warnings": list(warnings),
+    }
+
+
+def read_law(path: Path) -> AcceptanceLaw:
+    """Read A, B, C and, where it is there, their covariance from a scaling-law file.
+
+    Raises:
+        InputError: the file or one of these keys cannot be used; both are named.
+    """
+    values = read_json(path, "law")
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no law: expected what `plan law --json` prints")
+    A, B, C = (finite(values.get(name), name, path) for name in NAMES)
+    cov, mse, n = (values.get(name) for name in ("cov", "mse", "n"))
+    residual = None
+    if mse is not None and n is not None:
+        if not (is_number(mse) and isinstance(n, int) and mse >= 0 and n > len(NAMES)):
+            raise InputError(f"{path}: 'mse' and 'n' must be those of a fit, got {mse!r} and {n!r}")
+        residual = residual_of(mse, n)
+    cov = None if cov is None else _covariance(cov, path)
+    return AcceptanceLaw(A=A, B=B, C=C, cov=cov, residual=residual)
+
+
+def residual_of(mse: float, n: int) -> float:
+    """Return the standard deviation around the law, from the mean squared residual of n rows."""
+    return math.sqrt(mse * n / (n - len(NAMES)))
+
+
+def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int = 0) -> LossFit:
+    """Minimise the Huber loss (1e-3) of ln L_predicted - ln L_measured over E, A, nu, B, delta.
+
+    Hoffmann et al. 2022, appendix D.3, with the log-sum-exp form. The search starts at the best of
+    a grid of (nu, delta), for each of which the rest is a non-negative linear problem.
+
+    Raises:
+        InputError: fewer than six runs, or fewer than three different sizes or amounts of data.
+    """
+    _check(models)
+    data = np.log([[one.params, one.tokens, one.loss] for one in models])
+    best = min((_search(data, start) for start in _starts(data)), key=lambda found: found[1])[0]
+    rng = np.random.default_rng(seed)
+    repeats = np.array(
+        [
+            _constants(_search(data[rng.integers(len(data), size=len(data))], best)[0])
+            for _ in range(bootstrap)
+        ]
+    )
+    values = _constants(best)
+    missed = _residuals(best, data)
+    low, high = np.quantile(repeats, [0.025, 0.975], axis=0)
+    return LossFit(
+        law=LossLaw.of(tuple(float(value) for value in values)),
+        se=dict(zip(LOSS_NAMES, np.std(repeats, axis=0, ddof=1).tolist(), strict=True)),
+        ci95=dict(zip(LOSS_NAMES, zip(low.tolist(), high.tolist(), strict=True), strict=True)),
+        rmse_log=float(np.sqrt(np.mean(missed**2))),
+        r2_log=float(1 - np.sum(missed**2) / np.sum((data[:, 2] - data[:, 2].mean()) ** 2)),
+        n=len(models),
+        warnings=tuple(_doubts(data, best)),
+    )
+
+
+# --------------------------------------------------------------------------- inside: acceptance
 
 
 def _design(draft_ppl: Floats, target_ppl: Floats) -> Floats:
@@ -375,71 +482,32 @@ def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[PairPredi
     )
 
 
-LOSS_NAMES = ("E", "A", "nu", "B", "delta")
-_HUBER = 1e-3
-"""Residuals of ln L above this count linearly."""
-_EXPONENTS = np.linspace(0.1, 1.0, 10)
-_STARTS = 8
-_LEAST_TERM = 1e-9
-"""Least start of a constant: the search is over logarithms, which exclude 0."""
-_BOUNDS = ((-50.0, -50.0, 0.0, -50.0, 0.0), (50.0, 100.0, 3.0, 100.0, 3.0))
-"""Bound of theta, far from anything that a training shows."""
-_FEWEST_SIZES = 3
-_GONE = 1e-4
-"""Share of the loss below which a term in every run is invisible."""
-_AT_BOUND = 1e-3
-"""Distance at which an exponent counts as lying on its bound."""
+def _covariance(values: Any, path: Path) -> tuple[tuple[float, ...], ...]:
+    size = len(NAMES)
+    lists = [values, *values] if isinstance(values, list) else [values]
+    shaped = all(isinstance(one, list) and len(one) == size for one in lists)
+    numbers = shaped and all(is_number(value) for row in lists[1:] for value in row)
+    if not numbers or not _is_covariance(np.array(values, np.float64)):
+        raise InputError(
+            f"{path}: 'cov' must be the 3 x 3 covariance of A, B and C: symmetric, finite, with no "
+            "negative variance"
+        )
+    return tuple(tuple(float(value) for value in row) for row in lists[1:])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossFit:
-    """The five constants, how sure they are, and how well they describe the runs."""
-
-    law: LossLaw
-    se: Named
-    """Standard errors by bootstrap over runs, like the intervals."""
-    ci95: NamedRange
-    rmse_log: float
-    """Root mean square of ln(predicted / measured loss)."""
-    r2_log: float
-    n: int
-    warnings: tuple[str, ...]
+def _is_covariance(cov: Floats) -> bool:
+    """Check up to rounding, in units of the errors: those of A and C differ by magnitudes."""
+    variance = np.diag(cov)
+    if np.any(variance < 0):
+        return False
+    error = np.sqrt(variance)
+    scale = np.where(error > 0, error, 1.0)
+    correlation = cov / scale / scale[:, None]
+    symmetric = np.allclose(correlation, correlation.T, rtol=0.0, atol=_ROUNDING)
+    return bool(symmetric and np.linalg.eigvalsh(correlation)[0] >= -_ROUNDING)
 
 
-def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int = 0) -> LossFit:
-    """Minimise the Huber loss (1e-3) of ln L_predicted - ln L_measured over E, A, nu, B, delta.
-
-    Hoffmann et al. 2022, appendix D.3, with the log-sum-exp form. The search starts at the best of
-    a grid of (nu, delta), for each of which the rest is a non-negative linear problem.
-
-    Raises:
-        InputError: fewer than six runs, or fewer than three different sizes or amounts of data.
-    """
-    _check(models)
-    data = np.log([[one.params, one.tokens, one.loss] for one in models])
-    best = min((_search(data, start) for start in _starts(data)), key=lambda found: found[1])[0]
-    rng = np.random.default_rng(seed)
-    repeats = np.array(
-        [
-            _constants(_search(data[rng.integers(len(data), size=len(data))], best)[0])
-            for _ in range(bootstrap)
-        ]
-    )
-    values = _constants(best)
-    missed = _residuals(best, data)
-    low, high = np.quantile(repeats, [0.025, 0.975], axis=0)
-    return LossFit(
-        law=LossLaw.of(tuple(float(value) for value in values)),
-        se=dict(zip(LOSS_NAMES, np.std(repeats, axis=0, ddof=1).tolist(), strict=True)),
-        ci95=dict(zip(LOSS_NAMES, zip(low.tolist(), high.tolist(), strict=True), strict=True)),
-        rmse_log=float(np.sqrt(np.mean(missed**2))),
-        r2_log=float(1 - np.sum(missed**2) / np.sum((data[:, 2] - data[:, 2].mean()) ** 2)),
-        n=len(models),
-        warnings=tuple(_doubts(data, best)),
-    )
-
-
-# --------------------------------------------------------------------------- inside
+# --------------------------------------------------------------------------- inside: loss
 
 # The search is over theta = (ln E, ln A, nu, ln B, delta); data rows are (ln N, ln D, ln L).
 

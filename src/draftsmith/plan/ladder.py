@@ -1,34 +1,36 @@
 """Draft sizes to train for a budget, and what to expect of each: N* / 2, N* and 2 N*.
 
-A size that has a name is taken where it is near; else one is built for it.
-
-What `plan ladder` predicted, beside what was measured later.
-
-Predictions are for drafts as they are pre-trained: the acceptance law is one of perplexities, and a
-distilled draft is accepted more than its perplexity suggests. Both are compared with them.
+`ladder` chooses the sizes: one that has a name is taken where it is near; else one is built.
+`compare` sets what `plan ladder` predicted beside what was measured later. Predictions are for
+drafts as they are pre-trained: the acceptance law is one of perplexities, and a distilled draft is
+accepted more than its perplexity suggests. Both are compared with them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.plan.optimum import SizingProblem, optimal_length, speedup
-from draftsmith.plan.sizing import Z95, best_draft, no_rate
+from draftsmith.plan.observations import finite, read_json
+from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
 
 NEAR = 1.3
 """A size within this factor of a wanted one stands for it."""
 _STEPS = (0.5, 1.0, 2.0)
 """Sizes of the rungs, in N*."""
+QUANTITIES = ("alpha", "tau", "speedup")
+_BY_LENGTH = ("tau", "speedup")
+"""Those that hold for one draft length."""
+_NO_NAMES = {"/", "..", "...", "~"}
+PREDICTED_KIND = "pretrained"
+"""The kind of draft that predictions are for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,14 +224,6 @@ def _named(values: Sequence[float]) -> dict[str, float]:
     return dict(zip(("value", "low", "high"), values, strict=False))
 
 
-QUANTITIES = ("alpha", "tau", "speedup")
-_BY_LENGTH = ("tau", "speedup")
-"""Those that hold for one draft length."""
-_NO_NAMES = {"/", "..", "...", "~"}
-PREDICTED_KIND = "pretrained"
-"""The kind of draft that predictions are for."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungPrediction:
     """The prediction for one draft size."""
@@ -280,11 +274,7 @@ def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
     Raises:
         InputError: the file, or one of its rungs, cannot be used; the key is named.
     """
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the predictions {path}: {reason}") from None
+    content = read_json(path, "predictions")
     rungs = content.get("rungs") if isinstance(content, dict) else None
     if not isinstance(rungs, list) or not rungs:
         raise InputError(f"{path} holds no 'rungs': expected what `plan ladder` writes")
@@ -379,8 +369,8 @@ def _prediction(values: object, where: str) -> RungPrediction:
         raise InputError(f"{where}: 'drafts' must give a folder for each kind of draft")
     return RungPrediction(
         size=str(values.get("size")),
-        params=_number(values.get("params"), "params", where),
-        gamma=round(_number(values.get("gamma"), "gamma", where)),
+        params=finite(values.get("params"), "params", where),
+        gamma=round(finite(values.get("gamma"), "gamma", where)),
         drafts=drafts,
         estimates={name: _estimate(values.get(name), name, where) for name in QUANTITIES},
     )
@@ -390,14 +380,7 @@ def _estimate(values: object, name: str, where: str) -> Estimate:
     if not isinstance(values, dict):
         raise InputError(f"{where}: {name!r} must have a 'value', and 'low' and 'high' or null")
     low, high = (
-        None if values.get(end) is None else _number(values[end], f"{name}.{end}", where)
+        None if values.get(end) is None else finite(values[end], f"{name}.{end}", where)
         for end in ("low", "high")
     )
-    return Estimate(value=_number(values.get("value"), f"{name}.value", where), low=low, high=high)
-
-
-def _number(value: Any, name: str, where: str) -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (good and math.isfinite(value)):
-        raise InputError(f"{where}: {name!r} must be a finite number, got {value!r}")
-    return float(value)
+    return Estimate(value=finite(values.get("value"), f"{name}.value", where), low=low, high=high)

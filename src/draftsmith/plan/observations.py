@@ -1,9 +1,13 @@
-"""Reading measurements: CSV files with a header. Errors name file, row and column."""
+"""Reading measurements (CSV files with a header) and what the planner wrote (JSON).
+
+Errors name the file, and the row and column or the key.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -241,6 +245,32 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     if not any(one.count for one in found):
         raise InputError(f"{path}: all counts are 0")
     return tuple(found)
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Read a JSON file. Raises InputError, which calls it `what`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the {what} {path}: {reason}") from None
+
+
+def is_number(value: object) -> bool:
+    """Check that a value is finite as float64, and no boolean."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def finite(value: Any, name: str, where: object) -> float:
+    """Return a value of a JSON file as a number. Raises InputError, which names it."""
+    if not is_number(value):
+        raise InputError(f"{where}: {name!r} must be a finite number, got {value!r}")
+    return float(value)
 
 
 @contextlib.contextmanager

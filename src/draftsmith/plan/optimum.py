@@ -1,7 +1,8 @@
-"""The best draft length and what it gives, in a form that neither overflows nor cancels.
+"""The best draft for a target: its length, its size, and how sure the size is.
 
 alpha         acceptance rate, i.i.d., in (0, 1)
-gamma         drafted tokens per step
+gamma         drafted tokens per step; lengths below 0 are never used, so no speed-up is reported
+              that does not exist (the paper's formula has one near N = M)
 draft_cost    of one draft pass, and
 target_cost   of one target pass, in one unit: parameters (the paper's memory-bound model, which
               charges gamma + 1 positions of the target as one pass) or measured seconds
@@ -9,137 +10,57 @@ target_cost   of one target pass, in one unit: parameters (the paper's memory-bo
 Numbers or arrays that broadcast go in, float64 arrays come out. A value outside its domain is an
 InputError that names it. Equations are those of "Speculative Decoding Scaling Laws".
 
-The closed forms (4) and (13) hold W_-1(-alpha^(M/N - 1) / e), whose argument underflows from M/N of
-about a thousand on and loses its digits near N = M. With l = -ln alpha, L = (M/N - 1) l and
-u = -W_-1(-exp(-1 - L)) = 1 + v they become
+The best length. The closed forms (4) and (13) hold W_-1(-alpha^(M/N - 1) / e), whose argument
+underflows from M/N of about a thousand on and loses its digits near N = M. With l = -ln alpha,
+L = (M/N - 1) l and u = -W_-1(-exp(-1 - L)) = 1 + v they become
 
     gamma = ln u / l - 1            2 M T = l / ((N/M) (1 - alpha) u)            v - ln(1 + v) = L
 
 and v is found from L itself.
 
-The best draft size follows from a target, a budget for drafts and the laws between them.
-Parameters and tokens are plain counts:
+The best size, N* = argmax over N of the throughput of eq. 9, follows from a target, a budget for
+drafts and the laws between them. Parameters and tokens are plain counts:
 
     alpha(N) = A exp(L(N, D(N))) + B exp(L(M, D')) + C          cost(N) = max(N / M, floor)
 
 The paper has D the same for all N, and no floor. The floor is ours: a pass of a small model costs
 more than its share of parameters, and where that was measured no size is taken to cost less.
-
-`TokenBudget` says how many tokens D a draft of N parameters is trained on.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import brentq
 
 from draftsmith.core.speedup import Floats, check_domain, predicted_speedup, tokens_per_step
 from draftsmith.errors import InputError
+
+NAMES = ("A", "B", "C")
+"""Coefficients of the acceptance law."""
+Z95 = 1.96
+FLOPS_PER_WEIGHT = 6.0
+"""FLOPs of training per token and weight: two forward, four backward (Kaplan et al. 2020, arXiv
+2001.08361)."""
 
 # v in powers of sqrt(2 L), from v - ln(1 + v) = L
 _SERIES = (1.0, 1 / 3, 1 / 36, -1 / 270, 1 / 4320, 1 / 17010, -139 / 5443200)
 _SERIES_SUFFICES = 1e-3
 _NEWTON_STEPS = 8
-
-
-def speedup(
-    alpha: ArrayLike, gamma: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
-) -> Floats:
-    """Return the speed-up over plain decoding with drafts of this length: eq. 1, or 2 M times eq.
-    3."""
-    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
-    return predicted_speedup(tokens_per_step(alpha, gamma), gamma, draft / target)
-
-
-def stationary_length(
-    alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
-) -> Floats:
-    """Return the gamma (-1 or more) at which the derivative of eq. 3 vanishes: eq. 13.
-
-    Raises:
-        InputError: the draft costs more than the target: there is no such point.
-    """
-    missed = -np.log(_rate(alpha))
-    return np.asarray(np.log1p(_root(missed, draft_cost, target_cost)) / missed - 1.0)
-
-
-def optimal_length(
-    alpha: ArrayLike,
-    draft_cost: ArrayLike,
-    target_cost: ArrayLike = 1.0,
-    *,
-    integer: bool = False,
-) -> Floats:
-    """Return the gamma >= 0 with the largest speed-up, real or whole; 0: do not draft.
-
-    A real length above 0 gains iff draft_cost / target_cost < -alpha ln(alpha) / (1 - alpha), a
-    whole one iff it is < alpha.
-    """
-    alpha, draft = _rate(alpha), positive(draft_cost, "draft_cost")
-    target = positive(target_cost, "target_cost")
-    gains = draft / target < -alpha * np.log(alpha) / (1.0 - alpha)
-    real = stationary_length(alpha, np.where(gains, draft, target), target)
-    gamma = np.where(gains, np.maximum(real, 0.0), 0.0)
-    if not integer:
-        return gamma
-    low = np.floor(gamma)
-    more = speedup(alpha, low + 1.0, draft, target) > speedup(alpha, low, draft, target)
-    return np.where(more, low + 1.0, low)
-
-
-def optimal_speedup(
-    alpha: ArrayLike,
-    draft_cost: ArrayLike,
-    target_cost: ArrayLike = 1.0,
-    *,
-    integer: bool = False,
-) -> Floats:
-    """Return the speed-up with drafts of `optimal_length`: 1 where drafting does not pay."""
-    gamma = optimal_length(alpha, draft_cost, target_cost, integer=integer)
-    found = speedup(alpha, gamma, draft_cost, target_cost)
-    return np.where(gamma > 0, np.maximum(found, 1.0), 1.0)  # not 1 - 2e-16
-
-
-def branch_root(excess: ArrayLike) -> Floats:
-    """Solve v - ln(1 + v) = excess for v >= 0, so that W_-1(-exp(-1 - excess)) = -(1 + v)."""
-    L = np.asarray(excess, np.float64)
-    root = np.sqrt(2.0 * np.minimum(L, 1.5))  # the series is used below 1.5 only
-    series = root * np.polynomial.polynomial.polyval(root, _SERIES)
-    log = np.log1p(L)
-    v = np.where(L < 1.5, series, L + log + log / np.maximum(L, 1.0))
-    refined = L > _SERIES_SUFFICES
-    for _ in range(_NEWTON_STEPS):
-        safe = np.where(refined, v, 1.0)
-        v = np.where(refined, safe - (safe - np.log1p(safe) - L) * (1.0 + safe) / safe, v)
-    return np.asarray(v)
-
-
-def positive(value: ArrayLike, name: str) -> Floats:
-    """Return an array. Raises InputError unless all of it is above 0 and finite."""
-    array = np.asarray(value, np.float64)
-    check_domain((array > 0) & np.isfinite(array), array, name, "above 0 and finite")
-    return array
-
-
-def _rate(alpha: ArrayLike) -> Floats:
-    array = np.asarray(alpha, np.float64)
-    check_domain((array > 0) & (array < 1), array, "alpha", "above 0 and below 1")
-    return array
-
-
-def _root(missed: Floats, draft_cost: ArrayLike, target_cost: ArrayLike) -> Floats:
-    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
-    check_domain(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
-    # the difference first: M/N - 1 would lose its digits near N = M
-    return branch_root((target - draft) / draft * missed)
-
-
-NAMES = ("A", "B", "C")
-"""Coefficients of the acceptance law."""
+_POINTS = 2001
+"""Points of the grid in ln N that finds the highest peak before it is solved for."""
+_STEP = 1e-4
+"""Relative change of a coefficient in a derivative."""
+_MOST_FACTOR = 1e6
+"""An interval of N* that is wider than this factor is meaningless."""
+_AT_FLOOR = 1e-9
+"""Distance in ln N."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,6 +142,43 @@ class LossLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenBudget:
+    """How many tokens D a draft of N parameters is trained on: the same number for every size."""
+
+    amount: float
+    name: str = "draft_tokens"
+    """What errors call it."""
+
+    elasticity: ClassVar[float] = 0.0
+    """d ln D / d ln N, the same for all N."""
+
+    def __post_init__(self) -> None:
+        value = positive(self.amount, self.name)
+        check_domain(value >= 1, value, self.name, "a count of 1 or more")
+
+    @property
+    def text(self) -> str:
+        """The amount and the name that it was given as."""
+        return f"{self.name} = {self.amount:.6g}"
+
+    def tokens(self, params: ArrayLike) -> Floats:
+        """Return D for drafts of these sizes."""
+        return np.full(np.shape(params), self.amount)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlopBudget(TokenBudget):
+    """The same number of operations for every size: D = C / (6 N)."""
+
+    name: str = "draft_flops"
+
+    elasticity: ClassVar[float] = -1.0
+
+    def tokens(self, params: ArrayLike) -> Floats:
+        return self.amount / (FLOPS_PER_WEIGHT * positive(params, "draft_params"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SizingProblem:
     """A target, what the draft is trained on, and the laws that link them to acceptance."""
 
@@ -228,7 +186,7 @@ class SizingProblem:
     """M."""
     target_tokens: float
     """D'."""
-    budget: Budget
+    budget: TokenBudget
     """D, by the size of the draft."""
     law: AcceptanceLaw = field(default_factory=AcceptanceLaw)
     loss: LossLaw = field(default_factory=LossLaw)
@@ -301,75 +259,352 @@ class SizingProblem:
         return np.where(usable, alpha, 0.5), usable
 
 
-FLOPS_PER_WEIGHT = 6.0
-"""FLOPs of training per token and weight: two forward, four backward (Kaplan et al. 2020, arXiv
-2001.08361)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A draft of some size, and what to expect of it."""
 
-
-class Budget(Protocol):
-    """D as a function of N."""
-
-    @property
-    def elasticity(self) -> float:
-        """d ln D / d ln N, the same for all N."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The amount and the name that it was given as."""
-        ...
-
-    def tokens(self, params: ArrayLike) -> Floats:
-        """Return D for drafts of these sizes."""
-        ...
+    params: float
+    """N."""
+    ratio: float
+    """N / M."""
+    alpha: float
+    gamma: float
+    """Its best draft length, in tokens; 0: it does not pay."""
+    throughput: float
+    """Tokens per unit of memory-bound time, in which a pass over n parameters takes 2 n; the paper
+    calls it a FLOP."""
+    speedup: float
+    """Over plain decoding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenBudget:
-    """The same number of tokens for every size."""
+class Sizing:
+    """The draft size to train, and how sure it is."""
 
-    amount: float
-    name: str = "draft_tokens"
-    """What errors call it."""
+    best: Draft | None
+    """At N*. None: no draft pays."""
+    se: float | None = None
+    """Standard error of N*, first order."""
+    ci95: tuple[float, float] | None = None
+    """Interval of N*, from the covariance of A, B, C alone; symmetric in ln N*. None: not known."""
+    sensitivity: dict[str, float] | None = None
+    """d ln N* / d ln A, B and C."""
+    warnings: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check(self.amount, self.name)
 
-    @property
-    def elasticity(self) -> float:
-        return 0.0
+# --------------------------------------------------------------------------- the best length
 
-    @property
-    def text(self) -> str:
-        return f"{self.name} = {self.amount:.6g}"
 
-    def tokens(self, params: ArrayLike) -> Floats:
-        return np.full(np.shape(params), self.amount)
+def speedup(
+    alpha: ArrayLike, gamma: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
+) -> Floats:
+    """Return the speed-up over plain decoding with drafts of this length: eq. 1, or 2 M times eq.
+    3."""
+    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
+    return predicted_speedup(tokens_per_step(alpha, gamma), gamma, draft / target)
+
+
+def stationary_length(
+    alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0
+) -> Floats:
+    """Return the gamma (-1 or more) at which the derivative of eq. 3 vanishes: eq. 13.
+
+    Raises:
+        InputError: the draft costs more than the target: there is no such point.
+    """
+    missed = -np.log(_rate(alpha))
+    return np.asarray(np.log1p(_root(missed, draft_cost, target_cost)) / missed - 1.0)
+
+
+def optimal_length(
+    alpha: ArrayLike,
+    draft_cost: ArrayLike,
+    target_cost: ArrayLike = 1.0,
+    *,
+    integer: bool = False,
+) -> Floats:
+    """Return the gamma >= 0 with the largest speed-up, real or whole; 0: do not draft.
+
+    A real length above 0 gains iff draft_cost / target_cost < -alpha ln(alpha) / (1 - alpha), a
+    whole one iff it is < alpha.
+    """
+    alpha, draft = _rate(alpha), positive(draft_cost, "draft_cost")
+    target = positive(target_cost, "target_cost")
+    gains = draft / target < -alpha * np.log(alpha) / (1.0 - alpha)
+    real = stationary_length(alpha, np.where(gains, draft, target), target)
+    gamma = np.where(gains, np.maximum(real, 0.0), 0.0)
+    if not integer:
+        return gamma
+    low = np.floor(gamma)
+    more = speedup(alpha, low + 1.0, draft, target) > speedup(alpha, low, draft, target)
+    return np.where(more, low + 1.0, low)
+
+
+def optimal_speedup(
+    alpha: ArrayLike,
+    draft_cost: ArrayLike,
+    target_cost: ArrayLike = 1.0,
+    *,
+    integer: bool = False,
+) -> Floats:
+    """Return the speed-up with drafts of `optimal_length`: 1 where drafting does not pay."""
+    gamma = optimal_length(alpha, draft_cost, target_cost, integer=integer)
+    found = speedup(alpha, gamma, draft_cost, target_cost)
+    return np.where(gamma > 0, np.maximum(found, 1.0), 1.0)  # not 1 - 2e-16
+
+
+def branch_root(excess: ArrayLike) -> Floats:
+    """Solve v - ln(1 + v) = excess for v >= 0, so that W_-1(-exp(-1 - excess)) = -(1 + v)."""
+    L = np.asarray(excess, np.float64)
+    root = np.sqrt(2.0 * np.minimum(L, 1.5))  # the series is used below 1.5 only
+    series = root * np.polynomial.polynomial.polyval(root, _SERIES)
+    log = np.log1p(L)
+    v = np.where(L < 1.5, series, L + log + log / np.maximum(L, 1.0))
+    refined = L > _SERIES_SUFFICES
+    for _ in range(_NEWTON_STEPS):
+        safe = np.where(refined, v, 1.0)
+        v = np.where(refined, safe - (safe - np.log1p(safe) - L) * (1.0 + safe) / safe, v)
+    return np.asarray(v)
+
+
+# --------------------------------------------------------------------------- the best size
+
+
+def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
+    """Find N* with draft lengths at their best, real or whole, for every size.
+
+    The error of N* is that of the coefficients (A, B, C): the loss law is taken as exact.
+
+    Raises:
+        InputError: the law gives an acceptance rate for no draft size, or the speed-up grows up to
+            a size where the rate reaches 1.
+    """
+    notes = []
+    if np.any(setting.alpha(np.exp(_grid(setting))) >= 1):
+        notes.append(
+            "the law gives an acceptance of 1 or more for some draft sizes: they are left out"
+        )
+    found = _solve(setting, integer=integer)
+    if found is None:
+        notes.append("no draft size makes decoding faster: decode without a draft")
+        return Sizing(best=None, warnings=tuple(notes))
+    best = draft_of(setting, float(np.exp(found.log_size)), integer=integer)
+    if _at_floor(setting, found):
+        notes.append(
+            "N* is the largest draft that costs no more than the measured cost of "
+            f"{setting.cost_floor:g}: it hangs on that alone, and has no interval"
+        )
+        return Sizing(best=best, warnings=tuple(notes))
+    gradient = _gradient(setting) if found.interior else None
+    if gradient is None:
+        notes.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
+        return Sizing(best=best, warnings=tuple(notes))
+    law = setting.law
+    values = np.array([law.A, law.B, law.C])
+    sensitivity = dict(zip(NAMES, (gradient * values).tolist(), strict=True))
+    if law.cov is None:
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
+    spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
+    if not Z95 * spread < np.log(_MOST_FACTOR):
+        notes.append("the covariance of A, B and C is so large that it says nothing about N*")
+        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
+    factor = float(np.exp(Z95 * spread))
+    if factor > 2:
+        notes.append(f"N* is known to a factor of {factor:.1f} only")
+    return Sizing(
+        best=best,
+        se=best.params * spread,
+        ci95=(best.params / factor, best.params * factor),
+        sensitivity=sensitivity,
+        warnings=tuple(notes),
+    )
+
+
+def draft_of(
+    setting: SizingProblem,
+    draft_params: float,
+    *,
+    cost_ratio: float | None = None,
+    integer: bool = False,
+) -> Draft:
+    """Evaluate a draft of this size. `cost_ratio`: measured seconds of one draft pass over those
+    of one target pass; None takes the setting's.
+
+    Raises:
+        InputError: the draft is not smaller than the target, or the law gives no rate for it.
+    """
+    M = setting.target_params
+    if draft_params >= M:
+        raise InputError(
+            f"a draft of {draft_params:g} parameters is not smaller than its target of {M:g}"
+        )
+    alpha = float(setting.alpha(draft_params))
+    if not 0 < alpha < 1:
+        raise InputError(
+            f"the law gives an acceptance of {alpha:.3g} for a draft of {draft_params:g} "
+            "parameters: it does not hold there"
+        )
+    costs = (float(setting.cost(draft_params)), M) if cost_ratio is None else (cost_ratio, 1.0)
+    faster = float(optimal_speedup(alpha, *costs, integer=integer))
+    return Draft(
+        params=draft_params,
+        ratio=draft_params / M,
+        alpha=alpha,
+        gamma=float(optimal_length(alpha, *costs, integer=integer)),
+        throughput=faster / (2.0 * M),
+        speedup=faster,
+    )
+
+
+def optimal_params(setting: SizingProblem) -> float:
+    """Return N* alone. Raises InputError as `solve`."""
+    return solve(setting)[0]
+
+
+def solve(setting: SizingProblem) -> tuple[float, bool]:
+    """Return N* alone, and whether the derivative vanishes there.
+
+    Raises:
+        InputError: no draft pays, or as `best_draft`.
+    """
+    found = _solve(setting, integer=False)
+    if found is None:
+        raise InputError(
+            f"no draft pays for a target of {setting.target_params:g} parameters with these laws"
+        )
+    return float(np.exp(found.log_size)), found.interior
+
+
+def best_place(setting: SizingProblem, sizes: Floats, speedups: Floats) -> int | None:
+    """Return the index of the largest speed-up; None: none is above 1.
+
+    Raises:
+        InputError: the size beside it has an acceptance of 1 or more. The speed-up then grows until
+            the law breaks down, and the largest is a matter of how close the sizes tried come.
+    """
+    best = int(np.argmax(speedups))
+    if not speedups[best] > 1.0:
+        return None
+    near = sizes[max(best - 1, 0) : best + 2]
+    broken = near[setting.alpha(near) >= 1]
+    if len(broken):
+        law = setting.law
+        raise InputError(
+            f"there is no best draft size: the law gives an acceptance of 1 or more for "
+            f"{broken[0]:.3g} parameters, and the speed-up grows all the way there; check the "
+            f"coefficients {law.A:g}, {law.B:g}, {law.C:g}"
+        )
+    return best
+
+
+def no_rate(setting: SizingProblem, sizes: Floats) -> str:
+    """Explain why none of these sizes has a rate: the budget, missing units, or coefficients."""
+    law, M, budget = setting.law, setting.target_params, setting.budget
+    least = float(np.min(setting.draft_ppl(sizes)))
+    unlimited = law.alpha(setting.loss.perplexity(sizes, np.inf), setting.target_ppl)
+    if np.any((unlimited > 0) & (unlimited < 1)):
+        return (
+            f"with a budget of {budget.text} no draft is ever accepted by these laws: it gets a "
+            f"perplexity of {least:.3g} or more, where more text would do; give a larger budget, "
+            "and check its unit (180B)"
+        )
+    return (
+        "the acceptance law gives a rate between 0 and 1 for no draft size: the perplexity of the "
+        f"target (M = {M:g} parameters, D' = {setting.target_tokens:g} tokens) is "
+        f"{setting.target_ppl:.3g}, that of drafts ({budget.text}) {least:.3g} or more; check the "
+        f"sizes and their units (180B), and the coefficients {law.A:g}, {law.B:g}, {law.C:g}"
+    )
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def positive(value: ArrayLike, name: str) -> Floats:
+    """Return an array. Raises InputError unless all of it is above 0 and finite."""
+    array = np.asarray(value, np.float64)
+    check_domain((array > 0) & np.isfinite(array), array, name, "above 0 and finite")
+    return array
+
+
+def _rate(alpha: ArrayLike) -> Floats:
+    array = np.asarray(alpha, np.float64)
+    check_domain((array > 0) & (array < 1), array, "alpha", "above 0 and below 1")
+    return array
+
+
+def _root(missed: Floats, draft_cost: ArrayLike, target_cost: ArrayLike) -> Floats:
+    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
+    check_domain(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
+    # the difference first: M/N - 1 would lose its digits near N = M
+    return branch_root((target - draft) / draft * missed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FlopBudget:
-    """The same number of operations for every size: D = C / (6 N)."""
-
-    amount: float
-    name: str = "draft_flops"
-    """What errors call it."""
-
-    def __post_init__(self) -> None:
-        _check(self.amount, self.name)
-
-    @property
-    def elasticity(self) -> float:
-        return -1.0
-
-    @property
-    def text(self) -> str:
-        return f"{self.name} = {self.amount:.6g}"
-
-    def tokens(self, params: ArrayLike) -> Floats:
-        return self.amount / (FLOPS_PER_WEIGHT * positive(params, "draft_params"))
+class _Peak:
+    log_size: float
+    interior: bool
+    """The derivative vanishes there."""
 
 
-def _check(amount: float, name: str) -> None:
-    value = positive(amount, name)
-    check_domain(value >= 1, value, name, "a count of 1 or more")
+def _grid(setting: SizingProblem) -> Floats:
+    return np.linspace(0.0, np.log(setting.target_params), _POINTS)
+
+
+def _solve(setting: SizingProblem, *, integer: bool) -> _Peak | None:
+    """Find the highest peak; None where every size gives a speed-up of 1."""
+    grid = _grid(setting)
+    sizes = np.exp(grid)
+    alpha = setting.alpha(sizes)
+    if not np.any((alpha > 0) & (alpha < 1)):
+        raise InputError(no_rate(setting, sizes))
+    best = best_place(setting, sizes, setting.speedup(sizes, integer=integer))
+    if best is None:
+        return None
+    if not integer:
+        return _peak(grid, best, partial(_slope, setting, None))
+    # with a whole length the speed-up is smooth in N; the grid's is the best length, or as good as
+    # the best to one part in a hundred thousand
+    whole = float(setting.length(sizes[best], integer=True))
+    best = best_place(setting, sizes, setting.speedup_at(sizes, whole))
+    return None if best is None else _peak(grid, best, partial(_slope, setting, whole))
+
+
+def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
+    """Solve for the highest peak between the neighbours of the grid's best point."""
+    left, right = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    place, interior = float(grid[best]), slope(left) > 0 > slope(right)
+    if interior:
+        place = float(brentq(slope, left, right, xtol=1e-14, rtol=1e-15))
+    return _Peak(log_size=place, interior=interior)
+
+
+def _at_floor(setting: SizingProblem, peak: _Peak) -> bool:
+    """Check for the corner of the speed-up: below it, smaller is no cheaper."""
+    floor = setting.cost_floor * setting.target_params
+    return floor > 0 and abs(peak.log_size - math.log(floor)) < _AT_FLOOR
+
+
+def _slope(setting: SizingProblem, gamma: float | None, log_size: float) -> float:
+    """Return d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
+    size = float(np.exp(log_size))
+    return setting.slope(size, float(setting.length(size)) if gamma is None else gamma)
+
+
+def _gradient(setting: SizingProblem) -> Floats | None:
+    """Return d ln N* / d (A, B, C), by central differences of the solved optimum (real lengths)."""
+    slopes = []
+    for name in NAMES:
+        value = getattr(setting.law, name)
+        step = _STEP * abs(value) or 1e-6
+        ends = []
+        for signed in (step, -step):
+            law = replace(setting.law, **{name: value + signed})
+            try:
+                peak = _solve(replace(setting, law=law), integer=False)
+            except InputError:
+                return None
+            if peak is None or not peak.interior:
+                return None
+            ends.append(peak.log_size)
+        slopes.append((ends[0] - ends[1]) / (2.0 * step))
+    return np.array(slopes)

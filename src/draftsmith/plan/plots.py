@@ -21,8 +21,14 @@ from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.fit import FORMS, AffineFit, FormFit, affine_law, per_target
 from draftsmith.plan.ladder import QUANTITIES, RungComparison, RungPrediction
 from draftsmith.plan.observations import Observation, TrainedModel
-from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
-from draftsmith.plan.sizing import Sizing, best_draft
+from draftsmith.plan.optimum import (
+    AcceptanceLaw,
+    LossLaw,
+    Sizing,
+    SizingProblem,
+    TokenBudget,
+    best_draft,
+)
 from draftsmith.plan.sweep import Optima, Sweep, sweep
 from draftsmith.plan.tables import LatencyPoint
 from draftsmith.plots import PlotImage, blank, ink, legend_below, plot, reference
@@ -31,6 +37,10 @@ from draftsmith.provenance import write_text_atomic
 _FAINT = 0.25
 _LEAST_SHARE, _MOST_SHARE = 3e-5, 0.95
 """The range of N / M in curves against the draft size."""
+_BAND_POINTS = 13
+_BAND_TOKENS = 1e13
+_LABELS = {"alpha": "acceptance rate", "tau": "tokens per step", "speedup": "speed-up"}
+_MARKERS = {"pretrained": "o", "distilled": "^"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,25 +50,6 @@ class Curve:
     label: str
     setting: SizingProblem
     sizing: Sizing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """Curves that belong together, and draft sizes that one can have."""
-
-    title: str
-    curves: tuple[Curve, ...]
-    available: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Band:
-    """N* against M with its interval, at one amount of data."""
-
-    target_params: Floats
-    draft_params: Floats
-    low: Floats
-    high: Floats
 
 
 @plot(
@@ -82,9 +73,7 @@ def plane(observations: Sequence[Observation], fit: AffineFit) -> Figure:
     for place in zip(draft, target, alpha, fitted, strict=True):
         axis.plot(place[:1] * 2, place[1:2] * 2, place[2:], color="C7", linewidth=0.7)
     axis.scatter(draft, target, alpha, color="C1", s=14, depthshade=False)
-    axis.set_xlabel("draft perplexity")
-    axis.set_ylabel("target perplexity")
-    axis.set_zlabel("acceptance rate")
+    axis.set(xlabel="draft perplexity", ylabel="target perplexity", zlabel="acceptance rate")
     axis.view_init(elev=22, azim=-120)
     return figure
 
@@ -128,13 +117,16 @@ def acceptance_curves(
     return figure
 
 
-def draft_sizes(panels: Sequence[Panel]) -> Figure:
-    """Draw the speed-up by draft size; stars at N*, black marks at sizes that are available."""
+def draft_sizes(
+    panels: Mapping[str, Sequence[Curve]], available: Mapping[str, Sequence[float]]
+) -> Figure:
+    """Draw the speed-up by draft size, a panel per title; stars at N*, crosses at the sizes that
+    are available there."""
     figure = blank(max(6.4, 3.6 * len(panels)), 4.2)
     axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
-    labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
-    for axis, panel in zip(axes, panels, strict=True):
-        for curve in panel.curves:
+    labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for curve in curves:
             M, colour = curve.setting.target_params, f"C{labels.index(curve.label) % 10}"
             sizes = np.geomspace(_LEAST_SHARE * M, _MOST_SHARE * M, 400)
             axis.plot(sizes, curve.setting.speedup(sizes), color=colour, label=curve.label)
@@ -143,12 +135,10 @@ def draft_sizes(panels: Sequence[Panel]) -> Figure:
                 axis.plot(best.params, best.speedup, "*", color=colour, markersize=13)
             if curve.sizing.ci95 is not None:
                 axis.axvspan(*curve.sizing.ci95, color=colour, alpha=0.15, linewidth=0)
-            had = [size for size in panel.available if size < M]
+            had = [size for size in available.get(title, ()) if size < M]
             axis.plot(had, curve.setting.speedup(had) if had else [], "x", color=ink())
         axis.axhline(1.0, **reference())
-        axis.set_xscale("log")
-        axis.set_title(panel.title)
-        axis.set_xlabel("draft parameters N")
+        axis.set(xscale="log", title=title, xlabel="draft parameters N")
     axes[0].set_ylabel("predicted speed-up")
     legend_below(figure)
     return figure
@@ -180,8 +170,7 @@ def latencies(points: Sequence[LatencyPoint]) -> Figure:
                 label=f"{family} drafts",
             )
         axis.axvline(0.0, **reference())
-        axis.set_xlabel("|N - N*| / M")
-        axis.set_ylabel(f"{label} (s)")
+        axis.set(xlabel="|N - N*| / M", ylabel=f"{label} (s)")
         axis.set_ylim(bottom=0)
     legend_below(figure)
     return figure
@@ -212,8 +201,7 @@ def sweep_panels(optima: Optima) -> Figure:
                 own = kept & (other == value)
                 colour = _shade(place, len(values))
                 axis.plot(x[own], size[own], marker=".", color=colour, linewidth=1)
-            axis.set_xscale("linear" if name == "M" else "log")
-            axis.set_ylabel(size_name)
+            axis.set(xscale="linear" if name == "M" else "log", ylabel=size_name)
             axis.grid(color="C7", alpha=_FAINT, linewidth=0.6)
         ends = f"{values[0]:.2g} (dark) to {values[-1]:.2g}"
         axes[0][column].set_title(f"{other_name}: {ends}", fontsize=9, fontweight="normal")
@@ -226,8 +214,9 @@ def sweep_panels(optima: Optima) -> Figure:
     title="Rules for the best draft size",
     caption="Both axes are logarithmic: a power law is straight, and N* follows one.",
 )
-def size_laws(found: Sweep, band: Band | None) -> Figure:
-    """Draw N* against M, both logarithmic: the optima, eq. 11, the power law, the band."""
+def size_laws(found: Sweep, band: Floats | None) -> Figure:
+    """Draw N* against M, both logarithmic: the optima, eq. 11, the power law, and the band (M, N*
+    and the ends of its interval)."""
     M = found.optima.target_params
     x = np.geomspace(M.min() / 10, M.max() * 10, 200)
     rule, power = found.table9.estimates, found.power_law
@@ -237,15 +226,12 @@ def size_laws(found: Sweep, band: Band | None) -> Figure:
     axis.plot(x, rule["mu"] * x + rule["M0"], "--", label="line (eq. 11)")
     axis.plot(x, power.factor * x**power.exponent, label=f"power law, M^{power.exponent:.3f}")
     if band is not None:
-        axis.plot(band.target_params, band.draft_params, ":", color="C2", label="solved N*")
-        axis.fill_between(
-            band.target_params, band.low, band.high, color="C2", alpha=_FAINT, linewidth=0,
-            label="95 % from the errors of A, B, C",
-        )  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("target parameters M")
-    axis.set_ylabel("best draft size N*")
+        targets, solved, low, high = band
+        axis.plot(targets, solved, ":", color="C2", label="solved N*")
+        style: dict[str, Any] = {"color": "C2", "alpha": _FAINT, "linewidth": 0}
+        axis.fill_between(targets, low, high, label="95 % from the errors of A, B, C", **style)
+    axis.set(xscale="log", yscale="log")
+    axis.set(xlabel="target parameters M", ylabel="best draft size N*")
     legend_below(figure, columns=3)
     return figure
 
@@ -264,8 +250,7 @@ def losses(models: Sequence[TrainedModel], law: LossLaw) -> Figure:
     axis = figure.subplots()
     axis.plot(ends, ends, **reference())
     axis.plot(predicted, measured, "o", markersize=4)
-    axis.set_xlabel("predicted loss (nats)")
-    axis.set_ylabel("measured loss (nats)")
+    axis.set(xlabel="predicted loss (nats)", ylabel="measured loss (nats)")
     return figure
 
 
@@ -287,28 +272,17 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
     rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}
     for style, (name, rate) in zip(("-", "--"), rates.items(), strict=True):
         by_length.plot(x, tokens_per_step(rate.alpha, x), style, label=name)
-    by_length.set_xlabel("draft length (tokens)")
-    by_length.set_ylabel("tokens per step")
+    by_length.set(xlabel="draft length (tokens)", ylabel="tokens per step")
     tried = {depth: rate for depth, rate in enumerate(found.by_depth, start=1) if rate is not None}
     by_depth.plot(list(tried), list(tried.values()), "o", color=ink())
     by_depth.axhline(found.mle.alpha, color="C1", linestyle="--")
     if found.mle.ci95 is not None:
         by_depth.axhspan(*found.mle.ci95, color="C1", alpha=_FAINT, linewidth=0)
-    by_depth.set_xlabel("depth")
-    by_depth.set_ylabel("accepted, given all before")
-    by_depth.set_ylim(-0.03, 1.03)
+    by_depth.set(xlabel="depth", ylabel="accepted, given all before", ylim=(-0.03, 1.03))
     for axis in (by_length, by_depth):
         axis.xaxis.get_major_locator().set_params(integer=True)
     legend_below(figure)
     return figure
-
-
-def available_sizes(points: Sequence[LatencyPoint]) -> dict[str, tuple[float, ...]]:
-    """Group draft sizes by family."""
-    found: dict[str, tuple[float, ...]] = {}
-    for point in points:
-        found[point.family] = (*found.get(point.family, ()), point.params)
-    return found
 
 
 # --------------------------------------------------------------------------- inside
@@ -334,10 +308,6 @@ def _shade(place: int, count: int) -> Any:
     return matplotlib.colormaps["viridis"](0.85 * place / max(1, count - 1))
 
 
-_BAND_POINTS = 13
-_BAND_TOKENS = 1e13
-
-
 def save(images: Iterable[PlotImage | None], folder: Path) -> None:
     """Write every plot as SVG and PNG, and their captions as figures.md."""
     pages = []
@@ -357,7 +327,8 @@ def save(images: Iterable[PlotImage | None], folder: Path) -> None:
 )
 def optimum(problem: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Figure:
     curve = Curve(label=f"M = {problem.target_params:.3g}", setting=problem, sizing=sizing)
-    return draft_sizes((Panel(title=problem.budget.text, curves=(curve,), available=available),))
+    title = problem.budget.text
+    return draft_sizes({title: [curve]}, {title: available})
 
 
 def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[PlotImage | None]:
@@ -386,18 +357,15 @@ def _curves(table: int | None) -> list[PlotImage | None]:
 )
 def paper_optima() -> Figure:
     law = _paper_law()
-    available = available_sizes(tables.latencies())
+    available: dict[str, list[float]] = {}
+    for point in tables.latencies():
+        available.setdefault(f"{point.family} drafts", []).append(point.params)
     panels: dict[str, list[Curve]] = {}
     for row in tables.optima():
         problem = replace(row.setting, law=law)
         curve = Curve(label=row.target, setting=problem, sizing=best_draft(problem))
-        panels.setdefault(row.family, []).append(curve)
-    return draft_sizes(
-        [
-            Panel(title=f"{family} drafts", curves=tuple(some), available=available[family])
-            for family, some in panels.items()
-        ]
-    )
+        panels.setdefault(f"{row.family} drafts", []).append(curve)
+    return draft_sizes(panels, available)
 
 
 def _paper_law() -> AcceptanceLaw:
@@ -421,7 +389,7 @@ _OF_TABLES: dict[int, Callable[[], list[PlotImage | None]]] = {
 }
 
 
-def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
+def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Floats | None:
     if law.cov is None:
         return None
     ends = found.optima.target_params
@@ -440,12 +408,7 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Band | None:
             rows.append((target_params, sizing.best.params, *sizing.ci95))
     if not rows:
         return None
-    M, N, low, high = np.array(rows).T
-    return Band(target_params=M, draft_params=N, low=low, high=high)
-
-
-_LABELS = {"alpha": "acceptance rate", "tau": "tokens per step", "speedup": "speed-up"}
-_MARKERS = {"pretrained": "o", "distilled": "^"}
+    return np.array(rows).T
 
 
 @plot(
@@ -458,37 +421,27 @@ def predicted_measured(
     predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]
 ) -> Figure:
     figure = blank(9.6, 3.6)
+    ordered = sorted(predictions, key=lambda one: one.params)
+    sizes = [one.params for one in ordered]
     for axis, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES, strict=True):
-        _predicted(axis, predictions, quantity)
-        _measured_points(axis, [row for row in rows if row.quantity == quantity])
-        axis.set_xscale("log")
-        axis.set_xlabel("draft parameters N")
-        axis.set_ylabel(_LABELS[quantity])
+        estimates = [one.estimates[quantity] for one in ordered]
+        values = np.array([one.value for one in estimates])
+        below, above = np.array([one.reach for one in estimates]).T
+        axis.plot(sizes, values, marker=".", label="predicted")
+        axis.fill_between(sizes, values - below, values + above, color="C0", alpha=0.2, linewidth=0)
+        for place, (kind, marker) in enumerate(_MARKERS.items(), start=1):
+            own = [row for row in rows if (row.quantity, row.kind) == (quantity, kind)]
+            axis.errorbar(
+                [row.params for row in own],
+                [row.measured.value for row in own],
+                yerr=np.array([row.measured.reach for row in own]).reshape(-1, 2).T,
+                linestyle="none",
+                marker=marker,
+                color=f"C{place}",
+                capsize=3,
+                label=f"measured, {kind}",
+            )
+        axis.set(xscale="log", xlabel="draft parameters N", ylabel=_LABELS[quantity])
     figure.axes[-1].axhline(1.0, **reference())
     legend_below(figure, figure.axes[:1], columns=3)
     return figure
-
-
-def _predicted(axis: Any, predictions: Sequence[RungPrediction], quantity: str) -> None:
-    ordered = sorted(predictions, key=lambda one: one.params)
-    sizes = [one.params for one in ordered]
-    estimates = [one.estimates[quantity] for one in ordered]
-    values = np.array([one.value for one in estimates])
-    below, above = np.array([one.reach for one in estimates]).T
-    axis.plot(sizes, values, marker=".", label="predicted")
-    axis.fill_between(sizes, values - below, values + above, color="C0", alpha=0.2, linewidth=0)
-
-
-def _measured_points(axis: Any, rows: Sequence[RungComparison]) -> None:
-    for place, (kind, marker) in enumerate(_MARKERS.items(), start=1):
-        own = [row for row in rows if row.kind == kind]
-        axis.errorbar(
-            [row.params for row in own],
-            [row.measured.value for row in own],
-            yerr=np.array([row.measured.reach for row in own]).reshape(-1, 2).T,
-            linestyle="none",
-            marker=marker,
-            color=f"C{place}",
-            capsize=3,
-            label=f"measured, {kind}",
-        )

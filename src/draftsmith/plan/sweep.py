@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import Named, NamedRange, ols
-from draftsmith.plan.optimum import AcceptanceLaw, LossLaw, SizingProblem, TokenBudget
-from draftsmith.plan.sizing import Z95, best_place, solve
+from draftsmith.plan.optimum import (
+    Z95,
+    AcceptanceLaw,
+    LossLaw,
+    SizingProblem,
+    TokenBudget,
+    best_place,
+    solve,
+)
 
 GridName = Literal["paper", "printed", "exact"]
 _BILLION = 1e9
@@ -78,15 +85,8 @@ class PooledFit:
     n: int
 
     def payload(self) -> dict[str, Any]:
-        return {
-            **self.estimates,
-            "se": self.se,
-            "moe": self.moe,
-            "ci95": self.ci95,
-            "r2": self.r2,
-            "r2_adj": self.r2_adj,
-            "n": self.n,
-        }
+        values = asdict(self)
+        return {**values.pop("estimates"), **values}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,21 +205,19 @@ def size_rule(optima: Optima) -> PooledFit:
 
 def power_law(optima: Optima) -> PowerFit:
     """Regress ln N* on ln M."""
-    size, M = np.log(optima.draft_params), np.log(optima.target_params)
-    fit = ols(size, np.column_stack([M, np.ones(len(M))])).fit(cov_type="HC3")
-    exponent, level = (float(value) for value in fit.params)
-    margin = Z95 * float(fit.bse[0])
-    missed = np.sum((optima.draft_params - np.exp(level + exponent * M)) ** 2)
-    total = np.sum((optima.draft_params - optima.draft_params.mean()) ** 2)
-    varies = bool(np.ptp(size))
+    N, M = optima.draft_params, optima.target_params
+    columns = np.column_stack([np.log(M), np.ones(len(M))])
+    fit = _pooled(np.log(N), columns, {"exponent": 1.0, "level": 1.0})
+    exponent, level = fit.estimates["exponent"], fit.estimates["level"]
+    missed = np.sum((N - np.exp(level + exponent * np.log(M))) ** 2)
     return PowerFit(
         factor=float(np.exp(level)),
         exponent=exponent,
-        moe=margin,
-        ci95=(exponent - margin, exponent + margin),
-        r2_log=float(fit.rsquared) if varies else math.nan,
-        r2=float(1 - missed / total) if varies else math.nan,
-        n=len(M),
+        moe=fit.moe["exponent"],
+        ci95=fit.ci95["exponent"],
+        r2_log=fit.r2,
+        r2=float(1 - missed / np.sum((N - N.mean()) ** 2)) if np.ptp(N) else math.nan,
+        n=fit.n,
     )
 
 

@@ -1,12 +1,14 @@
 """The tables of "Speculative Decoding Scaling Laws", recomputed beside what the paper prints.
 
+`paper_table` builds one; `pairs`, `optima` and `latencies` give the measurements behind them.
+
 Tables 1 and 2 are measurements and are shown as they are. Printed values that ship with draftsmith
 are those of Tables 3, 6, 7 and 9 and six rows of Table 5; Tables 4 and 8 are recomputed alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -22,13 +24,16 @@ from draftsmith.plan.observations import (
     read_observations,
     read_rows,
 )
-from draftsmith.plan.optimum import SizingProblem, TokenBudget
-from draftsmith.plan.sizing import best_draft, optimal_params
+from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, optimal_params
 from draftsmith.plan.sweep import GRIDS, PooledFit, sweep
 
 Cell = str | float | None
+Row = Mapping[str, Cell]
+"""Cells by the names of their columns."""
 NEW_TOKENS = 250
 """Per prompt, in the paper's latency runs (Table 6)."""
+VALIDATED = "OPT-13B"
+"""The target whose latencies are in Table 6."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +42,17 @@ class PaperTable:
 
     number: int
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    records: tuple[Row, ...]
+    """A mapping per row, all with the same columns."""
     notes: tuple[str, ...] = ()
 
-    def records(self) -> list[dict[str, Cell]]:
-        """Return a mapping per row."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.records[0])
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        return [tuple(record.values()) for record in self.records]
 
 
 def paper_table(number: int) -> PaperTable:
@@ -55,253 +64,6 @@ def paper_table(number: int) -> PaperTable:
     if number not in TABLES:
         raise InputError(f"the paper has tables 1 to 9, not {number}")
     return TABLES[number]()
-
-
-def _measured(number: int) -> PaperTable:
-    columns = ("target", "target_ppl", "draft", "draft_ppl", "alpha", "moe")
-    measured = pairs(number, own_perplexities=True)
-    return PaperTable(
-        number=number,
-        title=f"Measured acceptance, {'OPT' if number == 1 else 'Qwen'} drafts",
-        columns=columns,
-        rows=tuple(tuple(getattr(pair, name) for name in columns) for pair in measured),
-        notes=(
-            "The perplexities of Qwen2.5-32B and Qwen2.5-72B are swapped between Tables 1 and 2.",
-        ),
-    )
-
-
-def _affine() -> PaperTable:
-    fit = affine_law(pairs(), fixed_effects=True)
-    classic, by_target = fit.errors["classic"], fit.errors["cluster_target"]
-    found = {"mse": fit.mse, "r2": fit.r2}
-    for name in ("A", "B", "C"):
-        found |= _spread(name, getattr(fit, name), fit.moe[name], classic.ci95[name])
-        found[f"{name} se"] = classic.se[name]
-    within = fit.fixed_effects
-    assert within is not None  # asked for above
-    return PaperTable(
-        number=3,
-        title="alpha = A draft perplexity + B target perplexity + C",
-        columns=("quantity", "printed", "recomputed", "agrees"),
-        rows=_beside(3, found),
-        notes=(
-            "Least squares over 130 pairs with the target perplexities of Table 2; t(127).",
-            f"The rows of a target are not independent: clustered by target, the error of B is "
-            f"{by_target.se['B']:.5f}, {by_target.se['B'] / classic.se['B']:.1f} times the "
-            f"printed. With a constant per target R2 is {within.r2:.3f} instead of {fit.r2:.3f}.",
-        ),
-    )
-
-
-def _curves() -> PaperTable:
-    curves, _ = per_target(pairs())
-    rows: list[tuple[Cell, ...]] = []
-    for target, forms in curves.items():
-        for form, fit in forms.items():
-            if fit is not None:
-                (p1, p2), (m1, m2) = fit.params, fit.moe
-                first, second = fit.ci95
-                rows.append((target, form, p1, m1, *first, p2, m2, *second, fit.mse, fit.r2))
-    names = [f"{part}_{place}" for place in (1, 2) for part in ("param", "moe", "low", "high")]
-    return PaperTable(
-        number=4,
-        title="alpha against draft perplexity, by target",
-        columns=("target", "form", *names, "mse", "r2"),
-        rows=tuple(rows),
-        notes=(
-            "linear p1 x + p2; logarithmic p1 ln x + p2; power p1 x^p2, fitted in alpha itself. "
-            "Margins are 95 %, t(8); MSE is SSR / 10.",
-        ),
-    )
-
-
-def _optima() -> PaperTable:
-    rows: list[tuple[Cell, ...]] = []
-    for row in optima():
-        best = best_draft(row.setting).best
-        assert best is not None
-        rows.append(
-            (
-                row.target,
-                row.family,
-                row.n_opt,
-                best.params,
-                best.params / float(row.n_opt) - 1,
-                row.throughput,
-                best.throughput,
-                _yes(agrees(row.throughput, best.throughput)),
-                best.alpha,
-                best.gamma,
-                best.speedup,
-                1 / best.ratio,
-            )
-        )
-    return PaperTable(
-        number=5,
-        title="The best draft size N*",
-        columns=(
-            "target", "family", "n_opt printed", "n_opt", "relative difference",
-            "throughput printed", "throughput", "agrees", "alpha", "gamma", "speedup", "M / N*",
-        ),
-        rows=tuple(rows),
-        notes=(
-            "The printed N* carry the noise of a search without derivatives, about 1e-8. For the "
-            "other rows give their sizes to `plan optimum`.",
-            "The paper prints two sizes that it did not use: 3T tokens for the target Qwen1.5-14B "
-            "(used: 4T), and 1.4T for Qwen2.5 drafts of LLaMa3-70B (used: 18T).",
-        ),
-    )  # fmt: skip
-
-
-def _latencies() -> PaperTable:
-    rows: list[tuple[Cell, ...]] = []
-    points = latencies()
-    for point, row in zip(points, printed(6), strict=True):
-        per_token = point.seconds["ttot"][0] / NEW_TOKENS
-        same = agrees(row.text("distance"), point.distance) and agrees(row.text("tpot"), per_token)
-        rows.append(
-            (
-                point.draft,
-                point.family,
-                row.text("distance"),
-                point.distance,
-                row.text("tpot"),
-                per_token,
-                _yes(same),
-                *point.seconds["ttft"],
-                *point.seconds["ttot"],
-            )
-        )
-    return PaperTable(
-        number=6,
-        title=f"Latency of {VALIDATED} against the distance from N*",
-        columns=(
-            "draft", "family", "distance printed", "distance", "tpot printed", "tpot", "agrees",
-            "ttft", "ttft_moe", "ttot", "ttot_moe",
-        ),
-        rows=tuple(rows),
-        notes=(
-            f"distance: |N - N*| / M; tpot: ttot / {NEW_TOKENS} tokens; seconds, with 95 % "
-            "margins.",
-            "The paper says that latency rises with the distance. It does not for: "
-            + "; ".join(_not_rising(points))
-            + ". No Qwen draft near N* was measured.",
-        ),
-    )  # fmt: skip
-
-
-def _ranges() -> PaperTable:
-    used = GRIDS["paper"]
-    tokens = (_range((used.least_tokens, used.most_tokens)), str(used.token_counts))
-    points = f"{used.draft_points_ratio} (Table 8), {used.draft_points_size} (Table 9)"
-    used_ranges = {
-        "N": (_range(used.draft_params), points),
-        "M": (_range(used.target_params), str(used.targets)),
-        "D": tokens,
-        "D'": tokens,
-    }
-    names = ("parameter", "role", "printed_range", "printed_points")
-    return PaperTable(
-        number=7,
-        title="The sizes that are pooled",
-        columns=("parameter", "role", "range printed", "points printed", "range", "points"),
-        rows=tuple(
-            (*map(row.text, names), *used_ranges[row.text("parameter")]) for row in printed(7)
-        ),
-        notes=(
-            "The printed ranges do not give Tables 8 and 9 (`plan sweep --grid printed`); the "
-            "others do, to every printed digit.",
-        ),
-    )
-
-
-def _ratio_rule() -> PaperTable:
-    fit = sweep("paper").table8
-    rows = tuple((name, value) for name, value in _quantities(fit).items())
-    return PaperTable(
-        number=8,
-        title="N* / M = mu + M0 / M + gamma ln D + gamma' ln D'",
-        columns=("quantity", "recomputed"),
-        rows=(*rows, ("r2_adj", fit.r2_adj), ("n", float(fit.n))),
-        notes=(
-            "HC3 errors times 1.96. The optima are computed, not sampled: the intervals say how "
-            "badly the rule fits, not how sure it is.",
-        ),
-    )
-
-
-def _size_rule() -> PaperTable:
-    found = sweep("paper")
-    power = found.power_law
-    return PaperTable(
-        number=9,
-        title="N* = mu M + M0",
-        columns=("quantity", "printed", "recomputed", "agrees"),
-        rows=_beside(9, _quantities(found.table9)),
-        notes=(
-            f"mu is 1 / {1 / found.table9.estimates['mu']:.0f}, not the paper's 'about 200 times'.",
-            f"N* = {power.factor:.3g} M^{power.exponent:.3f} fits better: R2 {power.r2:.4f}, not "
-            f"{found.table9.r2:.4f}. N* / M has no limit.",
-        ),
-    )
-
-
-TABLES: dict[int, Callable[[], PaperTable]] = {
-    1: partial(_measured, 1),
-    2: partial(_measured, 2),
-    3: _affine,
-    4: _curves,
-    5: _optima,
-    6: _latencies,
-    7: _ranges,
-    8: _ratio_rule,
-    9: _size_rule,
-}
-
-
-# --------------------------------------------------------------------------- inside
-
-
-def _beside(table: int, found: dict[str, float]) -> tuple[tuple[Cell, ...], ...]:
-    """Set the printed values of a table beside the recomputed ones of the same names."""
-    rows = []
-    for row in printed(table):
-        name, text = row.text("quantity"), row.text("printed")
-        rows.append((name, text, found[name], _yes(agrees(text, found[name]))))
-    return tuple(rows)
-
-
-def _quantities(fit: PooledFit) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, value in fit.estimates.items():
-        found |= _spread(name, value, fit.moe[name], fit.ci95[name])
-    return {**found, "r2": fit.r2}
-
-
-def _spread(name: str, value: float, margin: float, ends: tuple[float, float]) -> dict[str, float]:
-    low, high = ends
-    return {name: value, f"{name} moe": margin, f"{name} low": low, f"{name} high": high}
-
-
-def _not_rising(points: Sequence[LatencyPoint]) -> Iterable[str]:
-    for family in dict.fromkeys(point.family for point in points):
-        own = sorted((p for p in points if p.family == family), key=lambda point: point.distance)
-        for name in ("ttft", "ttot", "tpot"):
-            if np.any(np.diff([point.seconds[name][0] for point in own]) < 0):
-                yield f"{name} of {family}"
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:g} to {ends[1]:g}"
-
-
-def _yes(good: bool) -> str:
-    return "yes" if good else "no"
-
-
-VALIDATED = "OPT-13B"
-"""The target whose latencies are in Table 6."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,3 +160,248 @@ def agrees(text: str, value: float) -> bool:
     """Check whether `value`, rounded to the digits of the printed `text`, is what was printed."""
     wanted = Decimal(text)
     return Decimal(repr(float(value))).quantize(wanted) == wanted
+
+
+# --------------------------------------------------------------------------- the nine tables
+
+
+def _measured(number: int) -> PaperTable:
+    columns = ("target", "target_ppl", "draft", "draft_ppl", "alpha", "moe")
+    measured = pairs(number, own_perplexities=True)
+    return PaperTable(
+        number=number,
+        title=f"Measured acceptance, {'OPT' if number == 1 else 'Qwen'} drafts",
+        records=tuple({name: getattr(pair, name) for name in columns} for pair in measured),
+        notes=(
+            "The perplexities of Qwen2.5-32B and Qwen2.5-72B are swapped between Tables 1 and 2.",
+        ),
+    )
+
+
+def _affine() -> PaperTable:
+    fit = affine_law(pairs(), fixed_effects=True)
+    classic, by_target = fit.errors["classic"], fit.errors["cluster_target"]
+    found = {"mse": fit.mse, "r2": fit.r2}
+    for name in ("A", "B", "C"):
+        found |= _spread(name, getattr(fit, name), fit.moe[name], classic.ci95[name])
+        found[f"{name} se"] = classic.se[name]
+    within = fit.fixed_effects
+    assert within is not None  # asked for above
+    return PaperTable(
+        number=3,
+        title="alpha = A draft perplexity + B target perplexity + C",
+        records=_beside(3, found),
+        notes=(
+            "Least squares over 130 pairs with the target perplexities of Table 2; t(127).",
+            f"The rows of a target are not independent: clustered by target, the error of B is "
+            f"{by_target.se['B']:.5f}, {by_target.se['B'] / classic.se['B']:.1f} times the "
+            f"printed. With a constant per target R2 is {within.r2:.3f} instead of {fit.r2:.3f}.",
+        ),
+    )
+
+
+def _curves() -> PaperTable:
+    records: list[Row] = []
+    for target, forms in per_target(pairs())[0].items():
+        for form, fit in forms.items():
+            if fit is None:
+                continue
+            record: dict[str, Cell] = {"target": target, "form": form}
+            for place, (value, margin, ends) in enumerate(
+                zip(fit.params, fit.moe, fit.ci95, strict=True), start=1
+            ):
+                parts = zip(("param", "moe", "low", "high"), (value, margin, *ends), strict=True)
+                record |= {f"{part}_{place}": number for part, number in parts}
+            records.append({**record, "mse": fit.mse, "r2": fit.r2})
+    return PaperTable(
+        number=4,
+        title="alpha against draft perplexity, by target",
+        records=tuple(records),
+        notes=(
+            "linear p1 x + p2; logarithmic p1 ln x + p2; power p1 x^p2, fitted in alpha itself. "
+            "Margins are 95 %, t(8); MSE is SSR / 10.",
+        ),
+    )
+
+
+def _optima() -> PaperTable:
+    records: list[Row] = []
+    for row in optima():
+        best = best_draft(row.setting).best
+        assert best is not None
+        records.append(
+            {
+                "target": row.target,
+                "family": row.family,
+                "n_opt printed": row.n_opt,
+                "n_opt": best.params,
+                "relative difference": best.params / float(row.n_opt) - 1,
+                "throughput printed": row.throughput,
+                "throughput": best.throughput,
+                "agrees": _yes(agrees(row.throughput, best.throughput)),
+                "alpha": best.alpha,
+                "gamma": best.gamma,
+                "speedup": best.speedup,
+                "M / N*": 1 / best.ratio,
+            }
+        )
+    return PaperTable(
+        number=5,
+        title="The best draft size N*",
+        records=tuple(records),
+        notes=(
+            "The printed N* carry the noise of a search without derivatives, about 1e-8. For the "
+            "other rows give their sizes to `plan optimum`.",
+            "The paper prints two sizes that it did not use: 3T tokens for the target Qwen1.5-14B "
+            "(used: 4T), and 1.4T for Qwen2.5 drafts of LLaMa3-70B (used: 18T).",
+        ),
+    )
+
+
+def _latencies() -> PaperTable:
+    records: list[Row] = []
+    points = latencies()
+    for point, row in zip(points, printed(6), strict=True):
+        per_token = point.seconds["ttot"][0] / NEW_TOKENS
+        same = agrees(row.text("distance"), point.distance) and agrees(row.text("tpot"), per_token)
+        record: dict[str, Cell] = {
+            "draft": point.draft,
+            "family": point.family,
+            "distance printed": row.text("distance"),
+            "distance": point.distance,
+            "tpot printed": row.text("tpot"),
+            "tpot": per_token,
+            "agrees": _yes(same),
+        }
+        for name in ("ttft", "ttot"):
+            record[name], record[f"{name}_moe"] = point.seconds[name]
+        records.append(record)
+    return PaperTable(
+        number=6,
+        title=f"Latency of {VALIDATED} against the distance from N*",
+        records=tuple(records),
+        notes=(
+            f"distance: |N - N*| / M; tpot: ttot / {NEW_TOKENS} tokens; seconds, with 95 % "
+            "margins.",
+            "The paper says that latency rises with the distance. It does not for: "
+            + "; ".join(_not_rising(points))
+            + ". No Qwen draft near N* was measured.",
+        ),
+    )
+
+
+def _ranges() -> PaperTable:
+    used = GRIDS["paper"]
+    tokens = (_range((used.least_tokens, used.most_tokens)), str(used.token_counts))
+    points = f"{used.draft_points_ratio} (Table 8), {used.draft_points_size} (Table 9)"
+    used_ranges = {
+        "N": (_range(used.draft_params), points),
+        "M": (_range(used.target_params), str(used.targets)),
+        "D": tokens,
+        "D'": tokens,
+    }
+    return PaperTable(
+        number=7,
+        title="The sizes that are pooled",
+        records=tuple(
+            {
+                "parameter": row.text("parameter"),
+                "role": row.text("role"),
+                "range printed": row.text("printed_range"),
+                "points printed": row.text("printed_points"),
+                "range": used_ranges[row.text("parameter")][0],
+                "points": used_ranges[row.text("parameter")][1],
+            }
+            for row in printed(7)
+        ),
+        notes=(
+            "The printed ranges do not give Tables 8 and 9 (`plan sweep --grid printed`); the "
+            "others do, to every printed digit.",
+        ),
+    )
+
+
+def _ratio_rule() -> PaperTable:
+    fit = sweep("paper").table8
+    found = {**_quantities(fit), "r2_adj": fit.r2_adj, "n": float(fit.n)}
+    return PaperTable(
+        number=8,
+        title="N* / M = mu + M0 / M + gamma ln D + gamma' ln D'",
+        records=tuple({"quantity": name, "recomputed": value} for name, value in found.items()),
+        notes=(
+            "HC3 errors times 1.96. The optima are computed, not sampled: the intervals say how "
+            "badly the rule fits, not how sure it is.",
+        ),
+    )
+
+
+def _size_rule() -> PaperTable:
+    found = sweep("paper")
+    power = found.power_law
+    return PaperTable(
+        number=9,
+        title="N* = mu M + M0",
+        records=_beside(9, _quantities(found.table9)),
+        notes=(
+            f"mu is 1 / {1 / found.table9.estimates['mu']:.0f}, not the paper's 'about 200 times'.",
+            f"N* = {power.factor:.3g} M^{power.exponent:.3f} fits better: R2 {power.r2:.4f}, not "
+            f"{found.table9.r2:.4f}. N* / M has no limit.",
+        ),
+    )
+
+
+TABLES: dict[int, Callable[[], PaperTable]] = {
+    1: partial(_measured, 1),
+    2: partial(_measured, 2),
+    3: _affine,
+    4: _curves,
+    5: _optima,
+    6: _latencies,
+    7: _ranges,
+    8: _ratio_rule,
+    9: _size_rule,
+}
+
+
+# --------------------------------------------------------------------------- inside
+
+
+def _beside(table: int, found: Mapping[str, float]) -> tuple[Row, ...]:
+    """Set the printed values of a table beside the recomputed ones of the same names."""
+    return tuple(
+        {
+            "quantity": row.text("quantity"),
+            "printed": row.text("printed"),
+            "recomputed": found[row.text("quantity")],
+            "agrees": _yes(agrees(row.text("printed"), found[row.text("quantity")])),
+        }
+        for row in printed(table)
+    )
+
+
+def _quantities(fit: PooledFit) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in fit.estimates.items():
+        found |= _spread(name, value, fit.moe[name], fit.ci95[name])
+    return {**found, "r2": fit.r2}
+
+
+def _spread(name: str, value: float, margin: float, ends: tuple[float, float]) -> dict[str, float]:
+    low, high = ends
+    return {name: value, f"{name} moe": margin, f"{name} low": low, f"{name} high": high}
+
+
+def _not_rising(points: Sequence[LatencyPoint]) -> Iterable[str]:
+    for family in dict.fromkeys(point.family for point in points):
+        own = sorted((p for p in points if p.family == family), key=lambda point: point.distance)
+        for name in ("ttft", "ttot", "tpot"):
+            if np.any(np.diff([point.seconds[name][0] for point in own]) < 0):
+                yield f"{name} of {family}"
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:g} to {ends[1]:g}"
+
+
+def _yes(good: bool) -> str:
+    return "yes" if good else "no"

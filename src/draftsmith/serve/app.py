@@ -27,7 +27,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
 from draftsmith.core.config import bias_warning
-from draftsmith.serve.live.protocol import (
+from draftsmith.serve.protocol import (
     MOST_BYTES,
     VERSION,
     Configure,
@@ -44,9 +44,7 @@ from draftsmith.serve.live.protocol import (
     Stop,
     parse,
 )
-from draftsmith.serve.live.session import LiveSession
-from draftsmith.serve.live.sessions import SessionManager
-from draftsmith.serve.metrics import ServerMetrics
+from draftsmith.serve.sessions import LiveSession, SessionManager
 
 PAGE = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
@@ -120,9 +118,7 @@ def _parts(url: str) -> SplitResult:
         return urlsplit("")
 
 
-def create_app(
-    manager: SessionManager, metrics: ServerMetrics, model: str, access: AccessPolicy
-) -> FastAPI:
+def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> FastAPI:
     """Build the application; the decoding thread starts and stops with it."""
 
     @contextlib.asynccontextmanager
@@ -155,8 +151,8 @@ def create_app(
 
     @app.get("/metrics")
     async def read_metrics() -> Response:
-        metrics.sessions.set(len(manager))
-        return Response(metrics.text(), media_type=metrics.media_type)
+        manager.metrics.sessions.set(len(manager))
+        return Response(manager.metrics.text(), media_type=manager.metrics.media_type)
 
     @app.get("/events")
     async def events(request: Request, session: str = "", token: str | None = None) -> Response:
@@ -173,11 +169,11 @@ def create_app(
         try:
             access.check(socket.headers, token)
         except Refused as refused:
-            metrics.errors.labels(refused.code).inc()
+            manager.metrics.errors.labels(refused.code).inc()
             await socket.send_text(_wire(refused.message()))
             await socket.close(1008)
             return
-        await Connection(socket, manager, metrics, model, access.idle_seconds).serve()
+        await Connection(socket, manager, model, access.idle_seconds).serve()
 
     return app
 
@@ -217,15 +213,10 @@ class Connection:
     """One WebSocket; it has a session after `start` or `resume`."""
 
     def __init__(
-        self,
-        socket: WebSocket,
-        manager: SessionManager,
-        metrics: ServerMetrics,
-        model: str,
-        idle_seconds: float,
+        self, socket: WebSocket, manager: SessionManager, model: str, idle_seconds: float
     ) -> None:
-        self.socket, self.manager, self.metrics, self.model = socket, manager, metrics, model
-        self.idle_seconds = idle_seconds
+        self.socket, self.manager, self.metrics = socket, manager, manager.metrics
+        self.model, self.idle_seconds = model, idle_seconds
         self.session: LiveSession | None = None
         self.outbox = Outbox()
 

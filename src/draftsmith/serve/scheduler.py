@@ -8,9 +8,9 @@ One thread decodes; the session that has waited longest goes first. The rows of 
 for whatever reason, are decoded again one by one, with an empty cache and without drafts: a session
 that fails does not stop the others.
 
-A measurement compares drafting with re-translation on a session's own updates and on this machine.
-It decodes the same updates both ways in turn, each alone: times of batches that sessions share
-would not belong to one session.
+A `SpeedupMeasurement` compares drafting with re-translation on a session's own updates and on this
+machine. It decodes the same updates both ways in turn, each alone: times of batches that sessions
+share would not belong to one session.
 """
 
 from __future__ import annotations
@@ -19,41 +19,79 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 from draftsmith.live.engine import InFlightUpdate, LiveEngine
+from draftsmith.live.metrics import tokens_per_second
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.translator import LiveTranslator
-from draftsmith.serve.live.protocol import Refused
-from draftsmith.serve.live.session import LiveSession, PendingUpdate
+from draftsmith.serve.protocol import Refused
+
+if TYPE_CHECKING:
+    from draftsmith.serve.sessions import LiveSession
+
+    Batch = list[tuple[LiveSession, InFlightUpdate]]
 
 _log = logging.getLogger(__name__)
 MOST_ROWS = 32
 """Sessions in one batch."""
-_Batch = list[tuple[LiveSession, InFlightUpdate]]
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0)
 
 
-@dataclass
-class _MeasuredTranslator:
-    """A translator, and the time that it took for its tokens."""
+class ServerMetrics:
+    """The metrics of one server, as `/metrics` serves them for Prometheus."""
 
-    translator: LiveTranslator
-    seconds: float = 0.0
-    tokens: int = 0
+    media_type = CONTENT_TYPE_LATEST
 
-    def add(self, one: PendingUpdate) -> UpdateRecord | None:
-        before = self.translator.last
-        update = self.translator.update(one.text, final=one.final)
-        if update is None or update is before:
-            return None
-        self.seconds += update.record.seconds
-        self.tokens += update.record.tokens
-        return update.record
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        return self.tokens / self.seconds if self.seconds else None
+        def counter(name: str, meaning: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(f"live_{name}", meaning, labels, registry=registry)
+
+        self.sessions = Gauge("live_sessions", "Open sessions", registry=registry)
+        self.hypotheses = counter("hypotheses", "Hypotheses taken in")
+        self.coalesced = counter("coalesced", "Hypotheses whose place a newer one took")
+        self.updates = counter("updates", "Updates decoded")
+        self.finals = counter("finals", "Final updates decoded")
+        self.retried = counter("retried", "Updates decoded once more, from scratch")
+        self.failed = counter("failed", "Updates that could not be decoded")
+        self.tokens = counter("tokens", "Tokens of outputs")
+        self.drafted = counter("drafted", "Tokens drafted")
+        self.accepted = counter("accepted", "Drafted tokens that stayed")
+        self.errors = counter("errors", "Refused frames", ["code"])
+        self.rows = Histogram(
+            "live_batch_rows",
+            "Sessions decoded side by side",
+            buckets=(1, 2, 4, 8, 16, 32),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "live_batch_seconds", "Duration of a batch", buckets=_SECONDS, registry=registry
+        )
+
+    def add(self, update: UpdateRecord) -> None:
+        """Count one decoded update."""
+        self.updates.inc()
+        self.finals.inc(update.final)
+        self.tokens.inc(update.tokens)
+        self.drafted.inc(update.drafted)
+        self.accepted.inc(update.accepted)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
 
 
 class SpeedupMeasurement:
@@ -63,47 +101,34 @@ class SpeedupMeasurement:
         self, session: LiveSession, drafted: LiveTranslator, plain: LiveTranslator
     ) -> None:
         self.session = session
-        self._drafted, self._plain = _MeasuredTranslator(drafted), _MeasuredTranslator(plain)
-        self._steps = self._run(session.to_measure())
-        self._updates = 0
-
-    def _run(self, updates: list[PendingUpdate]) -> Iterator[None]:
-        seg: int | None = None
-        for one in updates:
-            for side in (self._drafted, self._plain):
-                if seg is not None and seg != one.seg and side.translator.last is not None:
-                    side.translator.close()
-                counted = side.add(one)
-            self._updates += counted is not None
-            seg = one.seg
-            yield
+        self._left = deque(session.to_measure())
+        self._sides: list[tuple[LiveTranslator, list[UpdateRecord]]] = [(drafted, []), (plain, [])]
+        self._seg: int | None = None
 
     def step(self) -> bool:
         """Decode one update both ways; False: there was none left, and the result was emitted."""
-        for _ in self._steps:
-            return True
-        tps, plain = self._drafted.tokens_per_second, self._plain.tokens_per_second
-        self.session.emit(
-            {
-                "type": "measured",
-                "updates": self._updates,
-                "tps": tps,
-                "tps_ar": plain,
-                "speedup": tps / plain if tps and plain else None,
-            }
-        )
-        return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchRecord:
-    """One decoded batch, for the metrics."""
-
-    rows: int
-    seconds: float
-    records: tuple[UpdateRecord, ...]
-    retried: int
-    failed: int
+        if not self._left:
+            tps, plain = (tokens_per_second(records) for _, records in self._sides)
+            self.session.emit(
+                {
+                    "type": "measured",
+                    "updates": len(self._sides[-1][1]),
+                    "tps": tps,
+                    "tps_ar": plain,
+                    "speedup": tps / plain if tps and plain else None,
+                }
+            )
+            return False
+        one = self._left.popleft()
+        for translator, records in self._sides:
+            if self._seg not in (None, one.seg) and translator.last is not None:
+                translator.close()
+            before = translator.last
+            update = translator.update(one.text, final=one.final)
+            if update is not None and update is not before:
+                records.append(update)
+        self._seg = one.seg
+        return True
 
 
 class Scheduler(threading.Thread):
@@ -111,14 +136,12 @@ class Scheduler(threading.Thread):
 
     Args:
         engine: decodes for all sessions.
-        on_batch: called after each batch.
+        metrics: count each batch.
     """
 
-    def __init__(
-        self, engine: LiveEngine, on_batch: Callable[[BatchRecord], None] | None = None
-    ) -> None:
+    def __init__(self, engine: LiveEngine, metrics: ServerMetrics) -> None:
         super().__init__(name="decoding", daemon=True)
-        self.engine, self._on_batch = engine, on_batch
+        self.engine, self.metrics = engine, metrics
         self._sessions: dict[str, LiveSession] = {}
         self._measuring: list[SpeedupMeasurement] = []
         self._changed = threading.Condition()
@@ -197,53 +220,39 @@ class Scheduler(threading.Thread):
         ready = [(when, session) for when, session in since if when is not None]
         return [session for _, session in sorted(ready, key=lambda one: one[0])][:MOST_ROWS]
 
-    def _decode(self, batch: _Batch) -> None:
+    def _decode(self, batch: Batch) -> None:
         began = time.perf_counter()
-        records: list[UpdateRecord] = []
         done: set[int] = set()
 
         def complete(row: int) -> None:
             session, update = batch[row]
-            records.append(session.complete(update))
+            self.metrics.add(session.complete(update))
             done.add(row)
 
         caches = [session.translator.session for session, _ in batch]
-        left: _Batch = []
         try:
             self.engine.run_batch([update for _, update in batch], caches, complete)
         except Exception as error:  # from the target, torch, or a model's own code
-            left = [one for row, one in enumerate(batch) if row not in done]
+            left = [row for row in range(len(batch)) if row not in done]
             _log.warning("%d rows of a batch go on alone", len(left), exc_info=error)
-            for session, update in left:
-                self._retry(session, update, error if len(batch) == 1 else None, records)
-        if self._on_batch is not None:
-            self._on_batch(
-                BatchRecord(
-                    rows=len(batch),
-                    seconds=time.perf_counter() - began,
-                    records=tuple(records),
-                    retried=len(left),
-                    failed=len(batch) - len(records),
-                )
-            )
+            for row in left:
+                self._retry(*batch[row], error if len(batch) == 1 else None)
+        self.metrics.rows.observe(len(batch))
+        self.metrics.seconds.observe(time.perf_counter() - began)
 
-    def _retry(
-        self,
-        session: LiveSession,
-        update: InFlightUpdate,
-        error: Exception | None,
-        records: list[UpdateRecord],
-    ) -> None:
+    def _retry(self, session: LiveSession, update: InFlightUpdate, error: Exception | None) -> None:
         """Decode alone and afresh: another row of the batch, or the cache, may have been at fault.
 
         `error` is reported if this fails too; None: the error of this attempt is.
         """
         session.retried += 1
+        self.metrics.retried.inc()
         try:
             self.engine.run_afresh(update, session.translator.session)
-            records.append(session.complete(update))
+            self.metrics.add(session.complete(update))
         except Exception as again:  # the other sessions go on
             _log.error("a session cannot be decoded", exc_info=again)
+            self.metrics.failed.inc()
             session.fail(error or again)
 
 
@@ -257,9 +266,9 @@ def _goes_on(measurement: SpeedupMeasurement) -> bool:
         return False
 
 
-def _batches(sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
+def _batches(sessions: Iterable[LiveSession]) -> Iterator[Batch]:
     """The next update of each session, in one batch per bias."""
-    groups: dict[float, _Batch] = {}
+    groups: dict[float, Batch] = {}
     for session in sessions:
         update = session.next_update()
         if update is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +11,10 @@ from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, at_least, require
+from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
 from draftsmith.data.text import read_text
 from draftsmith.errors import InputError
-from draftsmith.provenance import write_text_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +50,7 @@ class LiveMakeExamplesOptions(VerbOptions):
         check_prompt(self.template, "--template")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExamplesResult:
-    """The JSON object: what was written."""
-
-    out: str
-    pairs: int
-    examples: int
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: LiveMakeExamplesOptions) -> ExamplesResult:
+def run(options: LiveMakeExamplesOptions) -> dict[str, Any]:
     """Write the examples."""
     from draftsmith.live.streams import prefix_pairs
 
@@ -75,13 +62,10 @@ def run(options: LiveMakeExamplesOptions) -> ExamplesResult:
         source_unit=options.source_unit,
         target_unit=options.target_unit,
     )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(options.out, "".join(_lines(made, options)))
-    result = ExamplesResult(out=str(options.out), pairs=len(pairs), examples=len(made))
-    Console(highlight=False, markup=False, soft_wrap=True).print(
-        f"wrote {result.out}: {result.examples} examples of {result.pairs} pairs"
-    )
-    return result
+    write_objects(options.out, _examples(made, options))
+    said = f"wrote {options.out}: {len(made)} examples of {len(pairs)} pairs"
+    Console(highlight=False, markup=False, soft_wrap=True).print(said)
+    return {"out": str(options.out), "pairs": len(pairs), "examples": len(made)}
 
 
 def read(path: Path, limit: int | None) -> list[tuple[str, str]]:
@@ -99,10 +83,12 @@ def read(path: Path, limit: int | None) -> list[tuple[str, str]]:
     return found
 
 
-def _lines(pairs: list[tuple[str, str]], options: LiveMakeExamplesOptions) -> Iterator[str]:
+def _examples(
+    pairs: list[tuple[str, str]], options: LiveMakeExamplesOptions
+) -> Iterator[dict[str, str]]:
     for number, (source, target) in enumerate(pairs):
         prompt = filled(options.template, language=options.language, source=source)
         example = {"prompt": prompt, "completion": target}
         if options.form == "prompts":
             example = {"id": f"{number:07}", "prompt": prompt, "reference": target}
-        yield json.dumps(example, ensure_ascii=False) + "\n"
+        yield example

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,19 +43,7 @@ class LiveMakeStreamOptions(VerbOptions):
         require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamResult:
-    """The JSON object: what was written."""
-
-    out: str
-    segments: int
-    updates: int
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: LiveMakeStreamOptions) -> StreamResult:
+def run(options: LiveMakeStreamOptions) -> dict[str, Any]:
     """Write the stream."""
     from draftsmith.live.streams import make_stream
 
@@ -67,13 +55,11 @@ def run(options: LiveMakeStreamOptions) -> StreamResult:
         rewrites=options.rewrites,
         seed=options.seed,
     )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_lines(options.out, made)
-    result = StreamResult(out=str(options.out), segments=made[-1].seg + 1, updates=len(made))
-    Console(highlight=False, markup=False, soft_wrap=True).print(
-        f"wrote {result.out}: {result.segments} segments, {result.updates} updates"
-    )
-    return result
+    segments = made[-1].seg + 1
+    said = f"wrote {options.out}: {segments} segments, {len(made)} updates"
+    Console(highlight=False, markup=False, soft_wrap=True).print(said)
+    return {"out": str(options.out), "segments": segments, "updates": len(made)}
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:

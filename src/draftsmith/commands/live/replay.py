@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,12 +13,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands.live._shared import maker
+from draftsmith.commands._tables import write_csv
 from draftsmith.config import Leading, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
+from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig, RedraftConfig
-from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines, write_lines
+from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 
@@ -104,7 +102,7 @@ def run(options: LiveReplayOptions) -> ReplayResult:
     """Replay, and write everything to `options.out`."""
     from draftsmith.live import plots
     from draftsmith.live.metrics import check_installed, flores_pieces
-    from draftsmith.live.replay import Method, replay, settings, table
+    from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
     refuse_file(options.out)
@@ -146,7 +144,7 @@ def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
     Raises:
         InputError: the stream cannot be read, is empty, or is not in order.
     """
-    stream = list(read_lines(path, Hypothesis))
+    stream = list(read_records(path, Hypothesis))
     if not stream:
         raise InputError(f"{path} holds no updates")
     for before, after in pairwise(stream):
@@ -191,13 +189,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     rows = result.rows
     write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(ReplayRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: "" if value is None else value for key, value in asdict(row).items()} for row in rows
-    )
-    write_text_atomic(folder / "table.csv", text.getvalue())
+    columns = [field.name for field in fields(ReplayRow)]
+    write_csv(folder / "table.csv", columns, (asdict(row).values() for row in rows))
     tables = f"{plots.markdown(rows)}\n{notes(result)}\n"
     write_text_atomic(folder / "tables.md", tables)
     plots.save(rows, folder)
@@ -207,8 +200,7 @@ def write(
         own.mkdir(exist_ok=True)
         write_lines(own / "records.jsonl", one.records)
         lines = simuleval_lines(one.records, target=units_of(facts["language"]))
-        log = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_text_atomic(own / "instances.log", log)
+        write_objects(own / "instances.log", lines)
         write_subtitles(own, "subtitles", displayed(one.records, times))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +14,11 @@ from rich.table import Table
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, from_dict, require
+from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
-from draftsmith.live.records import Hypothesis, UpdateRecord, read_lines
-from draftsmith.provenance import write_text_atomic
+from draftsmith.live.records import Hypothesis, UpdateRecord
 
 if TYPE_CHECKING:
-    from draftsmith.live.latency import Latency
-    from draftsmith.live.metrics import LiveReport, Quality, Score
     from draftsmith.live.replay import ReplayRow
 
 
@@ -44,22 +43,7 @@ class LiveScoreOptions(VerbOptions):
     """Write a SimulEval-style log of stable delays to this file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreResult:
-    """The JSON object: all metrics."""
-
-    steadiness: LiveReport
-    latency: Latency
-    quality: Quality | None
-    """None: the records have no references."""
-    comet: Score | None
-    """None without --comet."""
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
+def run(options: LiveScoreOptions) -> dict[str, Any]:
     """Score records; the tables in a folder of replays are joined instead."""
     from draftsmith.live.latency import latency, moments, simuleval_lines
     from draftsmith.live.metrics import (
@@ -76,34 +60,33 @@ def run(options: LiveScoreOptions) -> ScoreResult | JoinedResult:
         for name in ("stream", "comet", "texts", "out"):
             sentence = f"--{name} needs the records of one setting, not a folder"
             require(not getattr(options, name), sentence)
-        joined = join(options.records)
-        Console(highlight=False).print(Markdown(joined.markdown()))
-        return joined
-    records = list(read_lines(options.records, UpdateRecord))
+        replays = join(options.records)
+        Console(highlight=False).print(Markdown(_markdown(replays)))
+        return {"replays": [asdict(one) for one in replays]}
+    records = list(read_records(options.records, UpdateRecord))
     if not records:
         raise InputError(f"{options.records} holds no records")
     units, source_units = units_of(options.language), units_of(options.source_language)
     clock = None
     if options.stream is not None:
-        clock = moments(records, read_lines(options.stream, Hypothesis))
+        clock = moments(records, read_records(options.stream, Hypothesis))
     scored = translations(records)
     if not scored and (options.comet or options.texts):
         raise InputError("--comet and --texts need references: no segment has one")
-    result = ScoreResult(
-        steadiness=report(records, flores_pieces()),
-        latency=latency(records, source=source_units, target=units, clock=clock),
-        quality=quality(records, target_language=options.language) if scored else None,
-        comet=comet(scored) if options.comet else None,
-    )
+    parts: dict[str, Any] = {
+        "steadiness": report(records, flores_pieces()),
+        "latency": latency(records, source=source_units, target=units, clock=clock),
+        "quality": quality(records, target_language=options.language) if scored else None,
+        "comet": comet(scored) if options.comet else None,
+    }
+    result = {title: None if part is None else asdict(part) for title, part in parts.items()}
     _show(result)
     if options.texts is not None:
         options.texts.mkdir(parents=True, exist_ok=True)
         write_texts(scored, options.texts)
     if options.out is not None:
         lines = simuleval_lines(records, source=source_units, target=units, clock=clock)
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(options.out, text)
+        write_objects(options.out, lines)
     return result
 
 
@@ -117,28 +100,17 @@ class Replay:
     rows: tuple[ReplayRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinedResult:
-    """The JSON object for a folder of replays."""
+def _markdown(replays: Sequence[Replay]) -> str:
+    from draftsmith.live.plots import named, table
 
-    replays: tuple[Replay, ...]
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def markdown(self) -> str:
-        from draftsmith.live.plots import named, table
-
-        rows = [
-            (f"{one.language}, {one.target}: {named(row)}", row)
-            for one in self.replays
-            for row in one.rows
-        ]
-        title = "Re-translation with and without drafts, by language and target"
-        return f"{table(title, rows)}\nNE counts: {self.replays[0].signature}\n"
+    rows = [
+        (f"{one.language}, {one.target}: {named(row)}", row) for one in replays for row in one.rows
+    ]
+    title = "Re-translation with and without drafts, by language and target"
+    return f"{table(title, rows)}\nNE counts: {replays[0].signature}\n"
 
 
-def join(folder: Path) -> JoinedResult:
+def join(folder: Path) -> tuple[Replay, ...]:
     """Join the replays in the subfolders of a folder.
 
     Raises:
@@ -150,7 +122,7 @@ def join(folder: Path) -> JoinedResult:
     if len({one.signature for one in replays}) > 1:
         names = ", ".join(sorted({one.signature for one in replays}))
         raise InputError(f"{folder}: replays that count NE alike can be joined, got {names}")
-    return JoinedResult(replays=replays)
+    return replays
 
 
 def _read(path: Path) -> Replay:
@@ -166,9 +138,9 @@ def _read(path: Path) -> Replay:
     return Replay(**facts, rows=tuple(pair_of(rows)))
 
 
-def _show(result: ScoreResult) -> None:
+def _show(result: Mapping[str, Mapping[str, Any] | None]) -> None:
     console = Console(highlight=False, markup=False)
-    for title, values in asdict(result).items():
+    for title, values in result.items():
         if values is None:
             continue
         table = Table(title=title, show_header=False)

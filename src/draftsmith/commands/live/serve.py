@@ -12,12 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands.live._shared import (
-    make_template,
-    warn,
-)
 from draftsmith.config import Many, require, unused
-from draftsmith.core.config import check_bias
+from draftsmith.core.config import bias_warning, check_bias
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import (
     DisplayConfig,
@@ -71,24 +67,25 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
     """
     try:
         from draftsmith.serve.app import AccessPolicy, Server, create_app
-        from draftsmith.serve.live.protocol import Settings
-        from draftsmith.serve.live.sessions import SessionManager
-        from draftsmith.serve.metrics import ServerMetrics
+        from draftsmith.serve.protocol import Settings
+        from draftsmith.serve.sessions import SessionManager
     except ImportError as error:
         raise InputError(
             f'{error.name} is not installed; serving needs: pip install "draftsmith[serve]"'
         ) from None
     from draftsmith.targets.hf import open_model
 
-    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    note = bias_warning(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    if note is not None:
+        print(f"note: {note}", file=sys.stderr, flush=True)
     listener = _listen(options.host, options.port)
     with listener:
         target = open_model(options.model)
 
         def template(language: str) -> Template:
-            return make_template(dataclasses.replace(options.prompt, language=language), target)
+            config = dataclasses.replace(options.prompt, language=language)
+            return Template.of(config, target.tokenizer)
 
-        metrics = ServerMetrics()
         display = DisplayConfig(**vars(options.screen), no_shrink=True)
         settings = Settings(
             target=options.prompt.language,
@@ -107,7 +104,6 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             settings=settings,
             live=LiveConfig(**vars(options.redraft), display=display),
             limits=options.limits,
-            on_batch=metrics.count,
         )
         access = AccessPolicy(
             origins=options.allow_origin,
@@ -115,7 +111,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
         )
         model = "/".join(Path(options.model.target).parts[-2:])  # mini-ende/target, org/model
-        app = create_app(manager, metrics, model, access)
+        app = create_app(manager, model, access)
         host, port = listener.getsockname()[:2]
         query = f"?token={quote(options.token)}" if options.token else ""
         name = f"[{host}]" if ":" in host else host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands.live._shared import maker, warn
 from draftsmith.config import unused
-from draftsmith.core.config import check_bias
+from draftsmith.core.config import bias_warning, check_bias
 from draftsmith.errors import InputError
 from draftsmith.live.config import DisplayConfig, MaskConfig, PromptConfig, RedraftConfig
 from draftsmith.live.feeds import open_feed
@@ -23,7 +22,7 @@ from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.live.translator import LiveTranslator, Update
+    from draftsmith.live.translator import LiveTranslator
 
 Feed = Literal["lines", "jsonl", "simulstreaming", "textflow", "google", "aws", "deepgram", "azure"]
 
@@ -53,41 +52,19 @@ class LiveTranslateOptions(VerbOptions):
             unused("--unit", self.screen.unit, "token", "--mask-k")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A final segment."""
-
-    seg: int
-    source: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslateResult:
-    """The JSON object."""
-
-    segments: tuple[Segment, ...]
-    updates: int
-    accepted_of_drafted: float | None
-    tokens_per_second: float | None
-    left_out: tuple[str, ...]
-    """Lines and hypotheses that were skipped, with the reason."""
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: LiveTranslateOptions) -> TranslateResult:
+def run(options: LiveTranslateOptions) -> dict[str, Any]:
     """Translate until the input ends; after an interrupt the records so far are still written.
 
     Raises:
         InputError: no line of the input could be used.
     """
     from draftsmith.live.metrics import CHARACTERS, report
-    from draftsmith.live.replay import ReplaySetting
+    from draftsmith.live.replay import ReplaySetting, maker
     from draftsmith.targets.hf import open_model
 
-    warn(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    note = bias_warning(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
+    if note is not None:
+        print(f"note: {note}", file=sys.stderr, flush=True)
     target = open_model(options.model)
     display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)
     setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.mask_k)
@@ -96,22 +73,21 @@ def run(options: LiveTranslateOptions) -> TranslateResult:
         follower.follow(options.format)
     finally:
         if options.out is not None:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
             write_lines(options.out, follower.records)
     if follower.left_out and not follower.records:
         raise InputError(f"nothing could be translated: {follower.left_out[0]}")
     found = report(follower.records, CHARACTERS)
-    result = TranslateResult(
-        segments=tuple(
-            Segment(seg=one.seg, source=one.source, text=one.full)
+    result = {
+        "segments": [
+            {"seg": one.seg, "source": one.source, "text": one.full}
             for one in follower.records
             if one.final
-        ),
-        updates=found.updates,
-        accepted_of_drafted=found.accepted_of_drafted,
-        tokens_per_second=found.tokens_per_second,
-        left_out=tuple(follower.left_out),
-    )
+        ],
+        "updates": found.updates,
+        "accepted_of_drafted": found.accepted_of_drafted,
+        "tokens_per_second": found.tokens_per_second,
+        "left_out": follower.left_out,
+    }
     print(_summary(result), file=sys.stderr, flush=True)
     return result
 
@@ -161,27 +137,27 @@ class _Follower:
             update = self.translator.update("", final=True)
         if update is None or update is before:
             return
-        self.records.append(update.record_of(hypothesis))
+        self.records.append(update.numbered_as(hypothesis))
         if update.final:
             self._screen.update(Text(""), refresh=True)
-            self._console.print(Text(update.text), soft_wrap=True)
+            self._console.print(Text(update.shown), soft_wrap=True)
         elif self._console.is_terminal:
             self._screen.update(coloured(update), refresh=True)
 
 
-def coloured(update: Update) -> Text:
+def coloured(update: UpdateRecord) -> Text:
     """Format the displayed text; the part that may still change is dim."""
-    text = Text(update.text[: update.stable])
-    text.append(update.text[update.stable :], style="" if update.final else "dim")
+    text = Text(update.shown[: update.stable])
+    text.append(update.shown[update.stable :], style="" if update.final else "dim")
     return text
 
 
-def _summary(result: TranslateResult) -> str:
-    parts = [f"{len(result.segments)} segments, {result.updates} updates"]
-    if result.accepted_of_drafted is not None:
-        parts.append(f"{result.accepted_of_drafted:.0%} of the drafts stayed")
-    if result.tokens_per_second is not None:
-        parts.append(f"{result.tokens_per_second:.0f} tokens/s")
-    if result.left_out:
-        parts.append(f"{len(result.left_out)} left out")
+def _summary(result: dict[str, Any]) -> str:
+    parts = [f"{len(result['segments'])} segments, {result['updates']} updates"]
+    if result["accepted_of_drafted"] is not None:
+        parts.append(f"{result['accepted_of_drafted']:.0%} of the drafts stayed")
+    if result["tokens_per_second"] is not None:
+        parts.append(f"{result['tokens_per_second']:.0f} tokens/s")
+    if result["left_out"]:
+        parts.append(f"{len(result['left_out'])} left out")
     return ", ".join(parts)

@@ -1,14 +1,23 @@
 """`draftsmith plan ladder`: from a budget to drafts to train, with commands and predictions.
 
 OUT/ladder.json   sizes, predictions with intervals, commands: what `plan check` reads
-OUT/ladder.sh     the commands, to run as they stand
+OUT/ladder.sh     the commands, to run as they stand: pre-train, collect, distil, measure, check
+
+The commands write
+
+OUT/SIZE-pretrained, SIZE-distilled   drafts            OUT/observations   perplexities, acceptance
+OUT/store                             trajectories      OUT/SIZE-bench     speed, at its own length
+OUT/check                             predicted and measured
+
+What the plan was not told stands in the script as a variable of the shell, which it asks for.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +33,14 @@ from draftsmith.commands._tables import (
     show_values,
     with_spread,
 )
-from draftsmith.commands.plan._ladder_script import (
-    KINDS,
-    Command,
-    commands,
-    draft_folder,
-    script,
-)
-from draftsmith.config import at_least, parse_count, positive, require, unused
+from draftsmith.commands.bench import BenchOptions
+from draftsmith.commands.collect import CollectOptions
+from draftsmith.commands.distill import DistillOptions
+from draftsmith.commands.plan.check import PlanCheckOptions
+from draftsmith.commands.pretrain import PretrainOptions
+from draftsmith.config import at_least, parse_count, positive, require, to_argv, unused
+from draftsmith.data.text import TextConfig
+from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.model_sizes import (
     FAMILIES,
     PRESETS,
@@ -42,12 +51,28 @@ from draftsmith.distill.model_sizes import (
     resized,
     shape_for,
 )
+from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
+from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
     from draftsmith.plan.ladder import Ladder
-    from draftsmith.plan.optimum import Budget, SizingProblem
+    from draftsmith.plan.optimum import TokenBudget
+
+
+VARIABLES = {
+    "$TARGET": "folder or hub id of the target",
+    "$TEXT": "what to pre-train on: a file, a folder or a pattern",
+    "$EVAL_TEXT": "held-out text to measure perplexities on",
+    "$PROMPTS": "file of prompts to distil on",
+    "$SUITE": "file of prompts to measure on",
+}
+KINDS = ("pretrained", "distilled")
+_LENGTHS = "1..9"
+_USUAL = ScheduleConfig()
+_STEPS, _WARMUP = 1000, 0.1
+"""A pre-training should have so many steps, and warm up for this share of them at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +196,35 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
             "there are no intervals: the errors of the coefficients are not known; give them with "
             "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
         )
-    payload = _payload(options, setting, found, shapes, lines, said)
+    rungs: list[dict[str, Any]] = [
+        {
+            **asdict(rung),
+            "shape": shapes[rung.size],
+            "recommended": place == found.recommended,
+            "drafts": {kind: str(draft_folder(options.out, rung.size, kind)) for kind in KINDS},
+        }
+        for place, rung in enumerate(found.rungs)
+    ]
+    payload: dict[str, Any] = jsonable(
+        {
+            "target": options.target,
+            "target_params": setting.target_params,
+            "target_tokens": setting.target_tokens,
+            "target_ppl": setting.target_ppl,
+            "budget": {
+                "tokens": options.training_tokens(),
+                "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
+            },
+            "law": setting.law,
+            "loss": setting.loss,
+            "cost_floor": setting.cost_floor,
+            "n_opt": found.best_params,
+            "ci95": found.ci95,
+            "rungs": rungs,
+            "commands": [one.text for one in lines],
+            "warnings": said,
+        }
+    )
     write_json_atomic(options.out / "ladder.json", payload)
     if lines:
         path = options.out / "ladder.sh"
@@ -199,7 +252,8 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
                 f"--target {options.target} is no folder here: give --target-params and "
                 "--target-tokens, too"
             )
-        config = _unknown_target(options.vocab_size)
+        vocabulary = {"vocab_size": options.vocab_size, "tie_word_embeddings": True}
+        config: Config = {"model_type": "llama", **vocabulary}
         params, context = parse_count(options.target_params, "--target-params"), None
         said.append(
             f"sizes of drafts are those of Llama with a vocabulary of {options.vocab_size} "
@@ -224,7 +278,7 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
     )
 
 
-def budget_of(options: PlanLadderOptions) -> Budget:
+def budget_of(options: PlanLadderOptions) -> TokenBudget:
     from draftsmith.plan.optimum import FlopBudget, TokenBudget
 
     tokens = options.training_tokens()
@@ -236,10 +290,6 @@ def budget_of(options: PlanLadderOptions) -> Budget:
 
 
 # --------------------------------------------------------------------------- inside
-
-
-def _unknown_target(vocab_size: int) -> dict[str, Any]:
-    return {"model_type": "llama", "vocab_size": vocab_size, "tie_word_embeddings": True}
 
 
 def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
@@ -254,46 +304,6 @@ def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
         raise InputError(
             "give --target-tokens: how many tokens the target was trained on is not said beside it"
         ) from None
-
-
-def _payload(
-    options: PlanLadderOptions,
-    setting: SizingProblem,
-    found: Ladder,
-    shapes: Mapping[str, Preset],
-    lines: list[Command],
-    said: list[str],
-) -> dict[str, Any]:
-    rungs: list[Mapping[str, Any]] = [
-        {
-            **asdict(rung),
-            "shape": asdict(shapes[rung.size]),
-            "recommended": place == found.recommended,
-            "drafts": {kind: str(draft_folder(options.out, rung.size, kind)) for kind in KINDS},
-        }
-        for place, rung in enumerate(found.rungs)
-    ]
-    payload: dict[str, Any] = jsonable(
-        {
-            "target": options.target,
-            "target_params": setting.target_params,
-            "target_tokens": setting.target_tokens,
-            "target_ppl": setting.target_ppl,
-            "budget": {
-                "tokens": options.training_tokens(),
-                "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
-            },
-            "law": asdict(setting.law),
-            "loss": asdict(setting.loss),
-            "cost_floor": setting.cost_floor,
-            "n_opt": found.best_params,
-            "ci95": found.ci95,
-            "rungs": rungs,
-            "commands": [one.text for one in lines],
-            "warnings": said,
-        }
-    )
-    return payload
 
 
 def _show(found: Ladder) -> None:
@@ -321,4 +331,144 @@ def _show(found: Ladder) -> None:
             )
             for place, rung in enumerate(found.rungs)
         ],
+    )
+
+
+# --------------------------------------------------------------------------- the script
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One line of the script."""
+
+    verb: str
+    options: VerbOptions
+    made: Path | None = None
+    """A file that it writes last: where that is there, the line has nothing to do."""
+
+    @property
+    def text(self) -> str:
+        words = ["draftsmith", *self.verb.split(), *to_argv(self.options)]
+        return " ".join(f'"{word}"' if word in VARIABLES else shlex.quote(word) for word in words)
+
+
+def draft_folder(out: Path, size: str, kind: str) -> Path:
+    """Where a draft of this size and kind lies."""
+    return out / f"{size}-{kind}"
+
+
+def commands(
+    options: PlanLadderOptions,
+    found: Ladder,
+    shapes: Mapping[str, Preset],
+    context: int | None,
+) -> list[Command]:
+    """All of them, in their order; `shapes`: of the rungs, by name; `context`: of the target, where
+    it is known."""
+    out, target = options.out, options.target or "$TARGET"
+    suite = options.suite or "$SUITE"
+    model = ModelConfig(target=target)
+    store = out / "store"
+    collect = CollectOptions(model=model, prompts=options.prompts or Path("$PROMPTS"), out=store)
+    made = [Command(verb="collect", options=collect, made=store / "run.json")]
+    measured = []
+    drafts: list[str] = []
+    for rung in found.rungs:
+        pretrained, distilled = (draft_folder(out, rung.size, kind) for kind in KINDS)
+        pretrain = PretrainOptions(
+            data=TextConfig(text=options.text or ("$TEXT",), eval_text=options.eval_text),
+            model=architecture_of(rung.size, shapes[rung.size], target),
+            training=_schedule(round(rung.tokens), rung.params, context),
+            out=pretrained,
+        )
+        distill = DistillOptions(
+            target=target, drafter=str(pretrained), store=(store,), out=distilled
+        )
+        made += [
+            Command(verb="pretrain", options=pretrain, made=pretrained / "run.json"),
+            Command(verb="distill", options=distill, made=distilled / "run.json"),
+        ]
+        both = [str(pretrained), str(distilled)]
+        drafts += both
+        measured.append(
+            BenchOptions(
+                model=model,
+                drafter=",".join(both),
+                suite=suite,
+                drafting=DraftingConfig(draft_length=rung.gamma),
+                temperature="0",
+                out=out / f"{rung.size}-bench",
+            )
+        )
+    observe = BenchOptions(
+        model=model,
+        drafter=",".join(drafts),
+        suite=suite,
+        perplexity=options.eval_text or ("$EVAL_TEXT",),
+        drafting=DraftingConfig(draft_length=_LENGTHS),
+        temperature="0",
+        out=out / "observations",
+    )
+    measured = [observe, *measured]
+    made += [Command(verb="bench", options=one, made=one.out / "run.json") for one in measured]
+    check = PlanCheckOptions(
+        predictions=out / "ladder.json",
+        records=tuple(one.out for one in measured),
+        out=out / "check",
+    )
+    return [*made, Command(verb="plan check", options=check)]
+
+
+def script(made: Sequence[Command], title: str) -> str:
+    """For a POSIX shell. It may be interrupted and run again."""
+    lines = ["#!/bin/sh", f"# {title}", "set -eu"]
+    texts = [one.text for one in made]
+    for variable, meaning in VARIABLES.items():
+        if any(f'"{variable}"' in text for text in texts):
+            name = variable.removeprefix("$")
+            lines.append(f': "${{{name}:?{meaning}}}"')
+    for one, text in zip(made, texts, strict=True):
+        done = "" if one.made is None else f"[ -e {shlex.quote(str(one.made))} ] ||\n"
+        lines += ["", f"{done}{text}"]
+    return "\n".join(lines) + "\n"
+
+
+def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig:
+    """By --size where that says it all, else dimension by dimension."""
+    size: Any = name
+    if size in PRESETS:
+        return ArchitectureConfig(size=size, tokenizer=target)
+    return ArchitectureConfig(
+        layers=shape.layers,
+        heads=shape.heads,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        tokenizer=target,
+    )
+
+
+def _schedule(tokens: int, params: float, context: int | None) -> ScheduleConfig:
+    """As usual; with smaller steps where the usual ones would be few, and a higher rate below some
+    6 B parameters: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6, where
+    N leaves embeddings out; a factor of two in N is 1e-4 here).
+
+    Raises:
+        InputError: the tokens are less than one step.
+    """
+    block, batch = _USUAL.block_length, _USUAL.batch_tokens
+    while context is not None and block > max(context, 2):
+        block //= 2  # powers of two, so that blocks divide a batch
+    while batch > block and tokens < _STEPS * batch:
+        batch //= 2
+    if tokens < batch:
+        raise InputError(
+            f"{tokens} tokens for a draft are less than one step of {batch}: give a larger budget"
+        )
+    rate = 0.003239 - 0.0001395 * math.log(params)
+    return ScheduleConfig(
+        duration=f"{tokens}tokens",
+        block_length=block,
+        batch_tokens=batch,
+        learning_rate=max(_USUAL.learning_rate, float(f"{rate:.2g}")),
+        warmup=min(_USUAL.warmup, int(_WARMUP * tokens / batch)),
     )

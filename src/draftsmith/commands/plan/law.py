@@ -51,8 +51,7 @@ class PlanLawOptions(VerbOptions):
 
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
-    from draftsmith.plan.fit import affine_law, one_target, per_target
-    from draftsmith.plan.law_file import law_payload
+    from draftsmith.plan.fit import affine_law, law_payload, one_target, per_target
 
     record = start_run("plan law", options)
     observations = [

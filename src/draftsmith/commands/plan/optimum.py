@@ -19,8 +19,7 @@ from draftsmith.config import parse_count, positive, require, unused
 from draftsmith.provenance import jsonable, start_run
 
 if TYPE_CHECKING:
-    from draftsmith.plan.optimum import SizingProblem
-    from draftsmith.plan.sizing import Draft, Sizing
+    from draftsmith.plan.optimum import Draft, Sizing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +70,7 @@ class PlanOptimumOptions(VerbOptions):
 
 def run(options: PlanOptimumOptions) -> dict[str, Any]:
     """Solve, print, draw."""
-    from draftsmith.plan.optimum import SizingProblem, TokenBudget
-    from draftsmith.plan.sizing import best_draft, draft_of
+    from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, draft_of
 
     record = start_run("plan optimum", options)
     target_params, target_tokens, draft_tokens, draft_params = options.sizes()
@@ -91,8 +89,30 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         draft = draft_of(
             setting, draft_params, cost_ratio=options.cost_ratio, integer=options.integer
         )
-    said = [*sizing.warnings, *_doubts(setting, draft)]
-    payload = _payload(setting, sizing, draft, said, integer=options.integer)
+    said = [*sizing.warnings, *extrapolated(law, target_params)]
+    if draft is not None and draft.gamma == 0:
+        said.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
+    best = sizing.best
+    plain = {"gamma": 0.0, "throughput": 1 / (2 * target_params), "speedup": 1.0}
+    found = (
+        {"params": None, "ratio": None, "alpha": None, **plain} if best is None else asdict(best)
+    )
+    payload: dict[str, Any] = {
+        "n_opt": found.pop("params"),
+        **found,
+        "ci95": sizing.ci95,
+        "se": sizing.se,
+        "sensitivity": sizing.sensitivity,
+        "draft": None,
+        "warnings": said,
+    }
+    if draft is not None:
+        distance = None if best is None else abs(draft.params - best.params) / target_params
+        payload["draft"] = {**asdict(draft), "distance": distance}
+    for entry in (payload, payload["draft"]):
+        if options.integer and entry is not None:
+            entry["gamma"] = round(entry["gamma"])
+    payload = jsonable(payload)
     if options.out is not None:
         from draftsmith.plan import plots
 
@@ -104,40 +124,6 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     say(said)
     say_written(options.out)
     return payload
-
-
-def _payload(
-    setting: SizingProblem, sizing: Sizing, draft: Draft | None, said: list[str], *, integer: bool
-) -> dict[str, Any]:
-    best = sizing.best
-    payload: dict[str, Any] = {
-        "n_opt": None if best is None else best.params,
-        "ratio": None if best is None else best.ratio,
-        "alpha": None if best is None else best.alpha,
-        "gamma": 0.0 if best is None else best.gamma,
-        "throughput": 1 / (2 * setting.target_params) if best is None else best.throughput,
-        "speedup": 1.0 if best is None else best.speedup,
-        "ci95": sizing.ci95,
-        "se": sizing.se,
-        "sensitivity": sizing.sensitivity,
-        "draft": None,
-        "warnings": said,
-    }
-    if draft is not None:
-        distance = None if best is None else abs(draft.params - best.params) / setting.target_params
-        payload["draft"] = {**asdict(draft), "distance": distance}
-    for entry in (payload, payload["draft"]):
-        if integer and entry is not None:
-            entry["gamma"] = round(entry["gamma"])
-    plain: dict[str, Any] = jsonable(payload)
-    return plain
-
-
-def _doubts(setting: SizingProblem, draft: Draft | None) -> list[str]:
-    said = extrapolated(setting.law, setting.target_params)
-    if draft is not None and draft.gamma == 0:
-        said.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
-    return said
 
 
 def _show(sizing: Sizing, draft: Draft | None) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.config import Leading
 from draftsmith.provenance import jsonable, start_run
-
-if TYPE_CHECKING:
-    from draftsmith.plan.tables import PaperTable
 
 TableName = Literal["1", "2", "3", "4", "5", "6", "7", "8", "9", "all"]
 
@@ -46,14 +43,14 @@ def run(options: PlanTableOptions) -> dict[str, Any]:
         show(f"Table {table.number}. {table.title}", table.columns, table.rows)
         say(table.notes, "note")
     say_written(options.out)
-    payload: dict[str, Any] = jsonable({"tables": [_payload(table) for table in tables]})
-    return payload
-
-
-def _payload(table: PaperTable) -> dict[str, Any]:
     return {
-        "number": table.number,
-        "title": table.title,
-        "rows": table.records(),
-        "notes": table.notes,
+        "tables": [
+            {
+                "number": table.number,
+                "title": table.title,
+                "rows": jsonable(table.records),
+                "notes": table.notes,
+            }
+            for table in tables
+        ]
     }

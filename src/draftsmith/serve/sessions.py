@@ -1,4 +1,6 @@
-"""One session of `live serve`: pending updates, the update in flight, and what is displayed.
+"""The sessions of `live serve`, and the manager that opens, finds and closes them.
+
+What one session has still to decode, and what a newer hypothesis replaces:
 
     received   0.0  0.1  0.2  0.3 final  1.0  1.1      segment.revision
     pending                   0.3 final  1.1           the newest of a segment replaces those before
@@ -8,24 +10,33 @@
 A coalesced hypothesis is remembered by the one that replaced it: if the newer one does not fit into
 the model's context, the older one is translated after all.
 
-The event loop calls `add`, `configure`, `finish` and `stop`; the decoding thread calls
+The event loop calls `add`, `configure`, `finish` and `stop` of a session; the decoding thread calls
 `next_update`, then `complete` or `fail`. A lock guards what both use.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftsmith.live.engine import InFlightUpdate
+from draftsmith.drafters.base import BindableTarget
+from draftsmith.errors import InputError
+from draftsmith.live.config import LiveConfig
+from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator, SourceTooLong, Update
-from draftsmith.serve.live.protocol import Refused, Settings, Source
+from draftsmith.live.templates import Template
+from draftsmith.live.translator import LiveTranslator, SourceTooLong
+from draftsmith.serve.config import SessionLimits
+from draftsmith.serve.protocol import Outbox, Refused, Settings, Source
+from draftsmith.serve.scheduler import Scheduler, ServerMetrics, SpeedupMeasurement
 
 MOST_COALESCED = 64
 """Coalesced hypotheses that a pending update remembers."""
@@ -36,6 +47,7 @@ MOST_FINALS = 1024
 KEPT_SEGMENTS = 200
 KEPT_UPDATES = 200
 """Updates that the running metrics and a measurement cover."""
+_LONGEST_LANGUAGE = 64
 
 Event = dict[str, Any]
 """A message to the clients, as it goes over the wire."""
@@ -262,7 +274,8 @@ class LiveSession:
         shown = self.translator.last
         old = self._segments.get(-1 if self._seg is None else self._seg)
         if shown is not None and old is not None:
-            self._emit_update(replace(shown, erased=0), seg=old["seg"], rev=old["rev"], waited=0.0)
+            update = replace(shown, erased=0, seg=old["seg"], rev=old["rev"])
+            self._emit_update(update, waited=0.0)
 
     def _begin(self, one: PendingUpdate) -> InFlightUpdate | None:
         if self._seg is not None and self._seg != one.seg and self.translator.last is not None:
@@ -280,15 +293,15 @@ class LiveSession:
         """Display the decoded update and emit it."""
         one = self._in_flight()
         update = self.translator.finish(decoded)
-        record = replace(update.record, seg=one.seg, rev=one.rev)
+        update = replace(update, seg=one.seg, rev=one.rev)
         with self.lock:
-            self._records.append(record)
+            self._records.append(update)
             self._decoded.append(one)
         waited = time.monotonic() - one.since - decoded.seconds
-        self._emit_update(update, seg=one.seg, rev=one.rev, waited=max(0.0, waited))
+        self._emit_update(update, waited=max(0.0, waited))
         if one.final:
             self._seg = None
-        return record
+        return update
 
     def fail(self, error: Exception) -> None:
         """Refuse the update in flight: the target failed on it twice. The display stays."""
@@ -338,29 +351,28 @@ class LiveSession:
         place = {"seg": one.seg, "rev": one.rev}
         self.emit(Refused(code, str(error) or type(error).__name__, place=place).message())
 
-    def _emit_update(self, update: Update, *, seg: int, rev: int, waited: float) -> None:
-        record = update.record
+    def _emit_update(self, update: UpdateRecord, *, waited: float) -> None:
         with self.lock:
             self.last_id += 1
             segment = {
-                "seg": seg,
-                "rev": rev,
-                "source": record.source,
-                "text": update.text,
+                "seg": update.seg,
+                "rev": update.rev,
+                "source": update.source,
+                "text": update.shown,
                 "stable": update.stable,
-                "hidden": record.full[len(update.text) :],
-                "final": record.final,
-                "degenerate": record.degenerate,
+                "hidden": update.full[len(update.shown) :],
+                "final": update.final,
+                "degenerate": update.degenerate,
             }
-            self._segments[seg] = segment
+            self._segments[update.seg] = segment
             while len(self._segments) > KEPT_SEGMENTS:
                 del self._segments[next(iter(self._segments))]
             stats = {
-                "tokens": record.tokens,
-                "drafted": record.drafted,
-                "accepted": record.accepted,
-                "forwards": record.forwards,
-                "ms": 1000 * record.seconds,
+                "tokens": update.tokens,
+                "drafted": update.drafted,
+                "accepted": update.accepted,
+                "forwards": update.forwards,
+                "ms": 1000 * update.seconds,
                 "waited_ms": 1000 * waited,
                 **self._metrics(),
             }
@@ -388,3 +400,192 @@ class LiveSession:
             known = list(self._decoded)
         first = known[0].seg if len(known) == KEPT_UPDATES else None
         return [one for one in known if one.seg != first]
+
+
+@dataclass(kw_only=True)
+class _Subscriptions:
+    """A session and the connections that receive its events."""
+
+    session: LiveSession
+    outboxes: dict[Outbox, bool] = field(default_factory=dict)
+    """True: the connection keeps the session open; False: it only reads."""
+    left: float = field(default_factory=time.monotonic)
+    """When the last connection that kept it open was closed."""
+
+
+class SessionManager:
+    """Opens, finds and closes sessions. All methods run in the event loop's thread.
+
+    Args:
+        template: makes the template for a language.
+        settings: of a session that chooses none; complete but for the two biases that may be None.
+        live: how all sessions decode and display; a session's settings override their part of it.
+    """
+
+    def __init__(
+        self,
+        target: BindableTarget,
+        template: Callable[[str], Template],
+        *,
+        settings: Settings,
+        live: LiveConfig | None = None,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        self.target, self.template, self._settings = target, template, settings
+        self._live, self.limits = live or LiveConfig(), limits or SessionLimits()
+        self.engine = LiveEngine(target, resync=self._live.resync)
+        self._plain_engine = LiveEngine(target, redraft=False)
+        self.metrics = ServerMetrics()
+        self.scheduler = Scheduler(self.engine, self.metrics)
+        self.subscriptions: dict[str, _Subscriptions] = {}
+        """By the name of the session."""
+        self.ending = False
+
+    def __len__(self) -> int:
+        return len(self.subscriptions)
+
+    # ------------------------------------------------------------------ sessions
+
+    def open(self, wanted: Settings, cleared: Sequence[str] = ()) -> LiveSession:
+        """Open a session.
+
+        Raises:
+            Refused: too many are open, the settings are invalid, or decoding has ended.
+        """
+        self.sweep()
+        if self.ending:
+            raise Refused("stopping", "the server is about to end", fatal=True)
+        if len(self) >= self.limits.sessions:
+            raise Refused("busy", f"{len(self)} sessions are open already", fatal=True)
+        settings = self.merged(self._settings, wanted, cleared)
+        name = secrets.token_urlsafe(16)
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:  # called from any thread
+            loop.call_soon_threadsafe(self._deliver, name, event)
+
+        session = LiveSession(name, settings, self._make, emit)
+        self.scheduler.add(session)
+        self.subscriptions[name] = _Subscriptions(session=session)
+        return session
+
+    def find(self, name: str) -> LiveSession:
+        """The session of this name.
+
+        Raises:
+            Refused: no such session is open, or decoding has ended.
+        """
+        self.sweep()
+        self.scheduler.check()
+        if name not in self.subscriptions:
+            raise Refused("unknown_session", "there is no such session (any more)", fatal=True)
+        return self.subscriptions[name].session
+
+    def end(self) -> None:
+        """Refuse new hypotheses, decode what is pending, then send `bye` to all clients."""
+        self.ending = True
+        for one in self.subscriptions.values():
+            one.session.stop()
+        self.scheduler.wake()
+
+    def sweep(self) -> None:
+        """Close the sessions whose client did not come back; readers keep none open."""
+        now = time.monotonic()
+        for one in list(self.subscriptions.values()):
+            alone = not any(one.outboxes.values())
+            if alone and now - one.left > self.limits.keep_seconds:
+                self._deliver(one.session.name, one.session.bye())
+
+    def measure(self, session: LiveSession) -> None:
+        """Measure the speed-up of drafting on the session's last updates."""
+        config = self._config(session.settings)
+        template = self.template(str(session.settings.target))
+        drafted = LiveTranslator(self.target, template, config, engine=self.engine)
+        config = replace(config, redraft=False, resync=0)
+        plain = LiveTranslator(self.target, template, config, engine=self._plain_engine)
+        self.scheduler.measure(SpeedupMeasurement(session, drafted, plain))
+
+    # ------------------------------------------------------------------ subscriptions
+
+    def subscribe(self, session: LiveSession, outbox: Outbox, *, keeps: bool) -> None:
+        """Put all further events of a session into an outbox.
+
+        `keeps`: the session stays open while this connection is there.
+        """
+        outbox.state = session.full_state
+        self.subscriptions[session.name].outboxes[outbox] = keeps
+
+    def unsubscribe(self, session: LiveSession, outbox: Outbox) -> None:
+        """Remove an outbox; the session waits `keep_seconds` for its client."""
+        found = self.subscriptions.get(session.name)
+        if found is not None and found.outboxes.pop(outbox, False):
+            found.left = time.monotonic()
+
+    def _deliver(self, name: str, event: Event) -> None:
+        found = self.subscriptions.get(name)
+        if found is None:
+            return
+        for outbox in found.outboxes:
+            outbox.put(event)
+        if event["type"] == "bye":
+            del self.subscriptions[name]
+            self.scheduler.remove(found.session)
+
+    # ------------------------------------------------------------------ settings
+
+    def merged(self, settings: Settings, wanted: Settings, cleared: Sequence[str] = ()) -> Settings:
+        """`settings` with those of `wanted` that are not None, and None for `cleared`.
+
+        Raises:
+            Refused: a value is out of its range.
+        """
+        given: dict[str, Any] = dict.fromkeys(cleared) | {
+            name: value for name, value in wanted.as_event().items() if value is not None
+        }
+        given |= {"target": wanted.target.strip()} if wanted.target is not None else {}
+        new = replace(settings, **given)
+        try:
+            _check(new)
+            self._config(new)
+            self.template(str(new.target))
+        except InputError as error:
+            # clients know fields of the protocol, not flags
+            sentence = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))
+            raise Refused("bad_settings", sentence) from None
+        return new
+
+    def _config(self, settings: Settings) -> LiveConfig:
+        mask_k = settings.mask_k or 0
+        return replace(
+            self._live,
+            bias=settings.bias or 0.0,
+            final_bias=settings.final_bias,
+            revision_bias=settings.revision_bias,
+            trim_draft=mask_k if settings.mask == "draft" else 0,
+            context=settings.context or 0,
+            display=replace(
+                self._live.display,
+                mask_k=mask_k,
+                no_shrink=bool(settings.no_shrink),
+                whole_words=bool(settings.whole_words),
+            ),
+        )
+
+    def _make(self, settings: Settings, before: LiveTranslator | None) -> LiveTranslator:
+        config = self._config(settings)
+        if before is not None and before.template.language == settings.target:
+            before.configure(config)
+            return before
+        template = self.template(str(settings.target))
+        return LiveTranslator(self.target, template, config, engine=self.engine)
+
+
+def _check(settings: Settings) -> None:
+    language = (settings.target or "").strip()
+    good = 0 < len(language) <= _LONGEST_LANGUAGE and language.isprintable()
+    good = good and not set(language) & set("{}")  # placeholders of a template
+    if not good:
+        most = _LONGEST_LANGUAGE
+        raise InputError(f"target names a language, in at most {most} letters, no braces")
+    if settings.mask not in ("display", "draft"):
+        raise InputError(f"mask is display or draft: {settings.mask!r}")

@@ -1,1 +1,0 @@
-"""Live translation over WebSockets."""
