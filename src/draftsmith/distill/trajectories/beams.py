@@ -69,8 +69,8 @@ class _Beam:
 
     score: float = 0.0
     tokens: tuple[int, ...] = ()
-    laws: tuple[int, ...] = ()
-    """Row of the search's laws that each token was chosen from."""
+    laws: tuple[tuple[TopK, int], ...] = ()
+    """The law that each token was chosen from: a row of its step's."""
     parent: int = 0
     """Place of the beam it grew from, one step ago."""
 
@@ -98,10 +98,12 @@ class _Search:
         self,
         log_p_NM: NDArray[np.float64],
         ids_NM: NDArray[np.int64],
-        first_law: int,
+        laws: TopK | None,
+        first: int,
         end_ids: frozenset[int],
     ) -> None:
-        """Choose among the best M tokens of each live beam (M > width, or the vocabulary)."""
+        """Choose among the best M tokens of each live beam (M > width, or the vocabulary); their
+        laws begin at row `first`."""
         scores = (np.array([beam.score for beam in self.live])[:, None] + log_p_NM).reshape(-1)
         order = np.argsort(-scores, kind="stable")  # stable: better parent, then higher logit
         old, self.live = self.live, []
@@ -114,7 +116,7 @@ class _Search:
             beam = _Beam(
                 score=float(scores[at]),
                 tokens=(*old[parent].tokens, token),
-                laws=(*old[parent].laws, first_law + parent),
+                laws=(*old[parent].laws, (laws, first + parent)) if laws is not None else (),
                 parent=parent,
             )
             if token not in end_ids and not full:
@@ -194,7 +196,6 @@ def beam_search(
         )
     run = _Run(target, [list(prompt) for prompt in prompts], searches, cost or TeacherCost())
     chosen = min(target.vocab_size, max(width + len(target.end_ids), top_k))
-    laws = _LawBook(top_k)
     alive = list(searches)
     logits_BNV = run.prompts()
     while alive:
@@ -202,55 +203,41 @@ def beam_search(
         wide_RV, total_R1 = log_mass(logits_BNV.reshape(-1, vocab))
         logits_RM, ids_RM = stable_top(wide_RV, chosen)
         log_p_RM, ids_RM = (logits_RM - total_R1).cpu(), ids_RM.cpu()
-        first = laws.add(log_p_RM, ids_RM)
+        laws = _kept(log_p_RM, ids_RM, top_k) if top_k else None
         # beyond width + ends no token of a beam can be chosen
         log_p = log_p_RM.double().numpy()[:, : width + len(target.end_ids)]
         ids = ids_RM.numpy()[:, : width + len(target.end_ids)]
         for b, search in enumerate(alive):
             rows = slice(b * num, b * num + len(search.live))
-            search.step(log_p[rows], ids[rows], first + b * num, target.end_ids)
+            search.step(log_p[rows], ids[rows], laws, b * num, target.end_ids)
         keep = [b for b, search in enumerate(alive) if not search.done]
         alive = [alive[b] for b in keep]
         if alive:
             logits_BNV = run.beams(alive, keep)
     return [
         [
-            Hypothesis(tokens=beam.tokens, score=beam.score, top=laws.along(beam.laws))
+            Hypothesis(tokens=beam.tokens, score=beam.score, top=_along(beam.laws))
             for _, beam in search.finished
         ]
         for search in searches
     ]
 
 
-class _LawBook:
-    """Laws of all beams of all steps; a hypothesis picks those along it at the end."""
+def _kept(log_p_RM: Tensor, ids_RM: Tensor, top_k: int) -> TopK:
+    """The best K of a step's laws, which are sorted downwards, with ascending ids."""
+    ids_RK, order_RK = ids_RM[:, :top_k].sort(dim=-1)
+    log_p_RK = log_p_RM.gather(1, order_RK).float()
+    return TopK(ids_NK=ids_RK.to(torch.int32).numpy(), log_p_NK=log_p_RK.numpy())
 
-    def __init__(self, top_k: int) -> None:
-        self._top_k, self._count = top_k, 0
-        self._starts: list[int] = []
-        self._ids: list[NDArray[np.int32]] = []
-        self._log_p: list[NDArray[np.float32]] = []
 
-    def add(self, log_p_RM: Tensor, ids_RM: Tensor) -> int:
-        """Take in a step's laws, sorted downwards; returns the number of the first."""
-        first = self._count
-        self._count += len(ids_RM)
-        if self._top_k:
-            ids_RK, order_RK = ids_RM[:, : self._top_k].sort(dim=-1)
-            self._starts.append(first)
-            self._ids.append(ids_RK.to(torch.int32).numpy())
-            self._log_p.append(log_p_RM.gather(1, order_RK).float().numpy())
-        return first
-
-    def along(self, rows: Sequence[int]) -> TopK | None:
-        """The laws of these numbers, one per step."""
-        if not self._top_k:
-            return None
-        places = [(step, row - self._starts[step]) for step, row in enumerate(rows)]
-        return TopK(
-            ids_NK=np.stack([self._ids[step][row] for step, row in places]),
-            log_p_NK=np.stack([self._log_p[step][row] for step, row in places]),
-        )
+def _along(laws: Sequence[tuple[TopK, int]]) -> TopK | None:
+    """One law per step; None: none were kept."""
+    if not laws:
+        return None
+    return TopK(
+        ids_NK=np.stack([step.ids_NK[row] for step, row in laws]),
+        log_p_NK=np.stack([step.log_p_NK[row] for step, row in laws]),
+    )
 
 
 class _Run:
