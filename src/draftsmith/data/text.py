@@ -129,9 +129,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with openers.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except FileNotFoundError:
-        raise InputError(f"file {path} does not exist") from None
+        raise InputError(f"cannot read: {path} does not exist") from None
     except IsADirectoryError:
-        raise InputError(f"file {path} is a folder") from None
+        raise InputError(f"cannot read: {path} is a folder") from None
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: damaged or not a {path.suffix} file ({error})") from None
     except OSError as error:
