@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.core.generation import DraftCounts, Generation, Piece
+    from draftsmith.core.generation import DraftCounts, Generation
     from draftsmith.core.types import DecodeStep
 
 
@@ -242,7 +243,9 @@ class Stream:
         self._detokenizer = Detokenizer(tokenizer)
         self._console = console
         self._stops = StopStrings(stop_strings, tokenizer)
-        self._held: list[Piece] = []
+        self._held = ""
+        self._drafted: list[bool] = []
+        """Whether each character that is held was drafted."""
         self._stopped = False
 
     def add(self, tokens: Sequence[int], accepted: int) -> None:
@@ -252,41 +255,31 @@ class Stream:
 
     def finish(self) -> None:
         self._put(self._detokenizer.finish(), False)
-        self._print(len(self._text()))
+        self._print(len(self._held))
         write_text(self._console, "\n")
 
-    def _text(self) -> str:
-        return "".join(piece.text for piece in self._held)
-
     def _put(self, text: str, drafted: bool) -> None:
-        from draftsmith.core.generation import Piece
-
         if self._stopped:
             return
-        self._held.append(Piece(text=text, drafted=drafted))
-        held = self._text()
-        whole = len(self._stops.cut(held))
-        if whole < len(held):
+        self._held += text
+        self._drafted += [drafted] * len(text)
+        whole = len(self._stops.cut(self._held))
+        if whole < len(self._held):
             self._stopped = True
             self._print(whole)
-            self._held.clear()
+            self._held = ""
             return
         # the end of what is held may be the beginning of a stop string
-        hidden = max(
-            (n for s in self._stops.strings for n in range(1, len(s)) if held.endswith(s[:n])),
-            default=0,
-        )
-        self._print(len(held) - hidden)
+        begun = (s[:n] for s in self._stops.strings for n in range(1, len(s)))
+        hidden = max((len(part) for part in begun if self._held.endswith(part)), default=0)
+        self._print(len(self._held) - hidden)
 
     def _print(self, length: int) -> None:
         """Print the first `length` characters of what is held."""
-        from draftsmith.core.generation import Piece
-
-        while length > 0:
-            piece = self._held.pop(0)
-            shown, rest = piece.text[:length], piece.text[length:]
-            length -= len(shown)
-            write_text(self._console, shown, drafted=piece.drafted)
-            if rest:
-                self._held.insert(0, Piece(text=rest, drafted=piece.drafted))
+        start = 0
+        for drafted, run in groupby(self._drafted[:length]):
+            end = start + len(list(run))
+            write_text(self._console, self._held[start:end], drafted=drafted)
+            start = end
+        self._held, self._drafted = self._held[length:], self._drafted[length:]
         self._console.file.flush()

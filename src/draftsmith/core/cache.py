@@ -312,7 +312,7 @@ class KVCache:
 
         staged   a b c d e f         columns 0 2 3 5, settled 1
         after    a | c d f           the row is longer by a; c d f are columns 0 1 2 of what is
-                                     staged (shorter rows are filled up: nobody may see that)
+                                     staged (shorter rows get padding that no token sees)
         """
         assert self.staged, "with nothing staged, `take` does it"
         index = np.asarray(rows, dtype=np.int64)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.rows import StopStrings
+from draftsmith.core.rows import StopStrings, check_prompt
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
@@ -86,17 +88,13 @@ class DraftCounts:
             self.by_origin[origin] = self.by_origin.get(origin, 0) + 1
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
-        deeper, shorter = sorted((self.by_position, other.by_position), key=len, reverse=True)
         positions = [
-            (tried + more[0], took + more[1])
-            for (tried, took), more in zip(
-                deeper, [*shorter, *[(0, 0)] * (len(deeper) - len(shorter))], strict=True
+            (tried + also_tried, took + also_took)
+            for (tried, took), (also_tried, also_took) in zip_longest(
+                self.by_position, other.by_position, fillvalue=(0, 0)
             )
         ]
-        origins = {
-            o: self.by_origin.get(o, 0) + other.by_origin.get(o, 0)
-            for o in sorted({*self.by_origin, *other.by_origin})
-        }
+        origins = Counter(self.by_origin) + Counter(other.by_origin)
         return DraftCounts(
             steps=self.steps + other.steps,
             emitted=self.emitted + other.emitted,
@@ -104,7 +102,7 @@ class DraftCounts:
             offered=self.offered + other.offered,
             proposed=self.proposed + other.proposed,
             by_position=positions,
-            by_origin=origins,
+            by_origin=dict(sorted(origins.items())),
         )
 
     @property
@@ -231,18 +229,7 @@ def encode(
     if target.tokenizer is None:
         raise InputError(f"{label}: {target.name} has no tokenizer to read text with.")
     ids = prompt.token_ids(target.tokenizer, answers)
-    if not ids:
-        raise InputError(f"{label} is empty: it comes to no token at all.")
-    if target.max_length is not None and len(ids) >= target.max_length:
-        raise InputError(
-            f"{label} has {len(ids)} tokens, but {target.name} has a context of "
-            f"{target.max_length}: shorten it so that at least one token fits behind it."
-        )
-    if max(ids) >= target.vocab_size:
-        raise InputError(
-            f"{label} holds token {max(ids)}, outside the vocabulary of {target.vocab_size} of "
-            f"{target.name}: tokenizer and model do not belong together."
-        )
+    check_prompt(ids, label, target.name, target.vocab_size, target.max_length)
     return ids
 
 
@@ -304,20 +291,17 @@ class Generator:
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        model = ModelConfig(
+            target=os.fspath(target) if isinstance(target, (str, os.PathLike)) else "",
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         if isinstance(target, (str, os.PathLike)):
-            target = open_target(
-                ModelConfig(
-                    target=os.fspath(target),
-                    dtype=dtype,
-                    device=device,
-                    attn_implementation=attn_implementation,
-                    revision=revision,
-                    trust_remote_code=trust_remote_code,
-                )
-            )
-        elif (dtype, device, attn_implementation, revision, trust_remote_code) != (
-            *("auto", "auto", "sdpa", None, False),
-        ):
+            target = open_target(model)
+        elif model != ModelConfig(target=""):
             raise InputError(
                 f"{target.name} is loaded already: give dtype, device, attn_implementation, "
                 "revision and trust_remote_code to load_target."

@@ -1,4 +1,6 @@
-"""`typical`: Medusa's acceptance, which changes the law (arXiv 2401.10774, section 2.3.1).
+"""Verification rules that change the output distribution: `typical` and `biased`.
+
+`typical` is Medusa's acceptance (arXiv 2401.10774, section 2.3.1).
 
 A drafted token x stays when the target does not find it unlikely,
 
@@ -15,11 +17,9 @@ and adds 1e-5 inside the logarithm of H.)
 Temperature 0: p is a point mass, H is 0, and what stays is the greedy text, as in the released
 code.
 
-`biased`: verification leans towards the draft (self-speculative biased decoding, SSBD, arXiv
-2509.21740, section 3.2).
-
-A caption that is translated again drafts with its own last output. The law that judges a drafted
-token d is
+`biased` leans towards the draft (self-speculative biased decoding, SSBD, arXiv 2509.21740, section
+3.2). A caption that is translated again drafts with its own last output. A drafted token d is
+verified by the law
 
     P'(v) = (1 - beta) P(v) + beta [v = d]
 
@@ -32,11 +32,11 @@ Greedily, d stays if it is the most probable token of P', v* being the best othe
 
 Ties go to the draft (for beta > 0). Drawn, d stays with probability (1 - beta) P(d) + beta, and
 else the token is drawn from P without d: with probability beta the draft is copied, else it is
-judged as an opaque draft is.
+verified as an opaque draft is.
 
-Only what stands where it stood is judged so: nodes whose `origin` is `ALIGNED`. Tokens that were
-found again behind a divergence, and other drafters' tokens, keep to P; so does the token behind a
-draft that stays whole.
+The bias applies to nodes whose `origin` is `ALIGNED`, which stand where they stood before. Tokens
+that were found again behind a divergence, other drafters' tokens, and the token behind a draft that
+stays whole follow P.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Typical:
 
 
 def biased_rule(bias: float, sampler: Sampler) -> tuple[Rule, Sampler]:
-    """The rule for this bias, and the sampler whose laws it judges by.
+    """The rule for this bias, and the sampler that makes the laws it reads.
 
     A greedy sampler's laws are points: the gap is one of the probabilities behind them, so these
     are made at temperature 1 and the rule takes the most probable token itself. Without a bias it

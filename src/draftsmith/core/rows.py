@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftsmith.config import require
 from draftsmith.core.sampling import History
 from draftsmith.core.types import RowStats, StepCount
 from draftsmith.errors import InputError
@@ -172,6 +173,24 @@ class Row:
         return self._stats
 
 
+def check_prompt(
+    tokens: Sequence[int], label: str, target: str, vocab_size: int, max_length: int | None
+) -> None:
+    """Raise `InputError`, which begins with `label`, unless the target can continue them."""
+    require(len(tokens) > 0, f"{label} is empty: give at least one token.")
+    require(
+        max_length is None or len(tokens) < max_length,
+        f"{label} has {len(tokens)} tokens, but {target} has a context of {max_length}: shorten it "
+        "so that at least one token fits behind it.",
+    )
+    bad = [token for token in tokens if not 0 <= token < vocab_size]
+    if bad:
+        raise InputError(
+            f"{label} holds token {bad[0]}, outside the target's vocabulary of {vocab_size}: "
+            f"it was made with another tokenizer; tokenizer and model do not belong together."
+        )
+
+
 def start_rows(
     prompts: Sequence[Sequence[int]],
     ids: Sequence[int],
@@ -194,19 +213,7 @@ def start_rows(
         raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
     rows = []
     for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        if not len(prompt):
-            raise InputError(f"Prompt {number} is empty: give at least one token.")
-        if max_length is not None and len(prompt) >= max_length:
-            raise InputError(
-                f"Prompt {number} has {len(prompt)} tokens, but {target} has a context of "
-                f"{max_length}: shorten it so that at least one token fits behind it."
-            )
-        bad = [t for t in prompt if not 0 <= t < vocab_size]
-        if bad:
-            raise InputError(
-                f"Prompt {number} holds token {bad[0]}, outside the target's vocabulary of "
-                f"{vocab_size}: it was made with another tokenizer."
-            )
+        check_prompt(prompt, f"Prompt {number}", target, vocab_size, max_length)
         rows.append(
             Row(
                 request_id=request_id,

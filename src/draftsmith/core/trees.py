@@ -147,6 +147,17 @@ def limit_depth(
     return dataclasses.replace(tree, parents_BN=parents_BN.masked_fill(too_deep_BN, PADDING))
 
 
+_NODE_FIELDS = {
+    "tokens_BN": 0,
+    "parents_BN": PADDING,
+    "q_rows_BN": 0,
+    "candidate_BN": 0,
+    "origin_BN": 0,
+    "fed_BN": -1,
+}
+"""What a tree holds node by node, and what stands there in padding."""
+
+
 def on_host(tree: DraftTree, *more: Tensor) -> tuple[DraftTree, list[np.ndarray]]:
     """The tree with its numbers on the host, and `more` numbers from the device with them.
 
@@ -154,7 +165,7 @@ def on_host(tree: DraftTree, *more: Tensor) -> tuple[DraftTree, list[np.ndarray]
     """
     there = {
         name: values
-        for name in ("tokens_BN", "parents_BN", "q_rows_BN", "candidate_BN", "origin_BN", "fed_BN")
+        for name in _NODE_FIELDS
         if (values := getattr(tree, name)) is not None and values.device.type != "cpu"
     }
     if not there and not more:
@@ -172,20 +183,12 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
     missing = num_nodes - tree.num_nodes
     if missing <= 0:
         return tree
-
-    def fill(values: Tensor | None, value: int) -> Tensor | None:
-        return None if values is None else F.pad(values, (0, missing), value=value)
-
-    return DraftTree(
-        tokens_BN=F.pad(tree.tokens_BN, (0, missing)),
-        parents_BN=F.pad(tree.parents_BN, (0, missing), value=PADDING),
-        proposal=tree.proposal,
-        q=tree.q,
-        q_rows_BN=fill(tree.q_rows_BN, 0),
-        candidate_BN=fill(tree.candidate_BN, 0),
-        origin_BN=fill(tree.origin_BN, 0),
-        fed_BN=fill(tree.fed_BN, -1),
-    )
+    filled: dict[str, Any] = {
+        name: F.pad(values, (0, missing), value=padding)
+        for name, padding in _NODE_FIELDS.items()
+        if (values := getattr(tree, name)) is not None
+    }
+    return dataclasses.replace(tree, **filled)
 
 
 def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:

@@ -9,7 +9,7 @@ The purpose of an option is metadata of its field in the drafter's `Config`:
 
     noise: float = field(default=0.2, metadata=TRAINING)     training alone reads it
     heads: int = field(default=4, metadata=STRUCTURE)        and only where it begins from nothing
-    recompute: bool = field(default=True, metadata=COST)     what is learnt does not hang on it
+    recompute: bool = field(default=True, metadata=COST)     it does not change the weights
 
 An option without this is read when the drafter drafts.
 """
@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -68,6 +68,47 @@ class DraftState(abc.ABC):
     @abc.abstractmethod
     def rewind(self, tokens: Sequence[Sequence[int]]) -> DraftState:
         """The rows' known tokens are now exactly `tokens`: forget all beyond the common part."""
+
+
+@dataclass
+class TextState(DraftState):
+    """The known tokens of each row, and how many of them are its prompt; changed in place."""
+
+    known: list[list[int]]
+    num_prompt: list[int]
+
+    def take(self, rows: Sequence[int]) -> Self:
+        self.known = [self.known[b] for b in rows]
+        self.num_prompt = [self.num_prompt[b] for b in rows]
+        return self
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> Self:
+        self.known, self.num_prompt = [list(row) for row in tokens], [len(row) for row in tokens]
+        return self
+
+
+class RowState(Protocol):
+    """The state of one row that does not depend on other rows."""
+
+    def rewound(self, tokens: Sequence[int]) -> Self:
+        """The row with exactly this text."""
+        ...
+
+
+R = TypeVar("R", bound=RowState)
+
+
+@dataclass(slots=True)
+class RowStates(DraftState, Generic[R]):
+    """What a drafter remembers that looks at each row alone."""
+
+    rows: list[R]
+
+    def take(self, rows: Sequence[int]) -> RowStates[R]:
+        return RowStates([self.rows[b] for b in rows])
+
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> RowStates[R]:
+        return RowStates([row.rewound(new) for row, new in zip(self.rows, tokens, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +203,7 @@ class Drafter(nn.Module, abc.ABC):
         where they are unknown."""
 
     def save(self, folder: Path, *, kind: str) -> None:
-        """Training: write what was learnt, so that `kind:folder` loads it."""
+        """Training: write the weights, so that `kind:folder` loads it."""
         raise self._untrained()
 
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
@@ -185,7 +226,7 @@ STRUCTURE = {**TRAINING, "fixed": True}
 
 
 COST = {**TRAINING, "free": True}
-"""Metadata of a training option that changes time and memory, and not what is learnt."""
+"""Metadata of a training option that changes time and memory, but not the weights."""
 
 
 def training_options(config: Any) -> frozenset[str]:
@@ -201,7 +242,7 @@ def structure_options(config: Any) -> frozenset[str]:
 
 
 def free_options(config: Any) -> frozenset[str]:
-    """Names of the options that do not change what is learnt."""
+    """Names of the options that do not change the trained weights."""
     return frozenset(field.name for field in fields(config) if field.metadata.get("free"))
 
 

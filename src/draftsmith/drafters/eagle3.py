@@ -101,7 +101,7 @@ class Eagle3(FeatureDrafter):
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
         num_forwards: int = field(default=7, metadata=TRAINING)
-        """Training: drafts in a row that are learnt (length of the training-time test)."""
+        """Training: drafts in a row that are trained (length of the training-time test)."""
         decay: float = field(default=0.8, metadata=TRAINING)
         """Training: each counts this much of the one before."""
         noise: float = field(default=0.0, metadata=TRAINING)

@@ -34,7 +34,7 @@ from draftsmith.core.types import (
     TrajectoryBatch,
     TreeShape,
 )
-from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView, TextState
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
 from draftsmith.drafters.vocabulary import (
     ReencodedState,
@@ -48,30 +48,24 @@ from draftsmith.targets.base import Target
 from draftsmith.targets.hf import causal_head
 
 
-@dataclass(slots=True)
-class _State(DraftState):
+@dataclass
+class _State(TextState):
     """The draft model's cache, and the tokens that are known (cached or not yet)."""
 
     cache: KVCache
-    known: list[list[int]]
-    num_prompt: list[int]
 
     def take(self, rows: Sequence[int]) -> _State:
         self.cache.take(rows)
-        return _State(
-            cache=self.cache,
-            known=[self.known[b] for b in rows],
-            num_prompt=[self.num_prompt[b] for b in rows],
-        )
+        return super().take(rows)
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
-        keep = [
-            min(common_prefix(old[: int(have)], new), len(new) - 1)
-            for old, new, have in zip(self.known, tokens, self.cache.lengths_B, strict=True)
-        ]
-        self.cache.rewind(keep)
-        known = [list(row) for row in tokens]
-        return _State(cache=self.cache, known=known, num_prompt=[len(row) for row in known])
+        self.cache.rewind(
+            [
+                min(common_prefix(old[: int(have)], new), len(new) - 1)
+                for old, new, have in zip(self.known, tokens, self.cache.lengths_B, strict=True)
+            ]
+        )
+        return super().rewind(tokens)
 
 
 class Independent(Drafter):
@@ -186,7 +180,7 @@ class Independent(Drafter):
             return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
-        how = ChildSelection.from_state(state, self.config.proposal, sampler, noise)
+        how = ChildSelection(self.config.proposal, sampler, noise, state)
         return _inside(grow(reader, shape, how), state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

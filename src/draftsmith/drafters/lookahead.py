@@ -46,7 +46,7 @@ from draftsmith.core.types import (
     RequestBatch,
     TreeShape,
 )
-from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.drafters.base import Accepted, Drafter, RowStates
 from draftsmith.errors import InputError
 
 
@@ -158,15 +158,7 @@ class _Row:
         return self.grown(tokens[known:])
 
 
-@dataclass(slots=True)
-class _State(DraftState):
-    rows: list[_Row]
-
-    def take(self, rows: Sequence[int]) -> _State:
-        return _State([self.rows[b] for b in rows])
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
-        return _State([row.rewound(new) for row, new in zip(self.rows, tokens, strict=True)])
+_State = RowStates[_Row]
 
 
 class Lookahead(Drafter):

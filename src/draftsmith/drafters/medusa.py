@@ -38,6 +38,7 @@ from draftsmith.drafters.base import (
     Drafter,
     DraftState,
     TargetView,
+    TextState,
     at_least,
 )
 from draftsmith.drafters.hidden.checkpoint import (
@@ -71,7 +72,9 @@ class Heads(nn.ModuleList):
     """K heads; the names are those of the released checkpoints (`k.i.linear.weight`, `k.n.weight`
     behind n blocks)."""
 
-    def __init__(self, count: int, layers: int, hidden: int, vocab: int) -> None:
+    def __init__(self, count: int, layers: int, weight_VH: Tensor) -> None:
+        """`layers`: residual blocks per head; `weight_VH`: the target's head."""
+        vocab, hidden = weight_VH.shape
         super().__init__(
             nn.Sequential(
                 *(ResidualBlock(hidden) for _ in range(layers)),
@@ -79,18 +82,9 @@ class Heads(nn.ModuleList):
             )
             for _ in range(count)
         )
-
-    @property
-    def layers(self) -> int:
-        """Residual blocks of a head."""
-        return len(self._head(0)) - 1
-
-    @property
-    def shape_VH(self) -> tuple[int, int]:
-        """Output and input width of a head's last linear layer."""
-        last = self._head(0)[-1]
-        assert isinstance(last, nn.Linear)
-        return last.out_features, last.in_features
+        self.layers, self.vocab, self.hidden = layers, vocab, hidden
+        for k in range(count):
+            next(self._head(k)[-1].parameters()).data.copy_(weight_VH)
 
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
@@ -102,38 +96,27 @@ class Heads(nn.ModuleList):
         out: Tensor = self._head(k)[-1](states)
         return out
 
-    def start(self, k: int, weight_VH: Tensor) -> None:
-        """Make the linear layer of head k a copy of the target's head."""
-        last = self._head(k)[-1]
-        assert isinstance(last, nn.Linear)
-        last.weight.data.copy_(weight_VH)
-
     def _head(self, k: int) -> nn.Sequential:
         head = self[k]
         assert isinstance(head, nn.Sequential)
         return head
 
 
-@dataclass(slots=True)
-class _State(DraftState):
+@dataclass
+class _State(TextState):
     """The target's state behind the last token that it was fed, per row; None before any."""
 
-    known: list[list[int]]
-    num_prompt: list[int]
     feature_BH: Tensor | None = None
 
     def take(self, rows: Sequence[int]) -> _State:
-        index = torch.tensor(list(rows))
-        kept = self.feature_BH
-        return _State(
-            known=[self.known[b] for b in rows],
-            num_prompt=[self.num_prompt[b] for b in rows],
-            feature_BH=None if kept is None else kept[to_device(index, kept.device)],
-        )
+        if self.feature_BH is not None:
+            index = to_device(torch.tensor(list(rows)), self.feature_BH.device)
+            self.feature_BH = self.feature_BH[index]
+        return super().take(rows)
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
-        # the next forward of the target gives a new one
-        return _State(known=[list(row) for row in tokens], num_prompt=[len(row) for row in tokens])
+        self.feature_BH = None  # the next forward of the target gives a new one
+        return super().rewind(tokens)
 
 
 class _HeadReader:
@@ -143,14 +126,12 @@ class _HeadReader:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
 
     def root(self) -> Tensor:
-        return self._heads.logits(0, self._heads.states(0, self._feature_BH))
+        states_BH = self._heads.states(self._depth, self._feature_BH)
+        return self._heads.logits(self._depth, states_BH)
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         self._depth += 1
-        logits_BV = self._heads.logits(
-            self._depth, self._heads.states(self._depth, self._feature_BH)
-        )
-        return logits_BV[:, None].expand(-1, tokens_BF.shape[1], -1)
+        return self.root()[:, None].expand(-1, tokens_BF.shape[1], -1)
 
 
 class Medusa(Drafter):
@@ -199,14 +180,9 @@ class Medusa(Drafter):
             check_target(Path(self.config.source), self._facts)
             self.network = self._load(Path(self.config.source), target, weight)
         else:
-            self.network = self._heads(self.config.heads, self.config.layers, target, weight)
+            self.network = Heads(self.config.heads, self.config.layers, weight)
+            self.network.to(dtype=target.dtype, device=target.device)
         self.num_steps = self.longest = len(self.network)
-
-    def _heads(self, count: int, layers: int, target: TargetView, weight: Tensor) -> Heads:
-        heads = Heads(count, layers, weight.shape[1], weight.shape[0])
-        for k in range(count):
-            heads.start(k, weight)
-        return heads.to(dtype=target.dtype, device=target.device)
 
     def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
         names = list(read_tensors(folder))
@@ -217,18 +193,17 @@ class Medusa(Drafter):
             raise BackendError(f"The drafter in {folder} holds no Medusa heads{held}.")
         count = 1 + max(int(place[0]) for place in places)
         layers = max(int(place[1]) for place in places)
-        heads = self._heads(count, layers, target, weight)
+        heads = Heads(count, layers, weight).to(dtype=target.dtype, device=target.device)
         load_network(heads, folder, target)
         return heads
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the heads."""
         assert self.network is not None
-        vocab, hidden = self.network.shape_VH
         config = LlamaConfig(
-            hidden_size=hidden,
+            hidden_size=self.network.hidden,
             num_attention_heads=1,  # there is none; the usual number would have to divide the width
-            vocab_size=vocab,
+            vocab_size=self.network.vocab,
             medusa_num_heads=len(self.network),
             medusa_num_layers=self.network.layers,
             version="2",  # heads with linear layers of their own
@@ -258,7 +233,7 @@ class Medusa(Drafter):
         if state.feature_BH is None:
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
-        how = ChildSelection.from_state(state, "greedy", sampler, noise)
+        how = ChildSelection("greedy", sampler, noise, state)
         return grow(reader, shape.clip(len(self.network)), how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

@@ -23,7 +23,7 @@ from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_chains
 from draftsmith.core.types import DraftTree, Proposal, RequestBatch, TreeShape
-from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters.base import Accepted, Drafter, RowStates, TargetView
 from draftsmith.errors import InputError
 
 
@@ -98,15 +98,7 @@ class NgramIndex:
         return self
 
 
-@dataclass(slots=True)
-class _State(DraftState):
-    rows: list[NgramIndex]
-
-    def take(self, rows: Sequence[int]) -> _State:
-        return _State([self.rows[b] for b in rows])
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _State:
-        return _State([row.rewound(new) for row, new in zip(self.rows, tokens, strict=True)])
+_State = RowStates[NgramIndex]
 
 
 class PromptLookup(Drafter):

@@ -182,33 +182,20 @@ PROPOSALS: dict[Choice, Proposal] = {
 class KnownTokens(Protocol):
     """The tokens of each row of a drafter's state, and how many of them are its prompt."""
 
-    known: list[list[int]]
-    num_prompt: list[int]
+    @property
+    def known(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def num_prompt(self) -> Sequence[int]: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ChildSelection:
-    """How children are chosen."""
+    """How children are chosen behind the known tokens of a state."""
 
     choice: Choice
     sampler: Sampler
     noise: Noise
-    known: Sequence[Sequence[int]]
-    """Tokens of each row."""
-    num_prompt: Sequence[int]
-
-    @classmethod
-    def from_state(
-        cls, texts: KnownTokens, choice: Choice, sampler: Sampler, noise: Noise
-    ) -> ChildSelection:
-        """How to choose children behind the known tokens of a state."""
-        return cls(
-            choice=choice,
-            sampler=sampler,
-            noise=noise,
-            known=texts.known,
-            num_prompt=texts.num_prompt,
-        )
+    texts: KnownTokens
 
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
@@ -218,13 +205,10 @@ class ChildSelection:
             return []
         drafted_BN = tokens_BN.cpu().numpy()
         return [
-            history_at(
-                History(tokens=self.known[b], num_prompt=self.num_prompt[b]),
-                drafted_BN[b],
-                parents_N,
-                n,
+            history_at(History(tokens=known, num_prompt=num_prompt), drafted_BN[b], parents_N, n)
+            for b, (known, num_prompt) in enumerate(
+                zip(self.texts.known, self.texts.num_prompt, strict=True)
             )
-            for b in range(len(self.known))
             for n in nodes.tolist()
         ]
 
@@ -241,7 +225,7 @@ def grow(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
 
 
 def _grow_fixed(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
-    num_rows, template = len(how.known), np.array(shape_parents(shape), dtype=np.int64)
+    num_rows, template = len(how.texts.known), np.array(shape_parents(shape), dtype=np.int64)
     num_nodes = len(template)
     see_NN = sees(template[None])[0]
     q_rows = np.zeros((num_rows, num_nodes + 1), dtype=np.int64)

@@ -142,6 +142,15 @@ class ReencodedState(DraftState):
     fed: list[list[int]]
     """Draft tokens that the cache holds."""
 
+    @property
+    def known(self) -> list[tuple[int, ...]]:
+        """The texts as the draft model reads them."""
+        return [row.ids for row in self.rows]
+
+    @property
+    def num_prompt(self) -> list[int]:
+        return [len(row.ids) for row in self.rows]
+
     @classmethod
     def begin(cls, cache: KVCache, known: Sequence[Sequence[int]]) -> ReencodedState:
         rows = [_Reading(known=list(row)) for row in known]
@@ -182,17 +191,11 @@ def reencoded_tree(
     same = Vocabularies(
         size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
     )
-    known = [row.ids for row in state.rows]
     grown = grow(
-        ModelReader(draft, state.cache, known, same),
+        ModelReader(draft, state.cache, state.known, same),
         TreeShape.chain(shape.depth),
-        ChildSelection(
-            choice="greedy",  # kept when the target's own draw equals it: the likeliest serves best
-            sampler=sampler,
-            noise=noise,
-            known=known,
-            num_prompt=[len(row) for row in known],
-        ),
+        # kept when the target's own draw equals it: the likeliest serves best
+        ChildSelection("greedy", sampler, noise, state),
     )
     state.cache.rollback()
     state.fed = [list(row.ids) for row in state.rows]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from draftsmith.errors import (
 from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.support import probe, refuse_by_class, refuse_by_config, self_check
+from draftsmith.targets.support import (
+    around_attention,
+    probe,
+    refuse_by_class,
+    refuse_by_config,
+    self_check,
+)
 
 
 def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -47,40 +54,31 @@ def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     return logits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CapturedOutputs:
     """Outputs of the last forward, module by module."""
 
-    states: tuple[list[Tensor], ...]
+    states: list[Tensor | None]
 
     @property
     def signals_BTS(self) -> Tensor | None:
         """Side by side, in the order of the modules; None: no module was captured."""
-        if not self.states:
-            return None
-        return torch.cat([state for (state,) in self.states], -1)
+        given = [state for state in self.states if state is not None]
+        return torch.cat(given, -1) if given else None
 
 
 @contextmanager
 def capture_outputs(modules: Sequence[Any]) -> Iterator[CapturedOutputs]:
-    """Hear these modules in every forward inside the `with`."""
+    """Keep what these modules give in every forward inside the `with`."""
+    captured = CapturedOutputs([None] * len(modules))
+
+    def keep(number: int, module: Any, inputs: Any, output: Any) -> None:
+        captured.states[number] = output if isinstance(output, Tensor) else output[0]
+
     with ExitStack() as stack:
-        yield CapturedOutputs(states=tuple(stack.enter_context(_output_of(m)) for m in modules))
-
-
-@contextmanager
-def _output_of(module: Any) -> Iterator[list[Tensor]]:
-    """A list that holds what the module gave last."""
-    kept: list[Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: Any) -> None:
-        kept[:] = [output if isinstance(output, Tensor) else output[0]]
-
-    handle = module.register_forward_hook(keep)
-    try:
-        yield kept
-    finally:
-        handle.remove()
+        for number, module in enumerate(modules):
+            stack.callback(module.register_forward_hook(partial(keep, number)).remove)
+        yield captured
 
 
 _DTYPES = {
@@ -203,10 +201,11 @@ class HFTarget:
         found = probe(model, self.config, title, self.device)
         self._ambient = found.ambient
         self._eager_only = found.eager_only
-        self._windows = tuple(layer.window for layer in found.layers)
-        self._decoder_layers = found.decoder_layers
+        layers = found.layers.values()
+        self._windows = tuple(layer.window for layer in layers)
+        self._decoder_layers = around_attention(model, [layer.module for layer in layers])
         self._spec = KVSpec(
-            layers=tuple(layer.stores for layer in found.layers),
+            layers=tuple(layer.stores for layer in layers),
             dtype=self.dtype,
             device=self.device,
         )

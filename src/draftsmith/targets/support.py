@@ -1,4 +1,4 @@
-"""Who may be a target: refusals by configuration, a one-token probe, and a self-check.
+"""Checks of a model that is to be a target: its configuration, a one-token probe, a self-check.
 
 A model that draftsmith would decode wrongly must be refused, never decoded. Three nets, each for
 what the one before cannot see:
@@ -7,16 +7,14 @@ what the one before cannot see:
                        rotary scalings that look at the whole batch
     probe              one token: does attention reach us, once per layer, with nothing unknown; and
                        the model's own mask rule, evaluated far beyond its window
-    self_check         (next door) a ragged pair of short rows with a branching tree against the
+    self_check         a ragged pair of short rows with a branching tree against the
                        model's own eager attention: positions, scales, caps, anything else
-
-The last net for wrong decoding: a few tokens through us and through the model alone.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -127,24 +125,12 @@ class LayerFacts:
     """Heads, width of keys, width of values, per token."""
     window: int | None
     """How many positions a token sees, itself included; None: all before it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
-    """What one forward of one token showed."""
-
-    layers: tuple[LayerFacts, ...]
-    decoder_layers: tuple[nn.Module, ...]
-    """The modules around the attention, whose outputs are the hidden states."""
-    ambient: bool
-    """Keywords do not reach attention: the block must lie beside the forward."""
-    eager_only: bool
-    """Soft-caps or sinks, which transformers' own sdpa refuses or, in older versions, forgets."""
+    module: nn.Module
 
 
 @dataclass(slots=True)
 class Probe:
-    """Travels through one forward in place of a block and notes what arrives."""
+    """Travels through one forward of one token in place of a block and notes what arrives."""
 
     span: int
     """How far out mask rules are evaluated."""
@@ -152,22 +138,35 @@ class Probe:
     layer_types: list[str] | None
     config_window: int | None
     layers: dict[int, LayerFacts] = field(default_factory=dict)
-    modules: dict[int, nn.Module] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     """Window by mask rule (identity), evaluated once each."""
     ambient: bool = False
+    """Keywords do not reach attention: the block must lie beside the forward."""
     eager_only: bool = False
+    """Soft-caps or sinks, which transformers' own sdpa refuses or, in older versions, forgets."""
 
     def note(
-        self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, keyword: int | None
+        self,
+        module: nn.Module,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        keyword: int | None,
     ) -> None:
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int):
+            raise UnsupportedModel(
+                f"{self.name} has an attention layer without a number "
+                f"({type(module).__name__}), so its keys cannot be cached."
+            )
         if layer in self.layers:
             raise UnsupportedModel(
                 f"{self.name} attends more than once in layer {layer}, and one cache per layer "
                 "cannot hold that."
             )
         stores = (key.shape[1], key.shape[3], value.shape[3])
-        self.layers[layer] = LayerFacts(stores=stores, window=self._window(layer, mask, keyword))
+        window = self._window(layer, mask, keyword)
+        self.layers[layer] = LayerFacts(stores=stores, window=window, module=module)
 
     def _window(self, layer: int, mask: Tensor | None, keyword: int | None) -> int | None:
         """The model's own mask decides; then the keyword; then the configuration."""
@@ -221,7 +220,7 @@ def window_of(rule: MaskRule, span: int, name: str, device: torch.device) -> int
     return found.pop()
 
 
-def probe(model: Any, config: Any, name: str, device: torch.device) -> Findings:
+def probe(model: Any, config: Any, name: str, device: torch.device) -> Probe:
     """Run one token through the model and learn what each layer stores and how far it sees.
 
     Raises:
@@ -271,16 +270,11 @@ def probe(model: Any, config: Any, name: str, device: torch.device) -> Findings:
             f"{name} runs {len(seen.layers)} attention layers, but its configuration names "
             f"{config.num_hidden_layers}."
         )
-    count = range(config.num_hidden_layers)
-    return Findings(
-        layers=tuple(seen.layers[layer] for layer in count),
-        decoder_layers=_around_attention(model, [seen.modules[layer] for layer in count]),
-        ambient=seen.ambient,
-        eager_only=seen.eager_only,
-    )
+    seen.layers = dict(sorted(seen.layers.items()))
+    return seen
 
 
-def _around_attention(model: nn.Module, attentions: list[nn.Module]) -> tuple[nn.Module, ...]:
+def around_attention(model: nn.Module, attentions: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """The numbered modules that hold these: `model.layers.3` for `model.layers.3.self_attn`."""
     names = {module: name.split(".") for name, module in model.named_modules()}
     found: dict[str, None] = {}
@@ -323,14 +317,7 @@ def _probe_attention(
         seen = around(module)[0]
         seen.ambient = True
     refuse_unknown(module, rest)
-    layer = getattr(module, "layer_idx", None)
-    if not isinstance(layer, int):
-        raise UnsupportedModel(
-            f"{seen.name} has an attention layer without a number "
-            f"({type(module).__name__}), so its keys cannot be cached."
-        )
-    seen.note(layer, key, value, attention_mask, sliding_window)
-    seen.modules[layer] = module
+    seen.note(module, key, value, attention_mask, sliding_window)
     seen.eager_only |= softcap is not None or s_aux is not None
     itself = torch.zeros((1, 1, 1, 1), dtype=query.dtype, device=query.device)
     out = attend_reference(query, key, value, itself, scale=scaling or 1.0, sinks_H=s_aux)

@@ -77,7 +77,7 @@ class TabularTarget:
             )
         )
         seen_BTS = block.mask(None, torch.float16)[:, 0] == 0
-        # of the view's columns most are seen by nobody: a few decide, so only they are compared
+        # of the view's columns most are seen by no token: a few decide, so only they are compared
         some_S = seen_BTS.any(1).any(0).nonzero()[:, 0]
         seen_BTS, tokens_BS, at_BS = (
             all_columns[..., some_S] for all_columns in (seen_BTS, tokens_BS, at_BS)

@@ -47,6 +47,7 @@ from draftsmith.drafters.base import (
     DraftState,
     LossWeights,
     TargetView,
+    TextState,
     at_least,
 )
 from draftsmith.drafters.hidden import unroll
@@ -104,8 +105,8 @@ class Features:
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
 
 
-@dataclass(slots=True)
-class FeatureState(DraftState):
+@dataclass
+class FeatureState(TextState):
     """The drafter's cache of pairs, the target's features and the known tokens.
 
     cache.lengths_B <= features.lengths_B < len(known): pairs read, features had, tokens known.
@@ -113,18 +114,11 @@ class FeatureState(DraftState):
 
     cache: KVCache
     features: Features
-    known: list[list[int]]
-    num_prompt: list[int]
 
     def take(self, rows: Sequence[int]) -> FeatureState:
         self.cache.take(rows)
         self.features.take(rows)
-        return FeatureState(
-            cache=self.cache,
-            features=self.features,
-            known=[self.known[b] for b in rows],
-            num_prompt=[self.num_prompt[b] for b in rows],
-        )
+        return super().take(rows)
 
     def rewind(self, tokens: Sequence[Sequence[int]]) -> FeatureState:
         # the target keeps all but the last token of the common part, and feeds the others again
@@ -138,12 +132,7 @@ class FeatureState(DraftState):
         # the pair of the last kept feature ends in a token that may be another now
         pairs = np.maximum(self.features.lengths_B - 1, 0)
         self.cache.rewind(np.minimum(self.cache.lengths_B, pairs))
-        return FeatureState(
-            cache=self.cache,
-            features=self.features,
-            known=[list(row) for row in tokens],
-            num_prompt=[len(row) for row in tokens],
-        )
+        return super().rewind(tokens)
 
     def advance(self, accepted: Accepted) -> None:
         """Take in the features of what was fed and kept: pending tokens, then the accepted path."""
@@ -367,9 +356,7 @@ class FeatureDrafter(Drafter):
         if state.is_blank:
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
-        tree = grow(
-            reader, shape, ChildSelection.from_state(state, self.config.proposal, sampler, noise)
-        )
+        tree = grow(reader, shape, ChildSelection(self.config.proposal, sampler, noise, state))
         state.cache.rollback()
         return tree
 
@@ -417,7 +404,7 @@ class AlignedDrafter(FeatureDrafter):
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
         num_forwards: int = field(default=3, metadata=TRAINING)
-        """Training: drafts in a row that are learnt."""
+        """Training: drafts in a row that are trained."""
         attention: Literal["exact", "official"] = field(default="exact", metadata=TRAINING)
         """Training: `exact` is what decoding computes; `official` leaks weight to places that are
         not seen, as the released code does, for parity with its curves. Held-out figures are

@@ -398,8 +398,8 @@ def attend_rollout_official(
             4        0 0 0 1 2     2   text at 0, 1, 2, its drafts of steps 1, 2; no leak
         5, 6: not in the text      3, 4   these never count
 
-    A digit is the set whose key is seen there, a dot a column of nobody's. Natural pair t is our
-    place t - j of step j: set i at s is the draft of step i of the chain from s - i, and every
+    A digit is the set whose key is seen there, a dot a column that is in no mask. Natural pair t is
+    our place t - j of step j: set i at s is the draft of step i of the chain from s - i, and every
     chain that a row reads is its own. So our row is that of `attend_rollout` and one column more
     that stands for all dots, with the logarithm of their number as its logit and no value; place t
     of step j has T - (t + j + 1) dots. Rows without a place are read by no other row. (The released
