@@ -140,7 +140,7 @@ def test_a_tokenizer_of_another_model_is_named(
     text["model"]["vocab"]["zzz"] = 900
     (odd / "tokenizer.json").write_text(json.dumps(text))
     found = command("generate", "--target", odd, "--prompt", "a zzz b")
-    refused(found, 2, "outside the vocabulary", "do not belong together")
+    refused(found, 2, "outside the target's vocabulary", "do not belong together")
 
 
 def test_damaged_weights_end_with_code_3(models: Path, tmp_path: Path, command: Command) -> None:

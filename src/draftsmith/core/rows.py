@@ -187,7 +187,7 @@ def check_prompt(
     if bad:
         raise InputError(
             f"{label} holds token {bad[0]}, outside the target's vocabulary of {vocab_size}: "
-            f"it was made with another tokenizer; tokenizer and model do not belong together."
+            "tokenizer and model do not belong together."
         )
 
 
