@@ -156,7 +156,7 @@ class RowStats:
     found: float = 0.0
     """Those of them that had something to draft."""
     tried_D: tuple[float, ...] = ()
-    """Drafts with a token at place d and all before it accepted."""
+    """Drafts with a token at depth d and all before it accepted."""
     kept_D: tuple[float, ...] = ()
     """Those of them whose token there was accepted too."""
 
@@ -191,7 +191,7 @@ class LengthPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopLaws:
-    """The teacher's most probable tokens at N places: true probabilities at temperature 1, not
+    """The teacher's most probable tokens at N positions: true probabilities at temperature 1, not
     renormalised, so that they sum to less than 1 by what lies outside."""
 
     ids_NK: Tensor
@@ -204,14 +204,14 @@ class TopLaws:
         return len(self.ids_NK)
 
     def take(self, rows_N: Tensor) -> TopLaws:
-        """The laws at these places (indices or a mask)."""
+        """The laws at these positions (indices or a mask)."""
         return replace(self, ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullLaws:
-    """The teacher's whole laws at N places, as states and the head that turns them into logits:
-    the laws of a few places at a time are made when they are needed."""
+    """The teacher's whole laws at N positions, as states and the head that turns them into logits:
+    the laws of a few positions at a time are made when they are needed."""
 
     hidden_NH: Tensor
     head: Callable[[Tensor], Tensor]
@@ -221,7 +221,7 @@ class FullLaws:
         return len(self.hidden_NH)
 
     def take(self, rows_N: Tensor) -> FullLaws:
-        """The laws at these places (indices or a mask)."""
+        """The laws at these positions (indices or a mask)."""
         return FullLaws(hidden_NH=self.hidden_NH[rows_N], head=self.head)
 
 
@@ -266,22 +266,22 @@ class TrajectoryBatch:
         return index_BT - torch.where(begins_BT, index_BT, 0).cummax(dim=1).values
 
     def tokens_ahead(self, k: int) -> Tensor:
-        """[B, T]: the token k places to the right of each position (0 past the end)."""
+        """[B, T]: the token k positions to the right of each position (0 past the end)."""
         return _shifted(self.tokens_BT, k)
 
     def features_ahead(self, k: int) -> Tensor:
-        """[B, T, S]: the target's signals k places to the right (0 past the end)."""
+        """[B, T, S]: the target's signals k positions to the right (0 past the end)."""
         assert self.features_BTS is not None, "collect them with the trajectories"
         return _shifted(self.features_BTS, k)
 
     def law_ahead(self, k: int) -> Tensor:
-        """[B, T]: row of `laws` for the token k places to the right; -1 where there is none."""
+        """[B, T]: row of `laws` for the token k positions to the right; -1 where there is none."""
         if self.law_row_BT is None:
             return torch.full_like(self.tokens_BT, -1)
         return _shifted(self.law_row_BT, k, past_end=-1)
 
     def weights_ahead(self, k: int) -> Tensor:
-        """[B, T] float32: weight of the token k places to the right (0 past the end)."""
+        """[B, T] float32: weight of the token k positions to the right (0 past the end)."""
         known = torch.ones_like(self.tokens_BT) if self.weights_BT is None else self.weights_BT
         return _shifted(known.float(), k)
 
@@ -294,7 +294,7 @@ class TrajectoryBatch:
 
 
 def _shifted(values_BT: Tensor, k: int, *, past_end: int = 0) -> Tensor:
-    """What stands k places to the right of each position."""
+    """What stands k positions to the right of each position."""
     out = torch.full_like(values_BT, past_end)
     out[:, : max(out.shape[1] - k, 0)] = values_BT[:, k:]
     return out
@@ -318,9 +318,9 @@ class DraftPrediction:
     mask_BT: Tensor
     """True where this prediction counts, before the batch's own mask."""
     ahead: int
-    """How many places ahead of its position each state predicts."""
+    """How many positions ahead each state predicts."""
     feature_BTH: Tensor | None = None
-    """States that shall equal the target's features one place before what is predicted."""
+    """States that shall equal the target's features one position before what is predicted."""
     weight: float = 1.0
     """How much this step counts beside the others (EAGLE-3 and Medusa: 0.8 ** step)."""
     head: Callable[[Tensor], Tensor] | None = None

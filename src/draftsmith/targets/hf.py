@@ -391,14 +391,8 @@ def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:
     name = model.target
     kind, colon, source = name.partition(":")
     if not colon or kind not in plugin_names(TARGETS):
-        return load_target(
-            name,
-            dtype=model.dtype,
-            device=model.device,
-            attn_implementation=model.attn_implementation,
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-        )
+        options = vars(model).copy()
+        return load_target(options.pop("target"), **options)
     plain = ModelConfig(target=name, dtype=model.dtype, device=model.device)
     if model != plain:
         raise InputError(
