@@ -21,7 +21,6 @@ from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.rows import StopStrings, check_prompt
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.transfer import Recorder
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
 from draftsmith.data.prompts import Message, Prompt
@@ -155,8 +154,6 @@ def generate(
     *,
     batch_size: int = 1,
     predictions: Sequence[Sequence[int]] = (),
-    first_request_id: int = 0,
-    recorder: Recorder | None = None,
     on_step: Callable[[DecodeStep, range], None] | None = None,
     on_done: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation]:
@@ -187,9 +184,8 @@ def generate(
             drafter,
             batch,
             options,
-            request_ids=[first_request_id + i for i in numbers],
+            request_ids=numbers,
             predictions=[predictions[i] for i in numbers] if predictions else (),
-            recorder=recorder,
         ):
             for b in range(len(batch)):
                 new, accepted = step.emitted[b], step.accepted[b]
@@ -217,15 +213,13 @@ def generate(
     return results
 
 
-def encode(
-    prompt: Prompt, target: Target, answers: Sequence[str] = (), *, where: str = "prompt"
-) -> tuple[int, ...]:
+def encode(prompt: Prompt, target: Target, answers: Sequence[str] = ()) -> tuple[int, ...]:
     """The prompt as the target's tokens.
 
     Raises:
         InputError: it comes to no token at all, fills the context, or another tokenizer made it.
     """
-    label = f"{where} {prompt.id}"
+    label = f"prompt {prompt.id}"
     if target.tokenizer is None:
         raise InputError(f"{label}: {target.name} has no tokenizer to read text with.")
     ids = prompt.token_ids(target.tokenizer, answers)
