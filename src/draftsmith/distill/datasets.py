@@ -43,7 +43,7 @@ from draftsmith.distill.training import check_parts, say, text_config
 from draftsmith.distill.trajectories.collect import TransformersBackend, why_not
 from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
 from draftsmith.distill.trajectories.requests import check_stored_features, feature_width, refuse
-from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore, revision_of
+from draftsmith.distill.trajectories.store import Shard, Skipped, TrajectoryStore, revision_of
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -224,16 +224,15 @@ class StoredTexts:
     """What can be learnt of a store."""
 
     store: TrajectoryStore
-    good: tuple[int, ...]
-    """Numbers of the shards that are learnt from."""
+    good: tuple[Shard, ...]
+    """The shards that are learnt from."""
     bad: tuple[int, ...]
     """Numbers of the shards that are damaged."""
     documents: tuple[TrainingExample, ...]
 
     def checksum(self) -> str:
         """Digest of everything in the good shards, by the checksums that they name."""
-        files = [file for number in self.good for file in self.store.shard(number).files]
-        return digest([[file.name, file.sha256] for file in files])
+        return digest([[file.name, file.sha256] for one in self.good for file in one.files])
 
 
 def read_shards(
@@ -250,7 +249,7 @@ def read_shards(
     Raises:
         BackendError: a shard is damaged as far as its size, its JSON file and its index tell.
     """
-    good: list[int] = []
+    good: list[Shard] = []
     bad: list[int] = []
     documents: list[TrainingExample] = []
     hint = " (--on-bad-shard skip leaves it out)"
@@ -269,7 +268,7 @@ def read_shards(
             say(f"left out a shard: {error}")
             bad.append(number)
             continue
-        good.append(number)
+        good.append(reader.facts)
         documents += [TrainingExample(trajectory=text) for text in texts]
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
 

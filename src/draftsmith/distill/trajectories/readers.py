@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,9 @@ from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.types import Forcing, TopK
 from draftsmith.errors import BackendError
+
+if TYPE_CHECKING:
+    from draftsmith.distill.trajectories.store import Shard
 
 T = TypeVar("T")
 
@@ -262,8 +265,7 @@ class ShardReader:
     """The rows of one shard, each read when it is asked for; see `TrajectoryStore.reader`.
 
     Args:
-        words: of the shard's index; empty: it was written without one.
-        trajectories: how many rows the shard has.
+        facts: what the shard's JSON file says.
         cache: receives decoded row groups.
         width: of the hidden states that are wanted; 0: none.
     """
@@ -271,31 +273,29 @@ class ShardReader:
     def __init__(
         self,
         *,
-        number: int,
+        facts: Shard,
         rows: CheckedFile,
         features: CheckedFile | None,
-        words: dict[str, str],
-        trajectories: int,
         cache: ByteCache,
         width: int,
     ) -> None:
-        self.number, self.width, self.path = number, width, rows.path
-        self._rows, self._words, self._trajectories = rows, words, trajectories
-        self._cache = cache
+        self.facts, self.number, self.width, self.path = facts, facts.number, width, rows.path
+        self._rows, self._cache = rows, cache
         self._starts: list[int] | None = None
-        self.features = None if features is None else FeatureFile(features, number)
+        self.features = None if features is None else FeatureFile(features, facts.number)
 
     def texts(self) -> list[StoredText]:
         """Every row that has an answer. Raises BackendError for a damaged file."""
         try:
-            if self._words:
-                index = shards.ShardIndex.from_words(self._words)
+            words = self.facts.files[0].rows
+            if words:
+                index = shards.ShardIndex.from_words(words)
             else:
                 index = shards.read_index(self.path)
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             self._rows.check()
             raise self._rows.unreadable(error) from error
-        if len(index) != self._trajectories:
+        if len(index) != self.facts.trajectories:
             self._rows.check()
             raise self.unreadable("it has another number of rows")
         columns = zip(*(getattr(index, one.name) for one in fields(index)), strict=True)

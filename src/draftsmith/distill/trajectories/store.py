@@ -418,15 +418,7 @@ class TrajectoryStore:
         for file in (rows, features):
             if file is not None:
                 file.check_size()
-        return ShardReader(
-            rows=rows,
-            features=features,
-            number=number,
-            words=facts.files[0].rows,
-            trajectories=facts.trajectories,
-            cache=cache,
-            width=width,
-        )
+        return ShardReader(facts=facts, rows=rows, features=features, cache=cache, width=width)
 
     def _files(self, facts: Shard, hint: str = "") -> tuple[CheckedFile, CheckedFile | None]:
         """Rows and hidden signals of a shard."""
@@ -443,9 +435,9 @@ class TrajectoryStore:
         for number in self.shards():
             yield from self.read(number)
 
-    def summary(self, numbers: Iterable[int] | None = None) -> StoreSummary:
+    def summary(self, shards: Iterable[Shard] | None = None) -> StoreSummary:
         """Counts of these shards; None: of all that are complete."""
-        facts = [self.shard(number) for number in (self.shards() if numbers is None else numbers)]
+        facts = list(map(self.shard, self.shards()) if shards is None else shards)
         stored = [file for shard in facts for file in shard.files]
         features = [file.bytes for file in stored if not file.name.endswith(".parquet")]
         own = [self.folder / MANIFEST, *(self._path(shard.number, "json") for shard in facts)]
