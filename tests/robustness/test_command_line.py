@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,10 +116,9 @@ def test_generate_refuses_in_one_sentence(
     words = [word.format(tmp=tmp_path) for word in words]
     if "--target" not in words:
         words = ["--target", str(models / "target"), *words]
+    if "--stream" not in words:  # which prints as it decodes
+        words = ["--json", *words]
     refused(command("generate", *words), code, *parts)
-    refused(command("generate", "--json", *[w for w in words if w != "--stream"]), code) if (
-        "--stream" not in words
-    ) else None
 
 
 def test_logits_that_are_nan_end_with_code_3(
@@ -308,16 +308,22 @@ def test_an_interruption_keeps_whole_records_and_ends_with_130(
 # ---------------------------------------------------------------------------- quickstart
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    save_pair(folder, context=2048)
+    return folder
+
+
 @pytest.mark.full
 def test_quickstart_runs_from_prompts_to_next_steps(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in vars(quickstart):
         if name.endswith("_SECONDS"):
             monkeypatch.setattr(quickstart, name, 0.5)
-    save_pair(tmp_path / "small", context=2048)
     out = tmp_path / "out"
-    words = ["quickstart", "--models", tmp_path / "small", "--out", out, "--limit", "2"]
+    words = ["quickstart", "--models", small, "--out", out, "--limit", "2"]
     words += ["--max-new-tokens", "8"]
     code, printed, err = command(*words)
     assert code == 0, err
@@ -345,7 +351,7 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     assert told["tokens_collected"] > 0
     assert told["steps"] > 0
     model = "model.safetensors"
-    shipped, learnt = (tmp_path / "small/draft" / model, out / "distilled/draft" / model)
+    shipped, learnt = (small / "draft" / model, out / "distilled/draft" / model)
     assert shipped.read_bytes() != learnt.read_bytes()
     # a second run takes the place of the first, and another verb's results are safe
     before = (out / "records.jsonl").read_text()
@@ -362,9 +368,8 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     "part", ["show", "compare", "collect_texts", "distil_draft", "measure_gain", "tell"]
 )
 def test_an_interrupted_quickstart_leaves_no_report(
-    part: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    part: str, small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_pair(tmp_path / "small", context=2048)
     out = tmp_path / "out"
     (out / "distilled").mkdir(parents=True)
     old = ["run.json", "records.jsonl", "report.html", "summary.json", "distilled/prompts.jsonl"]
@@ -379,27 +384,26 @@ def test_an_interrupted_quickstart_leaves_no_report(
         monkeypatch.setattr(quickstart, name, lambda *arguments: None)
     monkeypatch.setattr(quickstart, "measure_gain", lambda *arguments: None)
     monkeypatch.setattr(quickstart, part, interrupted)
-    words = ["quickstart", "--models", tmp_path / "small", "--out", out, "--limit", "1"]
+    words = ["quickstart", "--models", small, "--out", out, "--limit", "1"]
     assert command(*words)[0] == 130
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 
 def test_quickstart_leaves_a_folder_alone_that_it_did_not_make(
-    tmp_path: Path, command: Command
+    small: Path, tmp_path: Path, command: Command
 ) -> None:
-    save_pair(tmp_path / "small", context=2048)
     (tmp_path / "out/distilled").mkdir(parents=True)
     (tmp_path / "out/distilled/model.safetensors").write_text("the user's")
-    words = ["quickstart", "--models", tmp_path / "small", "--out", tmp_path / "out"]
+    words = ["quickstart", "--models", small, "--out", tmp_path / "out"]
     refused(command(*words), 2, "'distilled'", "give another")
     assert (tmp_path / "out/distilled/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("broken", ["target", "draft", "prompts"])
 def test_quickstart_keeps_old_results_until_everything_is_loaded(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, broken: str
+    small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    save_pair(tmp_path / "small", context=2048)
+    shutil.copytree(small, tmp_path / "small")
     out = tmp_path / "out"
     out.mkdir()
     for name in ("run.json", "records.jsonl"):
