@@ -36,14 +36,14 @@ def test_every_drafter_has_a_case() -> None:
 
 
 BRIEF = ("greedy", "plain", "counts", "all")
-"""Enough where a run is costly and says little more: the suite's own drafters, and sampled drafts
-under `match`, which draws from the target whatever was drafted."""
+"""Enough for every edit, and where a run is costly and says little more: the suite's own drafters,
+and sampled drafts under `match`, which draws from the target whatever was drafted."""
 
 
 @pytest.mark.parametrize(
     ("case", "rule", "setting"),
     [
-        (case, rule, setting)
+        pytest.param(case, rule, setting, marks=() if setting in BRIEF else pytest.mark.full)
         for case in CASES
         for rule in LOSSLESS_RULES
         for setting in SETTINGS

@@ -127,6 +127,7 @@ def test_match_gives_the_very_text_of_plain_decoding(case: Case, sampler: Sample
     assert drafted == expected
 
 
+@pytest.mark.full
 @by_case
 def test_one_seed_gives_one_text_in_20_runs(case: Case) -> None:
     options = DecodeOptions(
