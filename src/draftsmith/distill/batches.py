@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from queue import Full, Queue
 from typing import Any, Protocol
@@ -392,34 +393,22 @@ def pack(
         )
     if one_per_block:
         return [Block(documents=(document,)) for document in usable]
-    full: list[_Open] = []
-    unfilled: list[_Open] = []
-    for document in usable:
+    full: list[list[TrainingExample]] = []
+    # (room, number of the first document, documents), ascending
+    unfilled: list[tuple[int, int, list[TrainingExample]]] = []
+    for number, document in enumerate(usable):
         size = fit(document.trajectory, length)
-        fitting = [block for block in unfilled if block.room >= size]
-        if fitting:
-            block = min(fitting, key=_room)
+        at = bisect_left(unfilled, (size,))
+        if at < len(unfilled):
+            room, age, inside = unfilled.pop(at)
         else:
             if len(unfilled) == OPEN:
-                full.append(min(unfilled, key=_room))
-                unfilled.remove(full[-1])
-            block = _Open(room=length)
-            unfilled.append(block)
-        block.documents.append(document)
-        block.room -= size
-    return [Block(documents=tuple(block.documents)) for block in (*full, *unfilled)]
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Open:
-    """A block that may still take documents."""
-
-    room: int
-    documents: list[TrainingExample] = field(default_factory=list)
-
-
-def _room(block: _Open) -> int:
-    return block.room
+                full.append(unfilled.pop(0)[2])
+            room, age, inside = length, number, []
+        inside.append(document)
+        insort(unfilled, (room - size, age, inside))
+    unfilled.sort(key=lambda block: block[1])
+    return [Block(documents=tuple(inside)) for inside in (*full, *(block[2] for block in unfilled))]
 
 
 def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
