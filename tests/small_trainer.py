@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
+from draftsmith.distill.config import TrainerConfig
 from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.objectives.base import CrossEntropy
 from draftsmith.distill.trainer import Trainer
-from draftsmith.distill.trainer_config import TrainerConfig
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.independent import Independent
@@ -66,7 +66,7 @@ def make_source(seed: int = 0) -> PackedBlocks:
 
 
 CONFIG = TrainerConfig(
-    steps=12, learning_rate=0.05, min_learning_rate=0.001, warmup_steps=3, save_every=100, seed=5
+    steps=12, learning_rate=0.05, min_learning_rate=0.001, warmup=3, save_every=100, seed=5
 )
 
 

@@ -30,11 +30,12 @@ from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.suites import training_prompts
 from draftsmith.distill import distilling
 from draftsmith.distill.batches import BatchSource
+from draftsmith.distill.checkpoint import work_folder
 from draftsmith.distill.config import ScheduleConfig
+from draftsmith.distill.distributed import start_accelerator
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
-from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import quieten
@@ -134,7 +135,7 @@ def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     student = open_student(options, tokenizer)
     lesson = distilling.make_lesson(options, tokenizer, student, None)
     counting = Counting(lesson.source)
-    accelerator = start_accelerator(options, options.training)
+    accelerator = start_accelerator(options)
     trainer = distilling.make_trainer(
         options, student, replace(lesson, source=counting), 1000, accelerator
     )

@@ -127,11 +127,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Write each message to what `sys.stderr` is at that moment."""
+    """Write each message to what `sys.stderr` is at that moment; of several processes one does."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
-        super().emit(record)
+        if is_first_process():
+            super().emit(record)
 
 
 @contextlib.contextmanager

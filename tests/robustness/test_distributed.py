@@ -74,7 +74,7 @@ def test_a_step_of_two_processes_is_the_step_of_one(
     clip_value: float,
 ) -> None:
     clips = {"clip_norm": clip_norm, "clip_value": clip_value}
-    argument = {"drafter": drafter, "accumulation": accumulation, **clips}
+    argument = {"drafter": drafter, "gradient_accumulation": accumulation, **clips}
     alone = one_step(tmp_path / "one", argument)
     both = groups.run(
         one_step, tmp_path / "two", size=2, argument=argument | {"parallel": parallel}
@@ -145,7 +145,7 @@ def test_one_process_shards_nothing(tmp_path: Path) -> None:
 
 
 def test_recomputed_layers_give_the_same_gradients(groups: Groups, tmp_path: Path) -> None:
-    argument = {"drafter": "llama", "parallel": "sharded", "accumulation": 2}
+    argument = {"drafter": "llama", "parallel": "sharded", "gradient_accumulation": 2}
     plain = groups.run(one_step, tmp_path / "plain", size=2, argument=argument)
     argument |= {"gradient_checkpointing": True}
     again = groups.run(one_step, tmp_path / "again", size=2, argument=argument)

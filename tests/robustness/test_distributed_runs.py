@@ -105,7 +105,11 @@ def test_a_run_of_two_processes_is_the_run_of_one(
 def test_a_signal_to_one_process_stops_all_and_the_run_resumes_exactly(
     groups: Groups, tmp_path: Path, parallel: str, member: int, number: int, drafter: str
 ) -> None:
-    argument: dict[str, Any] = {"drafter": drafter, "parallel": parallel, "accumulation": 2}
+    argument: dict[str, Any] = {
+        "drafter": drafter,
+        "parallel": parallel,
+        "gradient_accumulation": 2,
+    }
     whole_run = groups.run(a_run, tmp_path / "whole", size=2, argument=argument)
     cut = argument | {"cut": [member, 5, int(number)]}
     stopped = groups.run(a_run, tmp_path / "cut", size=2, argument=cut)

@@ -19,9 +19,9 @@ from draftsmith.distill.batches import PackedBlocks
 from draftsmith.distill.objectives.distillation import Distillation
 
 DIVIDED = [
-    pytest.param({"accumulation": 4}, 1, id="passes"),
+    pytest.param({"gradient_accumulation": 4}, 1, id="passes"),
     pytest.param({"parallel": "data"}, 2, id="processes"),
-    pytest.param({"parallel": "sharded", "accumulation": 2}, 2, id="sharded"),
+    pytest.param({"parallel": "sharded", "gradient_accumulation": 2}, 2, id="sharded"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_statistics_of_a_part_are_another_step(tmp_path: Path) -> None:
 
     def weights(objective: Distillation, accumulation: int) -> dict[str, Tensor]:
         source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
-        argument = {"drafter": "sum", "accumulation": accumulation}
+        argument = {"drafter": "sum", "gradient_accumulation": accumulation}
         folder = tmp_path / f"{type(objective).__name__}-{accumulation}"
         trainer = build(folder, argument, objective=objective, source=source)
         trainer.one_step()

@@ -41,7 +41,7 @@ def never_resting(folder: Path) -> Trainer:
     """Every step has four parts, and is measured, saved and sometimes the best; an epoch ends in
     the middle of a step."""
     config = replace(
-        CONFIG, steps=600, accumulation=4, evaluate_every=1, save_every=1, learning_rate=0.02
+        CONFIG, steps=600, gradient_accumulation=4, eval_every=1, save_every=1, learning_rate=0.02
     )
     return make_trainer(folder, config=config, evaluations=[choosing()])
 

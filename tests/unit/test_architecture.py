@@ -44,10 +44,7 @@ RANK = {name: rank for rank, names in enumerate(FLOORS) for name in names}
 # module -> floors above it that it still imports
 OWED: dict[str, set[str]] = {}
 # modules outside of `commands` and `cli` that still print
-PRINTING = {
-    "distill.callbacks",
-    "distill.training",
-}
+PRINTING: set[str] = set()
 # modules outside of `data` that read JSONL: a resumed run cuts its own metrics.jsonl
 OWN_JSONL = {"distill.callbacks"}
 # What every `--help` loads: nothing here may load torch when it is imported.

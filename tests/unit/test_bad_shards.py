@@ -102,14 +102,15 @@ def test_a_damaged_shard_stops_or_is_left_out(
     assert all(torch.equal(weights[name], same[name]) for name in same)
 
 
-def test_each_is_said_with_its_reason(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_is_logged_with_its_reason(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     spoil(store, "flipped bit", number=0)
     (store / "shard-00002.parquet").unlink()
     there = TrajectoryStore.open(store)
     found = read_shards(there, ByteCache(), 0, "skip")
     assert ([one.number for one in found.good], found.bad) == ([1], (0, 2))
     assert len(found.documents) == len(there.read(1)) > 0
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = caplog.messages
     assert first.startswith(f"left out a shard: shard 0 of {store} is damaged: shard-00000.parquet")
     assert "remove shard-00000.* and collect again" in first
     assert "left out a shard: cannot read" in second and "No such file" in second

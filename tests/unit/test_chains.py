@@ -265,7 +265,7 @@ def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: st
     report = make_trainer(
         tmp_path,
         drafter=Bigram(dropout=0, num_steps=3),
-        config=replace(CONFIG, evaluate_every=1, learning_rate=0.5),
+        config=replace(CONFIG, eval_every=1, learning_rate=0.5),
         evaluations=[chains(batches, name=name, chooses=True)],
         callbacks=[recorder],
     ).train()

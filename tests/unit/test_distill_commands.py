@@ -22,7 +22,6 @@ from tests.command_cases import (
 from transformers import AutoModelForCausalLM
 
 from draftsmith.core.speedup import tokens_per_step
-from draftsmith.distill import distilling
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.trajectories.types import Trajectory
 from mini_ende import Pair, examples, read_pairs
@@ -69,20 +68,18 @@ def test_a_store_makes_a_better_draft_model(folder: Path, tmp_path: Path, comman
 
 
 def test_a_drafter_that_is_no_better_is_called_so(
-    folder: Path, store: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    folder: Path, store: Path, tmp_path: Path, command: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(distilling, "say", said.append)
     words = ["--store", str(store), "--hold-out", "0.3"]
     wild = command(
         "distill", *distill_words(folder, tmp_path / "wild", *words, "--learning-rate", "100")
     )
-    assert wild["after"] < wild["before"] and "is no better than it was" in said[-1]
-    said.clear()
+    assert wild["after"] < wild["before"] and "is no better than it was" in caplog.messages[-1]
+    caplog.clear()
     tame = command(
         "distill", *distill_words(folder, tmp_path / "tame", *words, "--learning-rate", "0.003")
     )
-    assert tame["after"] > tame["before"] and said[-1].startswith("wrote ")
+    assert tame["after"] > tame["before"] and caplog.messages[-1].startswith("wrote ")
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_parts_of_a_step_without_anything_are_refused_before_anything_is_loaded(
 def test_so_many_processes_are_as_many_parts(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.distill.training.started", lambda: 2)
+    monkeypatch.setattr("draftsmith.distill.distributed.started", lambda: 2)
     own = ["--drafter", "eagle", "--gradient-accumulation", "2", "--laws", "teacher"]
     said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
     assert "--gradient-accumulation 2 in each of 2 processes divides a step into 4 parts" in said

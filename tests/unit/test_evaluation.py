@@ -37,7 +37,7 @@ from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.errors import BackendError, InputError
 
-EVERY = replace(CONFIG, evaluate_every=1, save_every=4, keep=1, learning_rate=0.5)
+EVERY = replace(CONFIG, eval_every=1, save_every=4, keep=1, learning_rate=0.5)
 
 
 class Recorder(Callback):

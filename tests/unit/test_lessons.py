@@ -166,9 +166,10 @@ def test_a_batch_without_text_or_without_answers_is_refused(
 
 
 def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
-    options: DistillOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: DistillOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also of what is held out: the choice falls on texts that can be looked at."""
+    caplog.set_level("INFO")
     sha256 = TrajectoryStore.open(tmp_path / "a").header.tokenizer_sha256
     store = TrajectoryStore.create(
         tmp_path / "long", header(tokenizer_sha256=sha256, vocab_size=VOCAB)
@@ -183,7 +184,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     )
     assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
     said = "left out 3 texts: the prompt alone fills --block-length 32"
-    assert capsys.readouterr().err.splitlines() == [said]
+    assert caplog.messages == [said]
     assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
     with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
@@ -191,8 +192,9 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
 
 
 def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
-    options: DistillOptions, capsys: pytest.CaptureFixture[str]
+    options: DistillOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     length = 8
     short = replace(options, training=replace(options.training, block_length=length))
@@ -203,7 +205,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     assert 0 < too_long < len(texts)
     assert (cut.facts["too_long"], left.facts["too_long"]) == (0, too_long)
     assert (cut.facts["cut"], left.facts["cut"]) == (too_long, 0)
-    assert capsys.readouterr().err.splitlines() == [
+    assert caplog.messages == [
         f"cut {too_long} answers: longer than what the prompt leaves of --block-length {length}",
         f"left out {too_long} texts: longer than --block-length {length}",
     ]
@@ -225,10 +227,11 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
 def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     options: DistillOptions,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     length: int,
     reason: str,
 ) -> None:
+    caplog.set_level("INFO")
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     teacher = HFTarget(tiny_model(context=40), tokenizer)
     texts = ["the cat", "", "", "the dog", "return " * min(length, 40), "the cat"]
@@ -250,22 +253,23 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     assert lesson.facts["skipped"] == {"empty prompt": 2, reason: 1}
     assert (lesson.facts["prompts"], lesson.facts["tight"]) == (2, 0)
     said = ["left out 2 prompts: empty prompt", f"left out 1 prompts: {reason}"]
-    assert capsys.readouterr().err.splitlines() == said
+    assert caplog.messages == said
     assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
     shorter, longer = sorted((sizes[0], sizes[3]))
     tight = replace(online, max_new_tokens=length - longer + 1)
     lesson = online_lesson(tight, tokenizer, teacher, Signals(), teacher, None, None)
     assert lesson.facts["tight"] == (2 if shorter == longer else 1)
-    assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in capsys.readouterr().err
+    assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in caplog.text
     path.write_text(json.dumps({"prompt": ""}))
     with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
         online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
 
 
 def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
-    options: DistillOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: DistillOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tokenizer has one token more than the target."""
+    caplog.set_level("INFO")
     tokenizer = tiny_tokenizer()
     assert tokenizer.add_tokens(["<new>"]) == 1
     teacher = HFTarget(tiny_model(), tokenizer)
@@ -276,7 +280,7 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
     )
     lesson = online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
     assert lesson.facts["skipped"] == {"token outside the vocabulary of 300": 1}
-    assert "left out 1 prompts: token outside" in capsys.readouterr().err
+    assert "left out 1 prompts: token outside" in caplog.text
     assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
     fewer = VocabLimitedTarget(
         teacher, max(tokenizer.encode("the dog"))

@@ -34,7 +34,7 @@ from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
 from draftsmith.data.text import TextConfig
-from draftsmith.distill import pretraining, tokenizer_training
+from draftsmith.distill import callbacks, pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
@@ -172,7 +172,7 @@ def test_an_interrupted_run_continues_to_bit_equal_weights(
     trained: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "ProgressBar", Interrupt)
+        patch.setattr(callbacks, "ProgressBar", Interrupt)
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(options(corpus, tmp_path))
     assert not (tmp_path / "model.safetensors").exists()
@@ -191,7 +191,7 @@ def test_other_options_do_not_continue_a_run(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "ProgressBar", Interrupt)
+        patch.setattr(callbacks, "ProgressBar", Interrupt)
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(options(corpus, tmp_path))
     with pytest.raises(InputError, match="learning_rate"):

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from draftsmith.commands import pretrain
 from draftsmith.commands.pretrain import PretrainOptions
 from draftsmith.data.text import TextConfig
-from draftsmith.distill import pretraining, tokenizer_training
+from draftsmith.distill import callbacks, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.errors import InputError
@@ -59,7 +59,7 @@ def interrupt(chosen: PretrainOptions, step: int, monkeypatch: pytest.MonkeyPatc
                 signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "ProgressBar", Interrupt)
+        patch.setattr(callbacks, "ProgressBar", Interrupt)
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(chosen)
 

@@ -27,10 +27,10 @@ from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
+from draftsmith.distill.config import TrainerConfig
 from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
-from draftsmith.distill.trainer import Trainer
-from draftsmith.distill.trainer_config import TrainerConfig, keyed_noise
+from draftsmith.distill.trainer import Trainer, keyed_noise
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.errors import BackendError, InputError
 
@@ -42,7 +42,7 @@ from draftsmith.errors import BackendError, InputError
 def test_a_resumed_run_ends_in_bit_equal_weights(
     tmp_path: Path, cut: int, accumulation: int
 ) -> None:
-    config = replace(CONFIG, accumulation=accumulation)
+    config = replace(CONFIG, gradient_accumulation=accumulation)
     whole = make_trainer(tmp_path / "whole", config=config)
     report = whole.train()
     first = make_trainer(tmp_path / "cut", config=config, callbacks=[StopAfter(cut)])
@@ -150,7 +150,7 @@ def test_the_number_of_steps_may_change_in_the_constant_part(tmp_path: Path) -> 
 def test_accumulation_changes_nothing_but_rounding(tmp_path: Path) -> None:
     runs = []
     for accumulation in (1, 2, 4):
-        config = replace(CONFIG, accumulation=accumulation)
+        config = replace(CONFIG, gradient_accumulation=accumulation)
         trainer = make_trainer(
             tmp_path / str(accumulation), config=config, drafter=Bigram(dropout=0)
         )
@@ -218,7 +218,7 @@ def test_gradients_of_forwards_are_their_mean_or_their_sum(tmp_path: Path, forwa
 
 
 def test_the_rate_warms_up_and_decays() -> None:
-    linear = TrainerConfig(steps=10, learning_rate=1.0, min_learning_rate=0.0, warmup_steps=4)
+    linear = TrainerConfig(steps=10, learning_rate=1.0, min_learning_rate=0.0, warmup=4)
     assert [linear.rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert linear.rate(4) == 1.0 and linear.rate(7) == 0.5 and linear.rate(10) == 0.0
     cosine = replace(linear, schedule="cosine")
@@ -232,7 +232,7 @@ def test_the_rate_warms_up_and_decays() -> None:
     "change",
     [
         {"steps": 0},
-        {"accumulation": 0},
+        {"gradient_accumulation": 0},
         {"learning_rate": float("nan")},
         {"min_learning_rate": 1.0},
         {"clip_norm": 0.0},
@@ -398,7 +398,7 @@ def test_callbacks_are_called_in_the_documented_order(tmp_path: Path) -> None:
 
     held = EvaluationBlocks(make_source().documents, end_id=0, length=8, batch_blocks=4)
     evaluation = Evaluation(batches=held, objective=CrossEntropy())
-    config = replace(CONFIG, steps=4, save_every=2, evaluate_every=2)
+    config = replace(CONFIG, steps=4, save_every=2, eval_every=2)
     make_trainer(tmp_path, config=config, evaluations=[evaluation], callbacks=[Log()]).train()
     expected = "start step1 step2 evaluate2 save2 step3 step4 save4 evaluate4 end"
     assert calls == expected.split()

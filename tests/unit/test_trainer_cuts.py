@@ -14,7 +14,7 @@ from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import BatchSource
 
 PARTS, EVERY = 4, 3
-SPLIT = replace(CONFIG, accumulation=PARTS, save_every=EVERY)
+SPLIT = replace(CONFIG, gradient_accumulation=PARTS, save_every=EVERY)
 
 
 class Cut(Exception):

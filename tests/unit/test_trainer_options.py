@@ -23,14 +23,10 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftsmith.core.types import FullLaws, TopLaws, TrajectoryBatch
-from draftsmith.distill import trainer_config
+from draftsmith.distill import distributed
 from draftsmith.distill.config import ScheduleConfig
-from draftsmith.distill.distributed import to_device
-from draftsmith.distill.trainer import Trainer
-from draftsmith.distill.trainer_config import (
-    make_accelerator,
-    recompute_layers,
-)
+from draftsmith.distill.distributed import make_accelerator, to_device
+from draftsmith.distill.trainer import Trainer, recompute_layers
 from draftsmith.errors import BackendError, InputError
 
 # --------------------------------------------------------------------------- recomputed layers
@@ -47,9 +43,10 @@ def forwards(trainer: Trainer) -> int:
 
 
 def test_recomputed_layers_run_twice_and_change_nothing(tmp_path: Path) -> None:
-    plain = build(tmp_path / "a", {"drafter": "llama", "accumulation": 2})
+    plain = build(tmp_path / "a", {"drafter": "llama", "gradient_accumulation": 2})
     again = build(
-        tmp_path / "b", {"drafter": "llama", "accumulation": 2, "gradient_checkpointing": True}
+        tmp_path / "b",
+        {"drafter": "llama", "gradient_accumulation": 2, "gradient_checkpointing": True},
     )
     assert forwards(plain) == 2 * 2 and forwards(again) == 2 * 2 * 2
     gradients = [
@@ -116,7 +113,7 @@ def test_processes_that_accelerate_does_not_join_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # of a kind without groups
     alone = SimpleNamespace(num_processes=1, device="mps")
-    monkeypatch.setattr(trainer_config, "Accelerator", lambda **options: alone)
+    monkeypatch.setattr(distributed, "Accelerator", lambda **options: alone)
     with pytest.raises(BackendError, match=r"3 processes were started, .* joins 1 of them on mps"):
         make_accelerator("float32")
 

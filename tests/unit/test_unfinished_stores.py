@@ -42,13 +42,14 @@ def store(folder: Path, tmp_path: Path, command: Command) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
+def said(caplog: pytest.LogCaptureFixture) -> Said:
     """What is said of a store."""
 
     def say(folder: Path) -> list[str]:
-        capsys.readouterr()
-        say_unfinished(TrajectoryStore.open(folder))
-        return capsys.readouterr().err.splitlines()
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            say_unfinished(TrajectoryStore.open(folder))
+        return list(caplog.messages)
 
     return say
 

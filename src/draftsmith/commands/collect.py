@@ -48,7 +48,6 @@ def run(options: CollectOptions) -> dict[str, Any]:
     of this run."""
     from draftsmith.core.types import Signals
     from draftsmith.distill import tokenizer_training
-    from draftsmith.distill.training import text_config
     from draftsmith.distill.trajectories.collect import reason_to_skip
     from draftsmith.distill.trajectories.requests import (
         check_feature_room,
@@ -67,7 +66,7 @@ def run(options: CollectOptions) -> dict[str, Any]:
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
     model, scale = options.model, options.scale
     tokenizer = tokenizer_training.load_tokenizer(model.target)
-    config = text_config(model.target, model.revision, model.trust_remote_code)
+    config = tokenizer_training.text_config(model.target, model.revision, model.trust_remote_code)
     signals = parse_features(options.kept.feature_words(), config)
     settings = replace(make_settings(options), signals=signals)
     requests = make_requests(options, prompts, tokenizer)

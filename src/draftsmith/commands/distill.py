@@ -26,8 +26,8 @@ class DistillOptions(DistillConfig, VerbOptions):
 
 def run(options: DistillOptions) -> DistillResult:
     """Train, or continue training, and write the draft model to `options.out`."""
+    from draftsmith.distill.checkpoint import work_folder
     from draftsmith.distill.distilling import distil
-    from draftsmith.distill.training import work_folder
     from draftsmith.targets.hf import quieten
 
     out = options.out

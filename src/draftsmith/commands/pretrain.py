@@ -25,8 +25,8 @@ class PretrainOptions(PretrainConfig, VerbOptions):
 
 def run(options: PretrainOptions) -> PretrainResult:
     """Train, or continue training, and write the model to `options.out`."""
+    from draftsmith.distill.checkpoint import work_folder
     from draftsmith.distill.pretraining import pretrain
-    from draftsmith.distill.training import work_folder
     from draftsmith.targets.hf import quieten
 
     out = options.out

@@ -76,10 +76,11 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.acceptance import AcceptanceConfig, measure_acceptance
+from draftsmith.distill.checkpoint import work_folder
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
 from draftsmith.distill.distilling import make_lesson, make_trainer
+from draftsmith.distill.distributed import start_accelerator
 from draftsmith.distill.students import open_student
-from draftsmith.distill.training import start_accelerator, work_folder
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import (
@@ -440,7 +441,7 @@ def seconds_per_step(options: DistillOptions) -> tuple[float, float]:
     """Measure the seconds of a step and of an evaluation on a copy of the draft model."""
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
-    accelerator = start_accelerator(options, options.training)
+    accelerator = start_accelerator(options)
     with work_folder(options.out):
         lesson = make_lesson(options, tokenizer, student, None)
         trainer = make_trainer(options, student, lesson, TRIAL_STEPS, accelerator)

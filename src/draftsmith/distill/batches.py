@@ -96,6 +96,8 @@ class Prefetched:
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
+        self.second_from: int | None = getattr(source, "second_from", None)
+        """As `Phases` has it."""
         self._asked: tuple[int, int, list[int]] = (-1, 0, [])
         """Step, number of parts, and the parts that this process asked for in that step."""
         self._run: _Run | None = None

@@ -12,24 +12,24 @@ A callback sees, it does not steer: nothing it does changes the weights.
 from __future__ import annotations
 
 import json
+import logging
 import re
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from accelerate import Accelerator
+from tqdm import tqdm  # type: ignore[import-untyped]
 
+from draftsmith.distill.config import DistillConfig, PretrainConfig
+from draftsmith.distill.distributed import trackers
 from draftsmith.provenance import append_jsonl, write_text_atomic
+
+if TYPE_CHECKING:
+    from draftsmith.distill.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,58 +49,31 @@ class StepReport:
     """The loss or the gradient was not finite: weights were left alone."""
 
 
-class Run(Protocol):
-    """What a callback may look at."""
-
-    @property
-    def total_steps(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def is_main(self) -> bool: ...
-
-
 class Callback:
     """Does nothing; subclasses override what they need."""
 
-    def on_start(self, run: Run) -> None: ...
-    def on_step(self, run: Run, report: StepReport) -> None: ...
-    def on_evaluate(self, run: Run, values: dict[str, float]) -> None: ...
-    def on_save(self, run: Run, path: Path) -> None: ...
-    def on_end(self, run: Run) -> None: ...
+    def on_start(self, run: Trainer) -> None: ...
+    def on_step(self, run: Trainer, report: StepReport) -> None: ...
+    def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None: ...
+    def on_save(self, run: Trainer, path: Path) -> None: ...
+    def on_end(self, run: Trainer) -> None: ...
 
 
 class ProgressBar(Callback):
-    """Steps, loss, tokens per second and time left on stderr; plain lines if no terminal."""
+    """Steps, loss, tokens per second and time left: a bar on a terminal, else logged lines."""
 
     def __init__(self, *, every_seconds: float = 30.0) -> None:
         self.every_seconds = every_seconds
-        self.console = Console(file=sys.stderr)
-        self.progress: Progress | None = None
         self.tokens = 0
-        self.began = self.said = time.monotonic()
         self.smooth = float("nan")
 
-    def on_start(self, run: Run) -> None:
-        self.began = self.said = time.monotonic()
-        if not (run.is_main and self.console.is_terminal):
-            return
-        self.progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[status]}"),
-            console=self.console,
-        )
-        self.progress.start()
-        self.task = self.progress.add_task(
-            "training", total=run.total_steps, completed=run.step, status=""
-        )
-        self.first = run.step
+    def on_start(self, run: Trainer) -> None:
+        self.began = self.logged = time.monotonic()
+        # None: only on a terminal
+        off = None if run.is_main else True
+        self.bar = tqdm(desc="training", total=run.total_steps, initial=run.step, disable=off)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, run: Trainer, report: StepReport) -> None:
         if not run.is_main:
             return
         self.tokens += report.tokens
@@ -110,23 +83,20 @@ class ProgressBar(Callback):
         now = time.monotonic()
         rate = self.tokens / max(now - self.began, 1e-9)
         status = f"loss {self.smooth:.3f}  {rate:,.0f} tokens/s"
-        if self.progress is not None:
-            self.progress.update(self.task, completed=report.step, status=status)
-        elif now - self.said >= self.every_seconds:
-            self.said = now
+        self.bar.set_postfix_str(status, refresh=False)
+        self.bar.update()
+        if self.bar.disable and now - self.logged >= self.every_seconds:
+            self.logged = now
             left = (run.total_steps - report.step) * report.tokens / max(rate, 1e-9)
-            self._say(f"step {report.step}/{run.total_steps}  {status}  {left / 60:.1f} min left")
+            _log.info(f"step {report.step}/{run.total_steps}  {status}  {left / 60:.1f} min left")
 
-    def on_evaluate(self, run: Run, values: dict[str, float]) -> None:
+    def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None:
         if run.is_main:
-            self._say(f"step {run.step}: {_shown(values)}")
+            self.bar.clear()
+            _log.info(f"step {run.step}: {_shown(values)}")
 
-    def on_end(self, run: Run) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-
-    def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+    def on_end(self, run: Trainer) -> None:
+        self.bar.close()
 
 
 def _shown(values: dict[str, float]) -> str:
@@ -143,7 +113,7 @@ class MetricsFile(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: Trainer) -> None:
         # Steps after the checkpoint are about to be done again: their lines go.
         if not (run.is_main and self.path.is_file()):
             return
@@ -156,22 +126,15 @@ class MetricsFile(Callback):
                 continue  # the line that a kill cut short
         write_text_atomic(self.path, "".join(kept))
 
-    def on_step(self, run: Run, report: StepReport) -> None:
-        self._add(
-            run,
-            {
-                "step": report.step,
-                "loss": report.loss,
-                "grad_norm": report.grad_norm,
-                "learning_rate": report.learning_rate,
-                "skipped": report.skipped,
-            },
-        )
+    def on_step(self, run: Trainer, report: StepReport) -> None:
+        record = asdict(report)
+        del record["tokens"]
+        self._add(run, record)
 
-    def on_evaluate(self, run: Run, values: dict[str, float]) -> None:
+    def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None:
         self._add(run, {"step": run.step, **values})
 
-    def _add(self, run: Run, record: dict[str, Any]) -> None:
+    def _add(self, run: Trainer, record: dict[str, Any]) -> None:
         if run.is_main:
             append_jsonl(self.path, record)
 
@@ -179,21 +142,29 @@ class MetricsFile(Callback):
 class Trackers(Callback):
     """Hands figures to accelerate's trackers (tensorboard, wandb, trackio, ...)."""
 
-    def __init__(self, accelerator: Any) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, run: Trainer, report: StepReport) -> None:
         if not report.skipped:
-            values = {
-                "train/loss": report.loss,
-                "train/grad_norm": report.grad_norm,
-                "train/learning_rate": report.learning_rate,
-            }
+            names = ("loss", "grad_norm", "learning_rate")
+            values = {f"train/{name}": getattr(report, name) for name in names}
             self.accelerator.log(values, step=report.step)
 
-    def on_evaluate(self, run: Run, values: dict[str, float]) -> None:
+    def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None:
         named = {f"eval/{name}": value for name, value in values.items()}
         self.accelerator.log(named, step=run.step)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: Trainer) -> None:
         self.accelerator.end_training()
+
+
+def usual_callbacks(
+    options: PretrainConfig | DistillConfig, accelerator: Accelerator, project: str
+) -> list[Callback]:
+    """What every run has: progress, OUT/metrics.jsonl, and the trackers of --report-to."""
+    found: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
+    if trackers(options.report_to):
+        accelerator.init_trackers(project)
+        found.append(Trackers(accelerator))
+    return found

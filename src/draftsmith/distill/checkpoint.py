@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import free_bytes, is_write_failure, replace_folder
 
 MANIFEST = "manifest.json"
@@ -44,6 +44,26 @@ class Checkpoint:
     """Its state, by number of the parameter; empty where weights alone are kept."""
     state: dict[str, Any]
     """JSON: counters, loss history, and what the run was started with."""
+
+
+@contextlib.contextmanager
+def work_folder(out: Path) -> Iterator[None]:
+    """`out/work` exists inside; a run that ends before it has written anything leaves nothing.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    work = out / "work"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to --out {out}: {error}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty: there is something to go on with
+            work.rmdir()
+            out.rmdir()
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:

@@ -111,8 +111,15 @@ class ScheduleConfig(Configuration):
     def validate(self) -> None:
         each_at_least(2, self, "block_length", "long_block_length")
         require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
+        require(0 < self.decay_share <= 1, "--decay-share must be above 0 and at most 1")
         rates = (self.min_learning_rate, self.learning_rate, self.weight_decay)
         require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
+        require(
+            self.min_learning_rate <= self.learning_rate,
+            "--min-learning-rate must be at most --learning-rate",
+        )
+        positive = self.clip_norm > 0 and self.clip_value > 0
+        require(positive, "--clip-norm and --clip-value must be above 0 (inf: no limit)")
         good = all(0 <= beta < 1 for beta in self.betas)
         require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
         each_at_least(1, self, "gradient_accumulation", "batch_tokens")
@@ -122,6 +129,46 @@ class ScheduleConfig(Configuration):
             "--deepspeed is no longer supported, because DeepSpeed cannot resume a run: start "
             "several processes with accelerate and use --parallel sharded (FSDP2) instead",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ScheduleConfig):
+    """A schedule with its number of steps, and what else the trainer has to know."""
+
+    steps: int
+    """Optimiser steps in all."""
+    precision: Literal["bfloat16", "float32"] = "float32"
+    """Precision of the forward pass; master weights stay as they are given."""
+    seed: int = 0
+    """Keys the noise of every step."""
+    save_every: int = 500
+    """Steps between checkpoints; the end and an interruption always save one."""
+    keep: int = 2
+    """Checkpoints kept."""
+    eval_every: int = 0
+    """Steps between evaluations; 0: only at the end."""
+    max_skipped: int = 20
+    """Stop after this many steps in a row with a non-finite loss or gradient, or with none."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+        each_at_least(1, self, "steps", "save_every", "keep")
+
+    @property
+    def decay_from(self) -> int:
+        """First step at which the rate is below its highest value again."""
+        stable = self.steps - max(1, round(self.steps * self.decay_share))
+        return max(self.warmup, stable) if self.schedule == "stable" else self.warmup
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step `step` (0-based)."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        if step < self.decay_from:
+            return self.learning_rate
+        done = (step - self.decay_from) / max(1, self.steps - self.decay_from)
+        left = 0.5 * (1 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1 - done
+        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * left
 
 
 @dataclass(frozen=True, kw_only=True)

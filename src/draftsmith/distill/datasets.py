@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import BatchSource, PackedBlocks, Prefetched, TrainingExample, fits
 from draftsmith.distill.config import DistillConfig
+from draftsmith.distill.distributed import check_parts
 from draftsmith.distill.evaluation import EvaluationSource
 from draftsmith.distill.sources import (
     HeldOutBlocks,
@@ -39,7 +41,6 @@ from draftsmith.distill.sources import (
     TextRows,
     TrajectoryBlocks,
 )
-from draftsmith.distill.training import check_parts, say, text_config
 from draftsmith.distill.trajectories.collect import TransformersBackend, why_not
 from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
 from draftsmith.distill.trajectories.requests import check_stored_features, feature_width, refuse
@@ -52,6 +53,8 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import digest, portable_text
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
+
+_log = logging.getLogger(__name__)
 
 EVALUATION_BLOCKS = 8
 """Blocks of a held-out batch."""
@@ -265,7 +268,7 @@ def read_shards(
             if on_bad == "stop":
                 said = str(error)
                 raise BackendError(said if said.endswith(hint) else said + hint) from error
-            say(f"left out a shard: {error}")
+            _log.info(f"left out a shard: {error}")
             bad.append(number)
             continue
         good.append(reader.facts)
@@ -290,7 +293,7 @@ def say_unfinished(store: TrajectoryStore) -> None:
         what = f"lacks {written - there} of the {written} shards that its collection ended with"
     else:
         return
-    say(
+    _log.info(
         f"warning: {store.folder} {what}; the {there} shards that are there are learnt from, and "
         "the same `collect` command again does what is missing"
     )
@@ -341,7 +344,7 @@ def stored_lesson(
     width, cache = 0, ByteCache()
     if teacher is None:
         check_stored_features(stores, signals, with_text=bool(options.text))
-        width = feature_width(signals, text_config(options.target))
+        width = feature_width(signals, tokenizer_training.text_config(options.target))
     found = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
     every = [document for one in found for document in one.documents]
     bad = sum(len(one.bad) for one in found)
@@ -382,7 +385,7 @@ def stored_lesson(
         ("cut", cut, "answers: longer than what the prompt leaves of"),
     ):
         if count:
-            say(f"{done} {count} {what} --block-length {length}")
+            _log.info(f"{done} {count} {what} --block-length {length}")
     summaries = [one.store.summary(one.good) for one in found]
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
@@ -475,7 +478,7 @@ def online_lesson(
     refuse(options.bad_prompts, bad)
     skipped = Counter(one.reason for one in bad)
     for reason, count in skipped.items():
-        say(f"left out {count} prompts: {reason}")
+        _log.info(f"left out {count} prompts: {reason}")
     # named by what they are, so that a prompt that comes twice is not learnt and held out
     fitting = {prompt_key(x): x for x, why in zip(encoded, reasons, strict=True) if why is None}
     requests = [CollectRequest(prompt_id=key, prompt=ids) for key, ids in fitting.items()]
@@ -490,7 +493,7 @@ def online_lesson(
         raise InputError("--hold-out leaves no prompt to learn from")
     tight = sum(len(request.prompt) + most > length for request in requests)
     if tight:
-        say(
+        _log.info(
             f"{tight} prompts leave less than --max-new-tokens {most} of --block-length {length}: "
             "a longer answer is learnt up to there"
         )

@@ -6,6 +6,7 @@ OUT/            the drafter with the best held-out figure; run.json is written l
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,26 +15,21 @@ from accelerate import Accelerator
 
 from draftsmith.config import Duration, as_dict
 from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
+from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
+from draftsmith.distill.distributed import precision, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.students import ModelStudent, Student, open_student, weights_digest
-from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.distill.training import (
-    precision,
-    say,
-    start_accelerator,
-    text_config,
-    trackers,
-    trainer_config,
-)
+from draftsmith.distill.trainer import Trainer, TrainReport, trainer_config
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text
 from draftsmith.targets.base import VocabLimitedTarget
 from draftsmith.targets.hf import HFTarget, load_target
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +71,14 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
-    accelerator = start_accelerator(options, options.training)
+    accelerator = start_accelerator(options)
     trainer = make_trainer(options, student, lesson, steps, accelerator)
     if twin is not None:
         twin.trainer = trainer
     before = trainer.evaluate()
     if student.figure in before:
-        say(f"held-out {student.figure} before: {before[student.figure]:.4f}")
-    say(f"{trainer.config.steps} steps")
+        _log.info(f"held-out {student.figure} before: {before[student.figure]:.4f}")
+    _log.info(f"{trainer.config.steps} steps")
     report = trainer.train()
     finished = student.fresh_copy()  # the trained one may be in parts
     if report.best_step is None:
@@ -98,9 +94,9 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     accelerator.wait_for_everyone()
     pair = [values[student.figure] for values in (before, after) if student.figure in values]
     said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
-    say(f"wrote {out}{said}")
+    _log.info(f"wrote {out}{said}")
     if len(pair) == 2 and pair[1] <= pair[0]:  # both figures are better when they are larger
-        say(
+        _log.info(
             "this drafter is no better than it was: keep the one you had, and try a lower "
             "--learning-rate, a longer --duration or more prompts"
         )
@@ -178,7 +174,7 @@ def make_lesson(
     digest = None if teacher is None else weights_digest(teacher.model.state_dict())
     signals = student.learner.signals
     if not options.online:
-        vocab_size = text_config(options.target).vocab_size
+        vocab_size = tokenizer_training.text_config(options.target).vocab_size
         lesson = stored_lesson(options, tokenizer, vocab_size, teacher, signals)
     else:
         assert teacher is not None
@@ -200,16 +196,11 @@ def make_trainer(
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    config = trainer_config(options, training, steps)
     evaluations = (
         []
         if lesson.held_out is None
         else [student.evaluation(lesson.held_out, lesson.facts["forcing"])]
     )
-    callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers(options.report_to):
-        accelerator.init_trackers("distill")
-        callbacks.append(Trackers(accelerator))
     identity = {
         "data": lesson.facts["data"],
         **student.identity,
@@ -242,11 +233,11 @@ def make_trainer(
         drafter=student.learner,
         objective=student.objective(token_objective(options)),
         source=lesson.source,
-        config=config,
+        config=trainer_config(options, steps),
         folder=options.out / "work",
         identity=identity,
         evaluations=evaluations,
-        callbacks=callbacks,
+        callbacks=usual_callbacks(options, accelerator, "distill"),
         accelerator=accelerator,
     )
 

@@ -20,6 +20,7 @@ A step that is one part needs no pass of its own: the loss counts what it is giv
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -27,8 +28,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, convert_to_fp32
+from accelerate.utils.environment import get_int_from_env
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -43,9 +46,10 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleConfig
 from draftsmith.distill.objectives.base import Head, LossTerms, Objective
 from draftsmith.drafters.base import Drafter
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 
 MakeOptimizer = Callable[[], torch.optim.Optimizer]
 
@@ -68,40 +72,6 @@ class Learner(nn.Module):
         }
 
 
-class Layout(Protocol):
-    """What the training loop needs of the processes it runs on."""
-
-    optimizer: torch.optim.Optimizer
-
-    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
-        """One call of the learner, in the run's precision."""
-
-    def mode(self, train: bool) -> None:
-        """Training or evaluation. Called before and after evaluating: nothing stays gathered."""
-
-    def apart(self) -> AbstractContextManager[Any]:
-        """Backward in here need not reach the other processes: a later one of this step does."""
-
-    def backward(self, loss: Tensor) -> None: ...
-
-    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
-        """Multiply the gradients, clip them, and return the norm of the whole before clipping."""
-
-    def step(self) -> None: ...
-
-    def zero_grad(self) -> None: ...
-
-    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
-        """All parameters by name, whole, shared ones once. Every process calls this; the main one
-        gets them, and the others if `everywhere`."""
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """As the optimiser of a single process would say it; see `weights`."""
-
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Take these in, to go on training; every process gives the same."""
-
-
 class Replicated:
     """Every process holds everything; gradients are averaged while they are computed."""
 
@@ -109,46 +79,63 @@ class Replicated:
         self.accelerator = accelerator
         self.drafter = learner.drafter
         self.optimizer = optimizer()
-        self.learner, self.prepared = accelerator.prepare(learner, self.optimizer)
+        self.learner, self._prepared = accelerator.prepare(learner, self.optimizer)
 
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
+        """One call of the learner, in the run's precision."""
         out: dict[str, Any] = self.learner(batch, carry, objective)
         return out
 
     def mode(self, train: bool) -> None:
+        """Training or evaluation. Called before and after evaluating: nothing stays gathered."""
         self.learner.train(train)
 
     def apart(self) -> AbstractContextManager[Any]:
+        """Backward in here need not reach the other processes: a later one of this step does."""
         context: AbstractContextManager[Any] = self.accelerator.no_sync(self.learner)
         return context
 
     def backward(self, loss: Tensor) -> None:
         self.accelerator.backward(loss)
 
-    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
-        _scale_gradients(self.drafter, factor)
-        norm = float(self.accelerator.clip_grad_norm_(self.learner.parameters(), clip_norm))
-        _clip_values(self.drafter, clip_value)
+    def finish(self, factor: Tensor, clip_norm: float, clip_value: float) -> Tensor:
+        """Multiply the gradients, clip them, and return the norm of the whole before clipping,
+        without waiting for the device."""
+        for parameter in self.drafter.parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad
+                (grad.to_local() if isinstance(grad, DTensor) else grad).mul_(factor)
+        norm = self._clip(clip_norm)
+        if clip_value < math.inf:
+            nn.utils.clip_grad_value_(self.drafter.parameters(), clip_value)
+        return norm
+
+    def _clip(self, most: float) -> Tensor:
+        norm: Tensor = self.accelerator.clip_grad_norm_(self.learner.parameters(), most)
         return norm
 
     def step(self) -> None:
-        self.prepared.step()
+        self._prepared.step()
 
     def zero_grad(self) -> None:
-        self.prepared.zero_grad(set_to_none=True)
+        self._prepared.zero_grad(set_to_none=True)
 
     def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        """All parameters by name, whole, shared ones once. Every process calls this; the main one
+        gets them, and the others if `everywhere`."""
         return {name: parameter.data for name, parameter in self.drafter.named_parameters()}
 
     def optimizer_state(self) -> dict[str, Any]:
+        """As the optimiser of a single process would have it; see `weights`."""
         return self.optimizer.state_dict()
 
     def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Take these in, to go on training; every process gives the same."""
         fill(self.drafter, weights)
         self.optimizer.load_state_dict(optimizer)
 
 
-class Sharded:
+class Sharded(Replicated):
     """Every process holds its part of everything. Gradients are spread over the processes after
     each backward, also while they accumulate: a whole gradient would cost what sharding saves."""
 
@@ -161,16 +148,17 @@ class Sharded:
             fully_shard(layer, mesh=mesh)
         fully_shard(learner, mesh=mesh)
         self.learner = learner
-        self.optimizer = optimizer()  # of the parts: `fully_shard` made other parameters
+        # of the parts: `fully_shard` made other parameters
+        self.optimizer = self._prepared = optimizer()
 
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
         # As `accelerator.prepare` does it for replicated weights.
         with self.accelerator.autocast():
-            out: dict[str, Any] = convert_to_fp32(self.learner(batch, carry, objective))
+            out: dict[str, Any] = convert_to_fp32(super().forward(batch, carry, objective))
         return out
 
     def mode(self, train: bool) -> None:
-        self.learner.train(train)
+        super().mode(train)
         # Without a backward the outermost weights stay gathered: others may be loaded next.
         for module in self.learner.modules():
             if isinstance(module, FSDPModule):
@@ -182,17 +170,9 @@ class Sharded:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def finish(self, factor: float, clip_norm: float, clip_value: float) -> float:
-        _scale_gradients(self.drafter, factor)
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), clip_norm)
-        _clip_values(self.drafter, clip_value)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def _clip(self, most: float) -> Tensor:
+        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), most)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
         options = StateDictOptions(full_state_dict=True, cpu_offload=not everywhere)
@@ -218,21 +198,15 @@ class Sharded:
         return [name[parameter] for group in groups for parameter in group["params"]]
 
 
-LAYOUTS: dict[str, Callable[[Learner, MakeOptimizer, Accelerator], Layout]] = {
-    "data": Replicated,
-    "sharded": Sharded,
-}
-
-
 def make_layout(
     parallel: Literal["data", "sharded"],
     drafter: Drafter,
     optimizer: MakeOptimizer,
     accelerator: Accelerator,
-) -> Layout:
+) -> Replicated:
     """Spread the drafter over the processes. One process holds everything in either layout."""
-    kind = parallel if accelerator.num_processes > 1 else "data"
-    return LAYOUTS[kind](Learner(drafter), optimizer, accelerator)
+    sharded = parallel == "sharded" and accelerator.num_processes > 1
+    return (Sharded if sharded else Replicated)(Learner(drafter), optimizer, accelerator)
 
 
 def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
@@ -252,14 +226,6 @@ def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
         raise raised
     if failure[0] is not None:
         raise BackendError(f"on the main process: {failure[0]}")
-
-
-def added(accelerator: Accelerator, sums: Tensor) -> Tensor:
-    """`sums` of all processes in one, on the CPU."""
-    if accelerator.num_processes == 1:
-        return sums.cpu()
-    total: Tensor = accelerator.reduce(sums.to(accelerator.device), "sum").cpu()
-    return total
 
 
 def decoder_layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -297,17 +263,6 @@ def fill(drafter: Drafter, weights: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(weights[name])
-
-
-def _clip_values(drafter: nn.Module, most: float) -> None:
-    if most < math.inf:
-        nn.utils.clip_grad_value_(drafter.parameters(), most)
-
-
-def _scale_gradients(module: nn.Module, factor: float) -> None:
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
 
 
 def _renamed(state: dict[str, Any], other: dict[Any, Any]) -> dict[str, Any]:
@@ -366,12 +321,99 @@ def pooled(
     """The objective of each of the drafter's steps. `batches`: the parts of this process; `add`:
     over all processes, every one of which calls this."""
     assert isinstance(objective, Pooling)
-    counts = torch.zeros(num_steps, 2, dtype=torch.float64)
+    counts: Tensor | float = 0.0
     with torch.no_grad():
         for batch in batches:
-            carry = None
-            for sums in counts:
+            carry, sums = None, []
+            for _ in range(num_steps):
                 out = forward(batch, carry, Counting(objective=objective))
                 carry = out["carry"]
-                sums += torch.stack([out["total"], out["weight"]]).cpu()
+                sums.append(torch.stack([out["total"], out["weight"]]))
+            counts = counts + torch.stack(sums)
+    assert isinstance(counts, Tensor)
     return [objective.given(own) for own in add(counts)]
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def precision(dtype: Literal["auto", "bfloat16", "float32"]) -> Literal["bfloat16", "float32"]:
+    """The arithmetic that --dtype means on this machine."""
+    if dtype != "auto":
+        return dtype
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    capability = torch.backends.cpu.get_cpu_capability()
+    fast = capability in ("AVX512", "AMX") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if fast else "float32"
+
+
+def trackers(report_to: str) -> list[str]:
+    """The trackers that --report-to names."""
+    names = [name.strip() for name in report_to.split(",")]
+    return [name for name in names if name not in ("", "none")]
+
+
+def start_accelerator(options: PretrainConfig | DistillConfig) -> Accelerator:
+    """Return the devices, processes, mixed precision and trackers of this run."""
+    names = trackers(options.report_to)
+    return make_accelerator(precision(options.dtype), names, options.out if names else None)
+
+
+def make_accelerator(
+    precision: str,
+    log_with: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Accelerator:
+    """Make an Accelerator for this precision, also when the process had one with another before."""
+    mixed = "bf16" if precision == "bfloat16" else "no"
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
+        AcceleratorState._reset_state()
+    processes = _join()
+    accelerator = Accelerator(
+        mixed_precision=mixed,
+        log_with=list(log_with) or None,
+        project_dir=folder,
+    )
+    if accelerator.num_processes < processes:
+        raise BackendError(
+            f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
+            f"of them on {accelerator.device}: each would train everything; start one"
+        )
+    return accelerator
+
+
+def started() -> int:
+    """How many processes a launcher started, found as accelerate does."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
+    return int(get_int_from_env(names, 1))
+
+
+def _join() -> int:
+    """How many processes a launcher started; where they have no device, they are joined here.
+
+    accelerate joins those only where `ACCELERATE_USE_CPU` says so: processes of torchrun would each
+    train everything, into the same folder.
+    """
+    processes = started()
+    if processes > 1 and not torch.accelerator.is_available():
+        missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
+        if "WORLD_SIZE" in os.environ and missing:
+            raise BackendError(
+                f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
+                "the processes with torchrun, or unset WORLD_SIZE to train with one"
+            )
+        PartialState(cpu=True)
+    return processes
+
+
+def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:
+    """InputError for more parts of a step than it has rows; `what`: these, by their flags."""
+    passes, processes = training.gradient_accumulation, started()
+    parts = passes * processes
+    if rows < parts:
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        raise InputError(
+            f"--gradient-accumulation {passes}{each} divides a step into {parts} parts, but it has "
+            f"only {rows} {what}: every part needs one; give more of these, or fewer parts"
+        )

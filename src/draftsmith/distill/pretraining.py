@@ -2,48 +2,51 @@
 
 OUT/work/       tokenizer/, checkpoints/: what an interrupted run continues from
 OUT/            the finished model, loadable with transformers; run.json is written last
+
+Of examples with a prompt and a completion only the completion is learnt, and none is cut.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from draftsmith.config import Duration, as_dict
-from draftsmith.distill.batches import BatchSource
-from draftsmith.distill.callbacks import Callback, MetricsFile, ProgressBar, Trackers
+from draftsmith.data import text
+from draftsmith.distill import checkpoint as checkpoints
+from draftsmith.distill import tokenizer_training
+from draftsmith.distill.batches import (
+    BatchSource,
+    EvaluationBlocks,
+    PackedBlocks,
+    Phases,
+    Prefetched,
+    Tokens,
+    TrainingExample,
+)
+from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import PretrainConfig
-from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.initial_model import build_student, student_config
+from draftsmith.distill.distributed import check_parts, precision, start_accelerator
+from draftsmith.distill.evaluation import Evaluation, EvaluationSource
+from draftsmith.distill.initial_model import build_student, student_config, subclone
 from draftsmith.distill.objectives.base import CrossEntropy
-from draftsmith.distill.pretrain_data import (
-    Data,
-    counted_all,
-    example_blocks,
-    held_out_loss,
-    make_held_out,
-    make_source,
-    read_data,
-)
 from draftsmith.distill.save import bits_per_byte, readme, write_model
-from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.distill.training import (
-    check_parts,
-    precision,
-    say,
-    start_accelerator,
-    trackers,
-    trainer_config,
-)
+from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
+from draftsmith.distill.trainer import Trainer, trainer_config
+from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.independent import Independent
+from draftsmith.errors import InputError
 from draftsmith.provenance import Run
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     longest = max(training.block_length, training.long_block_length or 0)
     blocks = f"blocks of {longest} tokens (--batch-tokens {training.batch_tokens})"
     check_parts(training, training.batch_tokens // longest, blocks)
-    accelerator = start_accelerator(options, training)
+    accelerator = start_accelerator(options)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
@@ -81,18 +84,50 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
-    source = make_source(options, data, steps)
     held = make_held_out(data, longest)
-    evaluations = [] if held is None else [held_out_loss(held)]
     model = make_model(options, data, longest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(
+    _log.info(
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
-    report, finished = train(options, data, model, source, evaluations, steps, work, accelerator)
+    trainer = Trainer(
+        drafter=Independent.learner(model),
+        objective=CrossEntropy(),
+        source=make_source(options, data, steps),
+        config=trainer_config(options, steps),
+        folder=work,
+        identity={
+            "data": data.facts["train_sha256"],
+            "tokenizer": data.facts["tokenizer_sha256"],
+            "model": as_dict(options.model),
+            "batch_tokens": training.batch_tokens,
+            "block_length": training.block_length,
+            "long_block_length": training.long_block_length,
+            "attend_across_documents": options.data.attend_across_documents,
+            "accumulation": training.gradient_accumulation,
+            "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
+            "schedule": [training.schedule, training.decay_share, training.long_share],
+            "optimizer": [*training.betas, training.weight_decay],
+            "clip": [training.clip_norm, training.clip_value],
+            "precision": precision(options.dtype),
+            "seed": options.seed,
+        },
+        evaluations=[]
+        if held is None
+        else [Evaluation(batches=held, objective=CrossEntropy(), weight_name="tokens")],
+        callbacks=usual_callbacks(options, accelerator, "pretrain"),
+        accelerator=accelerator,
+    )
+    report = trainer.train()
+    # a model of its own, because `model` may be in parts by now
+    finished = build_student(copy.deepcopy(model.config), options.seed)
+    trainer.copy_into(Independent.learner(finished))
     bits = None
-    if held and data.subset is None and counted_all(report, data):
+    # a completion that a block cuts is not predicted to its end
+    wanted = sum(len(item.trajectory.tokens) for item in data.held_examples)
+    counted = not data.held_examples or report.evaluation.get("tokens") == wanted
+    if held and data.subset is None and counted:
         bits = bits_per_byte(report, data.held_bytes)
     results = {
         "parameters": parameters,
@@ -127,77 +162,228 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
         loss=report.evaluation.get("loss"),
         bits_per_byte=bits,
     )
-    say(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
+    _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
     return result
 
 
 def make_model(options: PretrainConfig, data: Data, context: int) -> PreTrainedModel:
     """The student with its first weights, float32."""
-    vocab_size = data.vocab_size
     config = student_config(
         options.model,
-        vocab_size=vocab_size,
+        vocab_size=data.vocab_size,
         end_id=data.end_id,
         pad_id=data.pad_id,
         context=context,
     )
     model = build_student(config, options.seed)
     if options.model.init.startswith("subclone:"):
-        from draftsmith.distill.initial_model import subclone
-
         subset = None if data.subset is None else torch.from_numpy(data.subset.ids).long()
         subclone(options.model.init.removeprefix("subclone:"), model, subset)
     return model
 
 
-def train(
-    options: PretrainConfig,
-    data: Data,
-    model: PreTrainedModel,
-    source: BatchSource,
-    evaluations: list[Evaluation],
-    steps: int,
-    work: Path,
-    accelerator: Accelerator,
-) -> tuple[TrainReport, PreTrainedModel]:
-    """The training loop with its callbacks; resumes from `work` when it holds a checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Tokenised text and what is to be said about it."""
 
-    Returns the trained model as one of its own, because `model` may be in parts by then.
-    """
-    training = options.training
-    config = trainer_config(options, training, steps)
-    callbacks: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers(options.report_to):
-        accelerator.init_trackers("pretrain")
-        callbacks.append(Trackers(accelerator))
-    identity = {
-        "data": data.facts["train_sha256"],
-        "tokenizer": data.facts["tokenizer_sha256"],
-        "model": as_dict(options.model),
-        "batch_tokens": training.batch_tokens,
-        "block_length": training.block_length,
-        "long_block_length": training.long_block_length,
-        "attend_across_documents": options.data.attend_across_documents,
-        "accumulation": training.gradient_accumulation,
-        "learning_rate": [training.learning_rate, training.min_learning_rate, training.warmup],
-        "schedule": [training.schedule, training.decay_share, training.long_share],
-        "optimizer": [*training.betas, training.weight_decay],
-        "clip": [training.clip_norm, training.clip_value],
-        "precision": precision(options.dtype),
-        "seed": options.seed,
-    }
-    trainer = Trainer(
-        drafter=Independent.learner(model),
-        objective=CrossEntropy(),
-        source=source,
-        config=config,
-        folder=work,
-        identity=identity,
-        evaluations=evaluations,
-        callbacks=callbacks,
-        accelerator=accelerator,
+    tokenizer: Any
+    train: list[Tokens]
+    held: list[Tokens]
+    examples: list[TrainingExample]
+    """In place of `train`: prompts with completions."""
+    held_examples: list[TrainingExample]
+    held_bytes: int
+    vocab_size: int
+    """Size of the student's vocabulary."""
+    end_id: int
+    pad_id: int
+    subset: tokenizer_training.Subset | None
+    """When the student's vocabulary is reduced."""
+    facts: dict[str, Any]
+
+    @property
+    def stand_in(self) -> int:
+        """What a token outside the vocabulary is fed as."""
+        return 0 if self.subset is None else self.subset.unknown
+
+
+def read_data(options: PretrainConfig, work: Path) -> Data:
+    """Find, read and tokenise the text; train a tokenizer when no target gives one."""
+    chosen = options.data
+    found = text.find_files(chosen.text, chosen.include, chosen.exclude)
+    files = [file for file in found if text.is_utf8(file)]
+    unreadable = len(found) - len(files)
+    if unreadable:
+        _log.info(f"left out {unreadable} files that are not UTF-8 text")
+    held: list[text.TextFile] = []
+    if chosen.eval_text:
+        held = text.find_files(chosen.eval_text, chosen.include, chosen.exclude)
+        evaluated = {file.path.resolve() for file in held}
+        files = [file for file in files if file.path.resolve() not in evaluated]
+    elif chosen.hold_out:
+        files, held = text.hold_out(files, chosen.hold_out)
+    if not files:
+        raise InputError("no training text is left; check --text, --include and --hold-out")
+    train_sha256 = text.digest(files)
+    tokenizer, tokenizer_sha256 = open_tokenizer(options, files, train_sha256, work)
+    paired = text.are_examples(files)
+    if paired and options.model.vocab_subset is not None:
+        raise InputError(
+            "--vocab-subset needs plain text; these files hold prompts and completions"
+        )
+    train_tokens: list[Tokens] = []
+    held_tokens: list[Tokens] = []
+    pairs: list[TrainingExample] = []
+    held_pairs: list[TrainingExample] = []
+    if paired:
+        pairs, train_bytes = encode_pairs(tokenizer, text.examples(files))
+        held_pairs, held_bytes = encode_pairs(tokenizer, text.examples(held))
+    else:
+        train_tokens, train_bytes = tokenizer_training.encode(tokenizer, text.documents(files))
+        held_tokens, held_bytes = tokenizer_training.encode(tokenizer, text.documents(held))
+    vocab_size = len(tokenizer)
+    end_id = tokenizer.eos_token_id
+    pad_id = end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    subset, outside = None, 0
+    if options.model.vocab_subset is not None:
+        counts = tokenizer_training.token_counts(train_tokens, vocab_size)
+        always = {end_id, *tokenizer.all_special_ids}
+        subset = tokenizer_training.choose_subset(counts, options.model.vocab_subset, always)
+        outside = int(counts.sum() - counts[subset.ids].sum())
+        place = {int(token): index for index, token in enumerate(subset.ids)}
+        end_id, pad_id = place[end_id], place.get(pad_id, place[end_id])
+        train_tokens = list(tokenizer_training.into_subset(train_tokens, subset.ids, vocab_size))
+        held_tokens = list(tokenizer_training.into_subset(held_tokens, subset.ids, vocab_size))
+        vocab_size = len(subset.ids)
+    return Data(
+        tokenizer=tokenizer,
+        train=train_tokens,
+        held=held_tokens,
+        examples=pairs,
+        held_examples=held_pairs,
+        held_bytes=held_bytes,
+        vocab_size=vocab_size,
+        end_id=end_id,
+        pad_id=pad_id,
+        subset=subset,
+        facts={
+            "files": len(files),
+            "left_out_not_utf8": unreadable,
+            "documents": len(train_tokens) + len(pairs),
+            "train_bytes": train_bytes,
+            "train_tokens": sum(len(document) + 1 for document in train_tokens)
+            + sum(len(d.trajectory.prompt) + len(d.trajectory.tokens) for d in pairs),
+            "tokens_outside_vocabulary": outside,
+            "tokenizer_sha256": tokenizer_sha256,
+            "train_sha256": train_sha256,
+            "held_out_files": [file.name for file in held],
+            "held_out_bytes": held_bytes,
+            "held_out_sha256": text.digest(held),
+        },
     )
-    report = trainer.train()
-    finished = build_student(copy.deepcopy(model.config), options.seed)
-    trainer.copy_into(Independent.learner(finished))
-    return report, finished
+
+
+def open_tokenizer(
+    options: PretrainConfig, files: list[text.TextFile], train_sha256: str, work: Path
+) -> tuple[Any, str]:
+    """The target's tokenizer or one of our own, and its digest.
+
+    Our own is trained once: again only when options or text are others and no step was saved yet.
+    """
+    if options.model.tokenizer is not None:
+        tokenizer: Any = tokenizer_training.load_tokenizer(options.model.tokenizer)
+        return tokenizer, tokenizer_training.sha256(tokenizer, Path(options.model.tokenizer))
+    training = options.training
+    longest = training.long_block_length or training.block_length
+    context = options.model.context or longest
+    origin = {
+        "vocab_size": options.model.vocab_size,
+        "train_sha256": train_sha256,
+        "context": context,
+    }
+    folder = work / "tokenizer"
+    # behind a checkpoint any is right: the trainer compares what the run was begun with
+    resumed = checkpoints.latest(work / "checkpoints") is not None
+    if not tokenizer_training.is_kept(folder, None if resumed else origin):
+        _log.info(f"training a byte-level BPE of {options.model.vocab_size} tokens")
+        texts = text.texts(files)
+        tokenizer = tokenizer_training.train_bpe(texts, options.model.vocab_size, context)
+        tokenizer_training.keep(tokenizer, folder, origin)
+    tokenizer = tokenizer_training.kept(folder)
+    return tokenizer, tokenizer_training.sha256(tokenizer, folder)
+
+
+def make_source(options: PretrainConfig, data: Data, steps: int) -> BatchSource:
+    """Packed blocks; with --long-block-length a last phase of long ones, in an order of its own."""
+    training = options.training
+
+    def packed(length: int, seed: int) -> BatchSource:
+        if data.examples:
+            return example_blocks(options, data, length, seed)
+        return PackedBlocks(
+            data.train,
+            end_id=data.end_id,
+            length=length,
+            batch_tokens=training.batch_tokens,
+            seed=seed,
+            attend_across=options.data.attend_across_documents,
+            stand_in=data.stand_in,
+        )
+
+    first = packed(training.block_length, options.seed)
+    if training.long_block_length is None:
+        return Prefetched(first)
+    second = packed(training.long_block_length, options.seed + 2**32)
+    second_from = round(steps * (1 - training.long_share))
+    return Prefetched(Phases(first=first, second=second, second_from=second_from))
+
+
+def example_blocks(options: PretrainConfig, data: Data, length: int, seed: int) -> TrajectoryBlocks:
+    """Prompts with completions in blocks. Raises InputError where blocks do not fill a batch."""
+    blocks, rest = divmod(options.training.batch_tokens, length)
+    if rest or not blocks:
+        raise InputError(
+            f"--batch-tokens {options.training.batch_tokens} must be a multiple of the block "
+            f"length {length}"
+        )
+    return TrajectoryBlocks(
+        data.examples, end_id=data.end_id, length=length, batch_blocks=blocks, seed=seed
+    )
+
+
+def make_held_out(data: Data, length: int) -> EvaluationSource | None:
+    """The held-out text in blocks, or None where nothing was held out."""
+    batch_blocks = max(1, 8192 // length)
+    if data.held_examples:
+        return HeldOutBlocks(
+            data.held_examples, end_id=data.end_id, length=length, batch_blocks=batch_blocks
+        )
+    if not data.held:
+        return None
+    return EvaluationBlocks(
+        data.held,
+        end_id=data.end_id,
+        length=length,
+        batch_blocks=batch_blocks,
+        stand_in=data.stand_in,
+    )
+
+
+def encode_pairs(
+    tokenizer: Any, examples: Iterable[tuple[str, str]]
+) -> tuple[list[TrainingExample], int]:
+    """Documents, each ended by the end token, and the number of UTF-8 bytes of the completions."""
+    pairs = list(examples)
+    prompts, _ = tokenizer_training.encode(tokenizer, (prompt for prompt, _ in pairs))
+    completions, size = tokenizer_training.encode(tokenizer, (answer for _, answer in pairs))
+    made = [
+        Trajectory(
+            prompt_id=str(number),
+            forcing="gold",
+            prompt=tuple(prompt.tolist()),
+            tokens=(*completion.tolist(), tokenizer.eos_token_id),
+            score=0.0,
+        )
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+    ]
+    return [TrainingExample(trajectory=one) for one in made], size

@@ -28,7 +28,6 @@ from draftsmith.distill.objectives.base import Objective
 from draftsmith.distill.objectives.distillation import Acceptance, Distillation
 from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.distill.save import write_drafter, write_model
-from draftsmith.distill.training import text_config
 from draftsmith.drafters.base import Drafter, free_options
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
@@ -145,12 +144,12 @@ class ModelStudent(Student):
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
-        self._check_head(text_config(options.target).vocab_size)
+        self._check_head(tokenizer_training.text_config(options.target).vocab_size)
         self._adopt()
 
     @property
     def vocab_size(self) -> int:
-        size: int = text_config(self._source).vocab_size
+        size: int = tokenizer_training.text_config(self._source).vocab_size
         return size
 
     def _check_head(self, target: int) -> None:
@@ -232,7 +231,7 @@ class NetworkStudent(Student):
     def __init__(self, options: DistillConfig, tokenizer: Any) -> None:
         self._options = options
         self._kind, _ = drafter_parts(options.drafter)
-        config = text_config(options.target)
+        config = tokenizer_training.text_config(options.target)
         self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
         self._count_tokens: Callable[[], Tensor] | None = None
         self._adopt()

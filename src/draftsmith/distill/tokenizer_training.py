@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftsmith.distill.batches import Tokens
 from draftsmith.errors import BackendError, InputError
@@ -59,6 +59,15 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of {source} has no end token to put between documents")
     return tokenizer
+
+
+def text_config(source: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The text part of a target's configuration, without its weights. Raises BackendError."""
+    with targets_hf.loading(f"the configuration of {source!r}"):
+        config = AutoConfig.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
+    return config.get_text_config(decoder=True)
 
 
 def keep(tokenizer: Any, folder: Path, origin: Mapping[str, object]) -> None:

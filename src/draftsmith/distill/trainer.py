@@ -6,32 +6,38 @@ and the noise. A resumed run therefore ends in the same weights as one that was 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import signal
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.batches import BatchSource, Phases
+from draftsmith.distill.batches import BatchSource
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
+from draftsmith.distill.config import DistillConfig, PretrainConfig, TrainerConfig
 from draftsmith.distill.distributed import (
-    added,
     check_weights,
     fill,
+    make_accelerator,
     make_layout,
     on_main,
     pooled,
     pools,
+    precision,
     to_device,
 )
 from draftsmith.distill.evaluation import (
@@ -45,22 +51,43 @@ from draftsmith.distill.evaluation import (
     sums_of,
 )
 from draftsmith.distill.objectives.base import Objective
-from draftsmith.distill.trainer_config import (
-    SIGNALS,
-    Interruption,
-    TrainerConfig,
-    adamw,
-    check_plan,
-    keyed_noise,
-    make_accelerator,
-    recompute_layers,
-)
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 
 SCALE = 2.0**-10
 """Factor of losses in the backward pass, which keeps sums small. It is the same for all parts of a
 step, however large they are, and a power of two: no rounding depends on it."""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What ends training after the step in which it comes."""
+
+
+class Interruption:
+    """The signal that asked for the end, if one did. A second one is obeyed at once."""
+
+    signal: int | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Note SIGNALS in here; nothing is noted in a thread, where handlers cannot be set."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+            signal.signal(number, before[number])
+
+        self.signal = None
+        before: dict[int, Any] = {}
+        for number in SIGNALS:
+            before[int(number)] = signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +111,7 @@ class Trainer:
     """Trains `drafter` on `source`; `train()` may be called again after any interruption.
 
     `identity`: what the run must agree on to be resumed (data digest, options, ...), JSON values.
-    `folder` receives `checkpoints/`. `evaluations` are measured every `evaluate_every` steps and at
+    `folder` receives `checkpoints/`. `evaluations` are measured every `eval_every` steps and at
     the end; the weights of the best one are kept if one of them `chooses`. Several processes share
     the work of each step, and with `parallel="sharded"` the weights, too (see `sharding`).
     Raises BackendError on repeated non-finite steps or a failed save, InputError when the folder's
@@ -214,28 +241,28 @@ class Trainer:
         self.layout.mode(train=True)
         self.layout.zero_grad()
         processes = self.accelerator.num_processes
-        parts = self.config.accumulation * processes
-        # loss, weight, tokens, and SIGNALS: on the device, which is waited for once per step
+        parts = self.config.gradient_accumulation * processes
+        # loss, weight, tokens, and SIGNALS
         sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         with keyed_noise(self.config.seed, self.step, self.accelerator.process_index):
             mine = range(self.accelerator.process_index, parts, processes)
             objectives, batches = self._to_learn(mine, parts)
             for micro, batch in enumerate(batches):
-                final = micro == self.config.accumulation - 1
+                final = micro == self.config.gradient_accumulation - 1
                 sums += self._backward(batch, objectives, sync=final)
         sums[3:] = sums.new_tensor([self._interruption.signal == number for number in SIGNALS])
-        total, weight, tokens, *heard = added(self.accelerator, sums).tolist()
+        sums = self.accelerator.reduce(sums, "sum")
+        # Layouts average gradients over processes: undo that too. Loss and norm are sums over all
+        # processes, so that all of them skip a step or none does.
+        factor = processes / (SCALE * sums[1].where(sums[1] > 0, 1.0))
+        before = self.layout.finish(factor, self.config.clip_norm, self.config.clip_value)
+        # the only look at the device's numbers in a step
+        total, weight, tokens, *heard, norm = torch.cat([sums, before.to(sums).view(1)]).tolist()
         self._agreed = max(
             (n for n, count in zip(SIGNALS, heard, strict=True) if count), default=None
         )
-        count = weight if weight > 0 else 1.0
-        # Layouts average gradients over processes: undo that too. Loss and norm are sums over all
-        # processes, so that all of them skip a step or none does.
-        loss = total / count
-        factor = processes / (SCALE * count)
-        good = math.isfinite(loss)
-        limits = (self.config.clip_norm, self.config.clip_value)
-        norm = self.layout.finish(factor, *limits) if good else math.nan
+        loss = total / (weight if weight > 0 else 1.0)
+        norm = norm if math.isfinite(loss) else math.nan
         finite = math.isfinite(norm)
         if finite:
             self.layout.step()
@@ -296,11 +323,10 @@ class Trainer:
 
     def _plan(self) -> dict[str, int | None]:
         """What depends on the number of steps."""
-        second_from = self.source.second_from if isinstance(self.source, Phases) else None
         return {
             "steps": self.config.steps,
             "decay_from": self.config.decay_from,
-            "second_from": second_from,
+            "second_from": getattr(self.source, "second_from", None),
         }
 
     def best(self) -> Path | None:
@@ -338,12 +364,13 @@ class Trainer:
                 num_batches = evaluation.num_batches(final)
                 steps = self.drafter.eval_steps or self.drafter.num_steps
                 sums = sums_of(evaluation, forward, num_batches, steps, turns)
-                values |= evaluation.report(*added(self.accelerator, sums).sum(0).unbind(1))
+                total = self.accelerator.reduce(sums, "sum").cpu()
+                values |= evaluation.report(*total.sum(0).unbind(1))
         self.layout.mode(train=False)
         return values
 
     def _evaluate_when_due(self) -> None:
-        every = self.config.evaluate_every
+        every = self.config.eval_every
         due = every and self.step % every == 0 and self.step != self._evaluated
         if due and self.step < self.config.steps:
             with self._saving_when_damaged():
@@ -381,7 +408,7 @@ class Trainer:
         if parts == 1 or not pools(self.objective):
             return [self.objective] * steps, batches
         batches = tuple(batches)  # read twice; what is drawn online is drawn once
-        add = partial(added, self.accelerator)
+        add = partial(self.accelerator.reduce, reduction="sum")
         return pooled(self.objective, batches, steps, self.layout.forward, add), batches
 
     def _batch(self, part: int, parts: int) -> TrajectoryBatch:
@@ -438,3 +465,86 @@ class Trainer:
         if len(self._recent) >= every or (self._recent and self.step == self.config.steps):
             self.losses.append((self.step, sum(self._recent) / len(self._recent)))
             self._recent = []
+
+
+def trainer_config(options: PretrainConfig | DistillConfig, steps: int) -> TrainerConfig:
+    """The schedule of these options, for so many steps."""
+    return TrainerConfig(
+        **vars(options.training),
+        steps=steps,
+        precision=precision(options.dtype),
+        seed=options.seed,
+        save_every=options.save_every,
+        eval_every=options.eval_every,
+    )
+
+
+def check_plan(
+    theirs: dict[str, int | None], own: dict[str, int | None], step: int, path: Path
+) -> None:
+    """InputError when another number of steps would change what the steps done so far were."""
+    if theirs["steps"] == own["steps"]:
+        return
+    for key, place, before in (
+        ("decay_from", "decay", "while the learning rate is constant"),
+        ("second_from", "long blocks", "before the long blocks begin"),
+    ):
+        starts = [start for start in (theirs.get(key), own[key]) if start is not None]
+        if starts and step > min(starts):
+            raise InputError(
+                f"{path} is in the {place} of a run of {theirs['steps']} or of {own['steps']} "
+                f"steps; the number of steps can only change {before}"
+            )
+
+
+@contextmanager
+def keyed_noise(seed: int, step: int, process: int) -> Iterator[None]:
+    """Global random state keyed by (seed, step, process); the caller's state comes back after."""
+    key = hashlib.sha256(f"{seed}:{step}:{process}".encode()).digest()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        yield
+
+
+def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+    """The optimiser: weight decay on matrices only."""
+    trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+
+
+@runtime_checkable
+class Recomputing(Protocol):
+    """A model that can compute its layers again instead of keeping what they computed: those of
+    transformers, and any drafter that has this method."""
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    ) -> None: ...
+
+
+def recompute_layers(drafter: nn.Module) -> None:
+    """Turn on gradient checkpointing in the outermost models that offer it; InputError if none."""
+
+    def offering(module: nn.Module) -> Iterator[Recomputing]:
+        if isinstance(module, Recomputing):
+            yield module
+            return
+        for child in module.children():
+            yield from offering(child)
+
+    found = list(offering(drafter))
+    if not found:
+        raise InputError(
+            f"{type(drafter).__name__} has no layers that can be computed again in the backward "
+            "pass; leave gradient checkpointing off"
+        )
+    for model in found:
+        with warnings.catch_warnings():  # transformers 5.23 has a second name for it
+            warnings.simplefilter("ignore", FutureWarning)
+            # The re-entrant kind wants inputs that have gradients.
+            model.gradient_checkpointing_enable({"use_reentrant": False})
