@@ -20,7 +20,7 @@ from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.config import TrainerConfig
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.objectives.base import CrossEntropy
+from draftsmith.distill.objectives.distillation import CrossEntropy
 from draftsmith.distill.trainer import Trainer
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.griffin import Griffin

@@ -26,8 +26,11 @@ from draftsmith.core.types import (
     TrajectoryBatch,
 )
 from draftsmith.distill.objectives.distillation import CELLS, Distillation
-from draftsmith.distill.objectives.distillation_dense import dense_distillation
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dense_objectives import dense_distillation
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "distillation_memory.json"
 KEPT = 50

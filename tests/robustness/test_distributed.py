@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.callbacks import Callback, StepReport
-from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
+from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
 from draftsmith.errors import BackendError
 
 LAYOUTS = ["data", "sharded"]

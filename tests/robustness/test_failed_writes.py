@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill import save
+from draftsmith.distill import checkpoint as save
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.tokenizer_training import train_bpe
 from draftsmith.errors import BackendError, InputError

@@ -15,10 +15,15 @@ from tests.small_laws import CASES, TAILS, top
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dense_objectives import dense_distillation
 from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
-from draftsmith.distill.objectives.base import CrossEntropy, LossTerms, Objective
-from draftsmith.distill.objectives.distillation import Acceptance, Distillation
-from draftsmith.distill.objectives.distillation_dense import dense_distillation
+from draftsmith.distill.objectives.distillation import (
+    Acceptance,
+    CrossEntropy,
+    Distillation,
+    LossTerms,
+    Objective,
+)
 from draftsmith.distill.objectives.divergence import DIVERGENCES, Reading, Tail
 from draftsmith.errors import InputError
 

@@ -33,7 +33,7 @@ from draftsmith.distill.evaluation import (
     keep_best,
     sums_of,
 )
-from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
+from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer, TrainReport
 from draftsmith.errors import BackendError, InputError
 

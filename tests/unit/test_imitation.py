@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dense_objectives import dense_distillation
 from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
 from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.objectives.distillation_dense import dense_distillation
 from draftsmith.distill.objectives.hidden import Imitation
 from draftsmith.errors import InputError
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
-from draftsmith.distill.objectives.base import (
+from draftsmith.distill.objectives.distillation import (
     CACHED,
     FEWEST,
     CrossEntropy,

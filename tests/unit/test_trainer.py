@@ -29,7 +29,7 @@ from draftsmith.distill.batches import EvaluationBlocks, PackedBlocks
 from draftsmith.distill.callbacks import Callback, MetricsFile, StepReport
 from draftsmith.distill.config import TrainerConfig
 from draftsmith.distill.evaluation import Evaluation
-from draftsmith.distill.objectives.base import CrossEntropy, LossTerms
+from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer, keyed_noise
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.errors import BackendError, InputError

@@ -40,11 +40,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from draftsmith.core.types import TopLaws, TrajectoryBatch
+from draftsmith.distill.tokenizer_training import Tokens
 from draftsmith.distill.trajectories.readers import StoredText
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
-
-Tokens = NDArray[np.int32]
 
 
 class BatchSource(Protocol):

@@ -1,4 +1,4 @@
-"""Training checkpoints that survive a kill at any moment: whole, or invisible.
+"""What training writes: checkpoints that survive a kill at any moment, and the finished model.
 
     checkpoints/step-00000200/      weights.safetensors  optimizer.pt  state.json  manifest.json
     checkpoints/.tmp-...            being written; ignored, removed by the next save
@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 
-from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import free_bytes, is_write_failure, replace_folder
+from draftsmith.distill.tokenizer_training import Subset
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.vocabulary import SUBSET_FILE
+from draftsmith.errors import BackendError, DraftsmithError, InputError
+from draftsmith.provenance import (
+    Run,
+    free_bytes,
+    is_write_failure,
+    replace_folder,
+    system_error,
+)
+
+_DRAFTING = """
+    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS
+"""
+_LOADING = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model = AutoModelForCausalLM.from_pretrained("FOLDER")
+    tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+"""
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -221,3 +240,93 @@ def _sweep(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name.startswith((".tmp-", ".old-")):
             shutil.rmtree(path, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------- finished models
+
+
+def write_model(
+    out: Path,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    subset: Subset | None,
+    dtype: torch.dtype,
+    record: Run,
+    results: Mapping[str, object],
+    text: str,
+) -> None:
+    """Write the model folder: whole files, one by one, run.json last; BackendError (disk, rights).
+
+    A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
+    each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
+    fed as in training. `text`: of its README.
+    """
+    with _temporary_folder(out) as temporary:
+        model = model.to(dtype)
+        end_id = model.config.eos_token_id
+        model.generation_config = GenerationConfig(
+            bos_token_id=model.config.bos_token_id,
+            eos_token_id=end_id,
+            pad_token_id=model.config.pad_token_id,
+        )
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        if subset is not None:
+            tensors = {
+                "d2t": torch.from_numpy(subset.ids).long(),
+                "unknown": torch.tensor([subset.unknown]),
+            }
+            save_file(tensors, temporary / SUBSET_FILE)
+        (temporary / "README.md").write_text(text + _LOADING, encoding="utf-8")
+        _move(temporary, out)
+        record.write(out, results=results)
+
+
+def write_drafter(
+    out: Path,
+    drafter: Drafter,
+    kind: str,
+    dtype: torch.dtype,
+    record: Run,
+    results: Mapping[str, object],
+    text: str,
+) -> None:
+    """As `write_model`, for a drafter with a network of its own; `draftsmith bench --drafter OUT`
+    decodes with it."""
+    with _temporary_folder(out) as temporary:
+        drafter.to(dtype).save(temporary, kind=kind)
+        (temporary / "README.md").write_text(text + _DRAFTING, encoding="utf-8")
+        _move(temporary, out)
+        record.write(out, results=results)
+
+
+@contextlib.contextmanager
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """A folder for files that are not complete; BackendError for what the disk refuses."""
+    temporary = out / f".tmp-model-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        yield temporary
+    except Exception as error:
+        # run.json comes with a sentence of its own, which does not know of the checkpoint
+        cause = error.__cause__ if isinstance(error, DraftsmithError) else error
+        if not (isinstance(cause, Exception) and is_write_failure(cause)):
+            raise
+        found = system_error(cause)
+        raise BackendError(
+            f"could not write the model to {out}: {found.strerror or found}; nothing was "
+            "half-written and the training checkpoint is kept: make room and run the same command "
+            "again"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, out: Path) -> None:
+    """Whole files, one by one."""
+    usual = (temporary / "README.md").stat().st_mode
+    for path in sorted(temporary.iterdir()):
+        path.chmod(usual)  # safetensors gives its files to the owner alone
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path, out / path.name)

@@ -47,7 +47,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleConfig
-from draftsmith.distill.objectives.base import Head, LossTerms, Objective
+from draftsmith.distill.objectives.distillation import Head, LossTerms, Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 

@@ -42,15 +42,18 @@ from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.objectives import divergence as div
-from draftsmith.distill.objectives.base import Head, LossTerms, Objective, vocabulary
 from draftsmith.distill.objectives.distillation import (
+    Head,
     LossPositions,
+    LossTerms,
+    Objective,
     both_logits,
     check_laws,
     gather,
     masks,
     over_both,
     preferred,
+    vocabulary,
     wide,
 )
 from draftsmith.errors import InputError, nearest

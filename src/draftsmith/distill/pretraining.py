@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,20 @@ from draftsmith.distill.batches import (
     PackedBlocks,
     Phases,
     Prefetched,
-    Tokens,
     TrainingExample,
 )
 from draftsmith.distill.callbacks import usual_callbacks
+from draftsmith.distill.checkpoint import write_model
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import check_parts, precision, start_accelerator
 from draftsmith.distill.evaluation import Evaluation, EvaluationSource
 from draftsmith.distill.initial_model import build_student, student_config, subclone
-from draftsmith.distill.objectives.base import CrossEntropy
-from draftsmith.distill.save import bits_per_byte, readme, write_model
+from draftsmith.distill.objectives.distillation import CrossEntropy
 from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.vocabulary import SUBSET_FILE
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run
 
@@ -128,7 +129,9 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     wanted = sum(len(item.trajectory.tokens) for item in data.held_examples)
     counted = not data.held_examples or report.evaluation.get("tokens") == wanted
     if held and data.subset is None and counted:
-        bits = bits_per_byte(report, data.held_bytes)
+        # for all held-out tokens, end tokens included, over the UTF-8 bytes of the text
+        nats = report.evaluation["loss"] * report.evaluation["tokens"]
+        bits = nats / math.log(2) / data.held_bytes
     results = {
         "parameters": parameters,
         "steps": report.steps,
@@ -150,7 +153,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
             getattr(torch, options.save_dtype),
             record,
             results,
-            readme(results, data.subset),
+            _readme(results, data.subset),
         )
         shutil.rmtree(work, ignore_errors=True)
     accelerator.wait_for_everyone()
@@ -164,6 +167,27 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     )
     _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
     return result
+
+
+def _readme(results: Mapping[str, object], subset: tokenizer_training.Subset | None) -> str:
+    """The README of the model."""
+    bits = results["bits_per_byte"]
+    lines = [
+        "# A model trained by `draftsmith pretrain`",
+        "",
+        f"{results['parameters']:,} parameters, {results['tokens']:,} tokens seen in "
+        f"{results['steps']:,} steps. `run.json` says how it was made.",
+        "",
+    ]
+    if isinstance(bits, float):
+        lines += [f"Held-out text: {bits:.4f} bits per byte.", ""]
+    if subset is not None:
+        lines += [
+            f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds "
+            "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
+            "",
+        ]
+    return "\n".join(lines)
 
 
 def make_model(options: PretrainConfig, data: Data, context: int) -> PreTrainedModel:
@@ -187,8 +211,8 @@ class Data:
     """Tokenised text and what is to be said about it."""
 
     tokenizer: Any
-    train: list[Tokens]
-    held: list[Tokens]
+    train: list[tokenizer_training.Tokens]
+    held: list[tokenizer_training.Tokens]
     examples: list[TrainingExample]
     """In place of `train`: prompts with completions."""
     held_examples: list[TrainingExample]
@@ -231,8 +255,8 @@ def read_data(options: PretrainConfig, work: Path) -> Data:
         raise InputError(
             "--vocab-subset needs plain text; these files hold prompts and completions"
         )
-    train_tokens: list[Tokens] = []
-    held_tokens: list[Tokens] = []
+    train_tokens: list[tokenizer_training.Tokens] = []
+    held_tokens: list[tokenizer_training.Tokens] = []
     pairs: list[TrainingExample] = []
     held_pairs: list[TrainingExample] = []
     if paired:

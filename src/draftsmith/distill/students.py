@@ -21,13 +21,12 @@ from transformers import PreTrainedModel
 from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
+from draftsmith.distill.checkpoint import write_drafter, write_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
-from draftsmith.distill.objectives.base import Objective
-from draftsmith.distill.objectives.distillation import Acceptance, Distillation
+from draftsmith.distill.objectives.distillation import Acceptance, Distillation, Objective
 from draftsmith.distill.objectives.hidden import Imitation
-from draftsmith.distill.save import write_drafter, write_model
 from draftsmith.drafters.base import Drafter, free_options
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent

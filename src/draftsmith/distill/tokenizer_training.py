@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftsmith.distill.batches import Tokens
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path
 from draftsmith.targets import hf as targets_hf
+
+Tokens = NDArray[np.int32]
 
 END_TOKEN = "<|endoftext|>"
 ORIGIN_FILE = "made_from.json"

@@ -50,7 +50,7 @@ from draftsmith.distill.evaluation import (
     keep_best,
     sums_of,
 )
-from draftsmith.distill.objectives.base import Objective
+from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 

@@ -24,9 +24,9 @@ B rows, T time, N places, K kept tokens, V vocabulary, H hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import get_args
+from typing import Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,6 @@ from draftsmith.core.types import (
     TrajectoryBatch,
 )
 from draftsmith.distill.objectives import divergence as div
-from draftsmith.distill.objectives.base import Head, LossTerms, cached_places, vocabulary
 from draftsmith.distill.objectives.divergence import (
     REST,
     Divergence,
@@ -53,6 +52,92 @@ from draftsmith.distill.objectives.divergence import (
     truncated_cells,
 )
 from draftsmith.errors import InputError, nearest
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossTerms:
+    """A loss before it is averaged: sums, so that uneven parts combine exactly."""
+
+    total: Tensor
+    """Sum over counted positions, in nats, differentiable."""
+    weight: Tensor
+    """How much was counted (positions), no gradient."""
+
+
+class Objective(Protocol):
+    """Compares a drafter's prediction with what the batch says."""
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Summed loss of one prediction and its weight."""
+
+
+def vocabulary(head: Head, hidden_NH: Tensor) -> int:
+    """V, from the logits of the first place."""
+    with torch.no_grad():
+        return int(head(hidden_NH[:1]).shape[-1])
+
+
+CACHED = 1 << 19
+"""Logits of which a core's cache still holds the few tensors that a loss makes."""
+FEWEST = 64
+"""Positions at a time; with fewer, reading the head's weights costs more than the logits."""
+WIDEST = 256
+"""Head for which that is so."""
+
+
+def cached_places(vocab: int, width: int, device: torch.device) -> int | None:
+    """For how many places at a time logits stay in a CPU's cache; None: for none.
+
+    A loss reads and writes its logits a dozen times, which is up to three times as fast there. But
+    each part reads the [vocab, width] head again, and adds up a gradient of that size.
+    """
+    if device.type != "cpu" or width > WIDEST or FEWEST * vocab > 2 * CACHED:
+        return None
+    return max(FEWEST, CACHED // vocab)
+
+
+POSITIONS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """Next-token loss: -log q(token that is `ahead` places to the right), in nats."""
+
+    chunk: int | None = None
+    """Positions per call of the head; None: those that stay in a cache, else `POSITIONS`."""
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum over positions that the prediction's and the batch's masks both count."""
+        counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
+        hidden_NH = prediction.hidden_BTH[counted_BT]
+        wanted_N = batch.tokens_ahead(prediction.ahead)[counted_BT]
+        # A zero that depends on the hidden states keeps backward legal when nothing is counted.
+        total = prediction.hidden_BTH.sum().float() * 0.0 if not len(wanted_N) else None
+        chunk = self.chunk or _positions(hidden_NH, head)
+        for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
+            if not len(wanted):
+                continue
+            part = checkpoint(_summed, head, hidden, wanted, use_reentrant=False)
+            assert isinstance(part, Tensor)
+            total = part if total is None else total + part
+        assert total is not None
+        return LossTerms(total=total, weight=counted_BT.sum().float())
+
+
+def _positions(hidden_NH: Tensor, head: Head) -> int:
+    if not len(hidden_NH):
+        return POSITIONS
+    vocab = vocabulary(head, hidden_NH)
+    return cached_places(vocab, hidden_NH.shape[-1], hidden_NH.device) or POSITIONS
+
+
+def _summed(head: Head, hidden_NH: Tensor, wanted_N: Tensor) -> Tensor:
+    return F.cross_entropy(head(hidden_NH).float(), wanted_N, reduction="sum")
+
+
+# --------------------------------------------------------------------------- places and teachers
 
 CELLS = 1 << 24
 """Positions times vocabulary at a time where no cache holds them: 64 MiB in float32, which

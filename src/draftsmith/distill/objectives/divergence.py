@@ -100,11 +100,6 @@ class Knobs:
 # --------------------------------------------------------------------------- divergences
 
 
-def sft(log_q_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    """-log q(token): the forward KL from a point mass."""
-    return -log_q_NV.gather(-1, tokens_N[:, None])[:, 0]
-
-
 def forward_kl(log_p_NC: Tensor, log_q_NC: Tensor) -> Tensor:
     """sum p log(p / q)."""
     return _expected(log_p_NC.exp(), log_p_NC - log_q_NC)

@@ -39,8 +39,13 @@ from draftsmith.core.types import (
     TopLaws,
     TrajectoryBatch,
 )
-from draftsmith.distill.objectives.base import Head, LossTerms
-from draftsmith.distill.objectives.distillation import CELLS, Distillation, preferred
+from draftsmith.distill.objectives.distillation import (
+    CELLS,
+    Distillation,
+    Head,
+    LossTerms,
+    preferred,
+)
 from draftsmith.errors import InputError
 
 

@@ -1,6 +1,7 @@
-"""The readable twin of `Distillation.loss`: all logits and all laws at once. For tests.
+"""Cross-entropy and distillation as their formulas read, with all logits at once.
 
-Shape letters as in `distillation.py`.
+Tests compare the objectives of `distill.objectives.distillation` with these; the study of memory
+measures both. Shape letters as in that module.
 """
 
 from __future__ import annotations
@@ -13,15 +14,27 @@ from torch import Tensor
 
 from draftsmith.core.types import DraftPrediction, FullLaws, TeacherLaws, TrajectoryBatch
 from draftsmith.distill.objectives import divergence as div
-from draftsmith.distill.objectives.base import Head, LossTerms
 from draftsmith.distill.objectives.distillation import (
     Distillation,
+    Head,
+    LossTerms,
     both_logits,
     masks,
     over_both,
     wide,
 )
 from draftsmith.distill.objectives.divergence import REST, Knobs, Rewards, Tail, TokenBins
+
+
+def dense_cross_entropy(
+    prediction: DraftPrediction, batch: TrajectoryBatch, head: Head
+) -> LossTerms:
+    """What `CrossEntropy.loss` gives."""
+    log_q_BTV = torch.log_softmax(head(prediction.hidden_BTH).float(), dim=-1)
+    wanted_BT1 = batch.tokens_ahead(prediction.ahead)[..., None]
+    counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
+    nats_BT = -log_q_BTV.gather(-1, wanted_BT1)[..., 0]
+    return LossTerms(total=(nats_BT * counted_BT).sum(), weight=counted_BT.sum().float())
 
 
 def dense_distillation(
