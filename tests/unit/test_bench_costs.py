@@ -28,7 +28,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
-PROMPTS = [(1, 2, 3, 4), (5, 6, 7)]
+CASES = [((1, 2, 3, 4), ()), ((5, 6, 7), ())]
 
 
 def table() -> CostTable:
@@ -95,7 +95,7 @@ def test_a_step_probe_never_tells_of_drafts_that_were_cut(
     fed: set[int] = set()
     forward = target.forward
     options = DecodeOptions(max_new_tokens=tokens, sampler=Sampler(temperature=1.0))
-    probe = StepProbe(target, arm(target, 16), PROMPTS, options, rows=rows)
+    probe = StepProbe(target, arm(target, 16), CASES, options, rows=rows)
 
     def noted(tokens_BT: Any, *rest: Any) -> Any:
         fed.add(len(tokens_BT))
@@ -111,7 +111,7 @@ def test_a_context_cuts_drafts_as_the_end_of_a_text_does() -> None:
     drafter = Independent(Independent.Config(), model=tiny_target(64, seed=3))
     drafter.bind(target)
     long = Arm(name="d", drafter=drafter, shape=TreeShape.chain(16))
-    probe = StepProbe(target, long, [tuple(range(1, 21))], DecodeOptions(max_new_tokens=64))
+    probe = StepProbe(target, long, [(tuple(range(1, 21)), ())], DecodeOptions(max_new_tokens=64))
     assert {probe.step().width for _ in range(12)} == {17}
 
 
@@ -121,13 +121,13 @@ def test_what_finds_nothing_to_draft_is_probed_at_width_1() -> None:
     lookup.bind(target)
     vain = Arm(name="d", drafter=lookup, shape=TreeShape.chain(16))
     options = DecodeOptions(max_new_tokens=24, sampler=Sampler(temperature=1.0))
-    probe = StepProbe(target, vain, PROMPTS, options)
+    probe = StepProbe(target, vain, CASES, options)
     assert {probe.step().width for _ in range(20)} == {1}
 
 
 def test_a_step_probe_ends_even_if_no_step_is_whole() -> None:
     target = TabularTarget(8)
-    probe = StepProbe(target, arm(target), PROMPTS, DecodeOptions(max_new_tokens=1))
+    probe = StepProbe(target, arm(target), CASES, DecodeOptions(max_new_tokens=1))
     assert probe.step().width >= 1
 
 
@@ -135,7 +135,7 @@ def test_a_measured_table_has_every_width_and_arm() -> None:
     target = TabularTarget(8)
     arms = [Arm(name="none", drafter=NoDrafter()), arm(target)]
     samplers = [Sampler(), Sampler(temperature=0.8)]
-    meter = CostMeter(target, arms, samplers, PROMPTS, DecodeOptions(max_new_tokens=16), [1, 3])
+    meter = CostMeter(target, arms, samplers, CASES, DecodeOptions(max_new_tokens=16), [1, 3])
     with pytest.raises(ValueError, match="no round"):
         meter.table()
     meter.measure(2)
@@ -156,7 +156,7 @@ def test_costs_in_a_short_context_stay_inside_it() -> None:
         target,
         [Arm(name="none", drafter=NoDrafter())],
         [Sampler()],
-        [tuple(range(1, 21))],
+        [(tuple(range(1, 21)), ())],
         DecodeOptions(max_new_tokens=64),
         [1, 8],
     )
@@ -172,7 +172,7 @@ def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
         target,
         [Arm(name="none", drafter=NoDrafter())],
         [Sampler()],
-        PROMPTS,
+        CASES,
         DecodeOptions(max_new_tokens=16),
         [1, 4],
     )
@@ -196,7 +196,7 @@ def metered(
         monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: next(forwards))
     target = TabularTarget(8)
     options = DecodeOptions(max_new_tokens=16)
-    return CostMeter(target, [arm(target, 16)], [Sampler()], PROMPTS, options, [1])
+    return CostMeter(target, [arm(target, 16)], [Sampler()], CASES, options, [1])
 
 
 def curve(monkeypatch: pytest.MonkeyPatch, *steps: tuple[int, float]) -> dict[int, float]:

@@ -74,6 +74,10 @@ REFRESH = "DRAFTSMITH_REFRESH_COSTS"
 """Set to anything but 0 it has costs measured again."""
 
 
+Case = tuple[Sequence[int], Sequence[int]]
+"""A prompt, and a prediction for drafters that read one; token ids."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
     """A point of a cost curve."""
@@ -179,33 +183,20 @@ class StepProbe:
         self,
         target: Target,
         arm: Arm,
-        prompts: Sequence[Sequence[int]],
+        cases: Sequence[Case],
         options: DecodeOptions,
-        predictions: Sequence[Sequence[int]] = (),
         *,
         rows: int = 1,
     ) -> None:
-        """
-        Args:
-            predictions: one per prompt, for drafters that read them.
-            rows: how many times each prompt is decoded side by side.
-        """
-        self._meter = WidthMeter(target)
-        self._rows = rows
+        """`rows`: how many times each prompt is decoded side by side."""
+        self._meter, self._rows = WidthMeter(target), rows
         self._recorder = make_recorder(target.device)
-        given = predictions or [()] * len(prompts)
-        self._steps = self._endless(arm, prompts, given, arm.adapt(options))
+        self._steps = self._endless(arm, cases, arm.adapt(options))
 
-    def _endless(
-        self,
-        arm: Arm,
-        prompts: Sequence[Sequence[int]],
-        predictions: Sequence[Sequence[int]],
-        options: DecodeOptions,
-    ) -> Iterator[bool]:
+    def _endless(self, arm: Arm, cases: Sequence[Case], options: DecodeOptions) -> Iterator[bool]:
         """Yield for each step behind the prompts, without end, whether nothing cut its draft
         short."""
-        cases, depth = list(zip(prompts, predictions, strict=True)), arm.used_shape.depth
+        depth = arm.used_shape.depth
         limit = self._meter.max_length or 1 << 40
         for number, (prompt, prediction) in enumerate(itertools.cycle(cases)):
             left_B = [min(options.max_new_tokens, limit - len(prompt))] * self._rows
@@ -255,18 +246,16 @@ class CostMeter:
         target: Target,
         arms: Sequence[Arm],
         samplers: Sequence[Sampler],
-        prompts: Sequence[Sequence[int]],
+        cases: Sequence[Case],
         options: DecodeOptions,
         widths: Sequence[int],
         *,
-        predictions: Sequence[Sequence[int]] = (),
         rows: int = 1,
     ) -> None:
         """
         Args:
             widths: that occurred in earlier runs; the widths of the arms' full drafts are added.
             options: of the run; the sampler is replaced by each of `samplers`.
-            predictions: one per prompt, for drafters that read them.
             rows: decoded side by side; seconds are then of the whole batch.
 
         Raises:
@@ -274,7 +263,7 @@ class CostMeter:
         """
         full = [1 + arm.used_shape.num_nodes for arm in arms]
         limit = target.max_length or 1 << 40
-        middle = sorted(prompts, key=len)[len(prompts) // 2]
+        middle = sorted((prompt for prompt, _ in cases), key=len)[len(cases) // 2]
         self._widths = [w for w in thin_out([1, *widths, *full]) if w < limit]
         self._context = min(
             len(middle) + options.max_new_tokens // 2, limit - max(self._widths, default=limit)
@@ -282,14 +271,11 @@ class CostMeter:
         if self._context < 1:
             raise InputError(f"The context of {limit} tokens leaves no room to measure costs in.")
         context = list(itertools.islice(itertools.cycle(middle), self._context))
-        longest = max(options.max_new_tokens, 64)
-        cases = list(zip(prompts, predictions or [()] * len(prompts), strict=True))
-        cases = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
-        fitting, expected = zip(*cases, strict=True)
+        fitting = [case for case in cases if len(case[0]) + 4 < limit] or [(middle, ())]
         self._keys = [(arm.name, sampler.temperature) for arm in arms for sampler in samplers]
-        longer = replace(options, max_new_tokens=longest)
+        longer = replace(options, max_new_tokens=max(options.max_new_tokens, 64))
         self._steps = [
-            StepProbe(target, arm, fitting, replace(longer, sampler=sampler), expected, rows=rows)
+            StepProbe(target, arm, fitting, replace(longer, sampler=sampler), rows=rows)
             if arm.drafter.longest != 0
             else None
             for arm in arms
@@ -468,10 +454,9 @@ def open_meter(
         target,
         arms,
         [sampler],
-        [workload.text(room)],
+        [(workload.text(room), workload.expected)],
         DecodeOptions(max_new_tokens=_PROBED),
         widths,
-        predictions=[workload.expected],
         rows=workload.rows,
     )
 

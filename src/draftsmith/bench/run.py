@@ -209,10 +209,9 @@ class Bench:
                 plan.target,
                 [probed for arm in plan.arms for probed in probed_arms(arm)],
                 plan.samplers,
-                [item.tokens for item in plan.items],
+                [(item.tokens, item.prediction) for item in plan.items],
                 plan.decode_options(Sampler(), plan.seed),
                 self._widths,
-                predictions=[item.prediction for item in plan.items],
             )
             self._meter.measure(COST_WINDOW - 1)
         if self.on_prepared is not None:
