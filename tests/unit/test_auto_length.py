@@ -100,9 +100,7 @@ def measured_for(
     """The sampler and the workload that a command has costs measured for."""
     seen: list[tuple[Sampler, Workload]] = []
 
-    def noted(
-        _arm: Arm, _target: Target, sampler: Sampler, work: bench_costs.Workload
-    ) -> StepCosts:
+    def noted(_arm: Arm, _target: Target, sampler: Sampler, work: Workload) -> StepCosts:
         seen.append((sampler, work))
         return CHEAP
 
@@ -130,7 +128,7 @@ def test_a_bench_of_several_temperatures_measures_what_drawing_costs(
     suite.write_text("the cat sat on the cat\nthe dog\na cat\n")
     line = ["bench", "--target", models / "target", "--suite", suite, "--no-hf-baseline"]
     line += ["--drafter", "prompt_lookup", "--draft-length", "auto", "--temperature", "0,1,0.5"]
-    line += ["--repeats", "1", "--max-new-tokens", "4", "--batch-size", "2"]
+    line += ["--repeats", "1", "--warmup", "0", "--max-new-tokens", "4", "--batch-size", "2"]
     sampler, work = measured_for(command, [*line, "--out", tmp_path / "out"], monkeypatch)
     assert sampler.temperature == 1.0
     assert work.rows == 2
@@ -153,7 +151,7 @@ def test_bench_measures_it_beside_others(models: Path, command: Command, tmp_pat
     code, out, err = command(
         *start,
         *["--drafter", "none,prompt_lookup,lookahead", "--draft-length", "auto", "--json"],
-        *["--temperature", "0,1", "--repeats", "1", "--max-new-tokens", "12"],
+        *["--temperature", "0,1", "--repeats", "1", "--warmup", "0", "--max-new-tokens", "12"],
         *["--dtype", "float64", "--out", tmp_path / "out"],
     )
     assert code == 0, err

@@ -29,6 +29,8 @@ from draftsmith.targets.toy import tiny_target
 
 NEW = 12
 SAMPLERS = (Sampler(), Sampler(temperature=0.8))
+UNTIMED = {"batch_size": 3, "warmup": 0, "repeats": 1}
+"""For what does not depend on costs, which are measured of single prompts alone."""
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_no_formula_is_used_for_trees(bench: Bench) -> None:
 
 
 def test_the_target_as_its_own_draft_is_accepted_always(target: HFTarget) -> None:
-    found = of(a_bench(target, target))["independent:x", 0.8].metrics()
+    found = of(a_bench(target, target, **UNTIMED))["independent:x", 0.8].metrics()
     assert found["alpha"] == pytest.approx(1.0)
     assert found["tau_predicted"] == pytest.approx(4.0)
     assert found["memory_bound_speedup"] == pytest.approx(1.0)  # four tokens for four forwards
@@ -185,7 +187,7 @@ def test_it_is_of_what_is_accepted_alone(
 ) -> None:
     """Of a drawn token by rejection. By `match` it is sum p q, and p of a token that is no draw;
     without draws every rule accepts an equal choice."""
-    found = of(a_bench(target, draft, proposal=proposal, rule=rule, repeats=1))
+    found = of(a_bench(target, draft, proposal=proposal, rule=rule, **UNTIMED))
     assert {heat for _, heat in found} == set(temperatures)
 
 
@@ -203,7 +205,8 @@ def test_by_rejection_it_is_what_is_counted(target: HFTarget) -> None:
         Arm(name="one", drafter=drafter, shape=TreeShape.chain(1)),
     )
     samplers = (Sampler(temperature=0.8),)
-    bench = a_bench(target, near, arms=arms, samplers=samplers, repeats=1, max_new_tokens=100)
+    more = {"arms": arms, "samplers": samplers, "max_new_tokens": 100}
+    bench = a_bench(target, near, **UNTIMED, **more)
     alpha = of(bench)["one", 0.8].acceptance.alpha
     counted = [r for lines in bench.records() for r in lines if r.drafter == "one"]
     accepted, offered = (sum(getattr(r, n) for r in counted) for n in ("accepted", "offered"))
@@ -213,14 +216,15 @@ def test_by_rejection_it_is_what_is_counted(target: HFTarget) -> None:
 
 
 def test_lossy_rules_have_none(target: HFTarget, draft: HFTarget) -> None:
-    assert not expectations(a_bench(target, draft, rule="typical", lossy=True))
+    assert not expectations(a_bench(target, draft, rule="typical", lossy=True, **UNTIMED))
 
 
 def test_texts_that_the_draft_model_cannot_read_are_left_out(target: HFTarget) -> None:
     short = tiny_target(300, seed=3, max_length=5 + NEW - 2)
-    assert not expectations(a_bench(target, short, repeats=1))
+    assert not expectations(a_bench(target, short, **UNTIMED))
     fitting = tiny_target(300, seed=3, max_length=5 + NEW - 1)
-    assert of(a_bench(target, fitting, repeats=1))["independent:x", 0.0].acceptance.prompts == 3
+    found = of(a_bench(target, fitting, **UNTIMED))
+    assert found["independent:x", 0.0].acceptance.prompts == 3
 
 
 def test_the_page_has_a_line_for_each_and_for_its_parts(bench: Bench) -> None:
@@ -236,7 +240,7 @@ def test_the_page_has_a_line_for_each_and_for_its_parts(bench: Bench) -> None:
 def test_a_comparison_reads_it_whole_and_by_tag(
     target: HFTarget, draft: HFTarget, tmp_path: Path
 ) -> None:
-    bench = a_bench(target, draft, tmp_path, repeats=1)
+    bench = a_bench(target, draft, tmp_path, **UNTIMED)
     found = of(bench)["independent:x", 0.8].metrics()
     entry = {"name": "independent:x", "temperature": 0.8, "expected": found}
     (tmp_path / "summary.json").write_text(json.dumps({"target": "t", "drafters": [entry]}))
