@@ -24,7 +24,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_prompts
-from draftsmith.distill.acceptance import AcceptanceConfig, measure_acceptance
+from draftsmith.distill.acceptance import measure_acceptance
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
@@ -203,7 +203,8 @@ def sit(exam: Evaluation, drafter: str, tree: TreeShape | None = None) -> Scores
             target,
             draft,
             _texts(exam, temperature),
-            AcceptanceConfig(sampler=exam.sampler(temperature), batch_size=exam.batch_size),
+            exam.sampler(temperature),
+            batch_size=exam.batch_size,
         ).alpha
         for temperature in exam.temperatures
     }

@@ -81,7 +81,7 @@ class Counting:
     def __init__(self, source: BatchSource) -> None:
         self.source, self.tokens = source, 0
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         batch = self.source.batch(step, part, parts)
         self.tokens = int(batch.mask_ahead(1).sum())
         return batch

@@ -28,8 +28,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.core.types import FullLaws, TrajectoryBatch
-from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hidden.unroll import attend_rollout
 from draftsmith.provenance import machine_summary, versions, write_json_atomic

@@ -31,8 +31,7 @@ from draftsmith.core.types import (
     TreeShape,
     Verdict,
 )
-from draftsmith.distill.objectives.distillation import CrossEntropy, Distillation
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.objectives.distillation import CrossEntropy, Distillation, Imitation
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget, load_model

@@ -16,7 +16,7 @@ from tests.small_laws import top
 from tests.small_trainer import CONFIG, VOCAB, Bigram, held_out, make_trainer
 from torch import Tensor
 
-from draftsmith.core.types import FullLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.distributed import Learner
 from draftsmith.distill.evaluation import (
@@ -26,7 +26,13 @@ from draftsmith.distill.evaluation import (
     Evaluation,
     sums_of,
 )
-from draftsmith.distill.objectives.distillation import Acceptance
+from draftsmith.distill.objectives.distillation import (
+    Acceptance,
+    LossTerms,
+    gather,
+    masks,
+    preferred,
+)
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
@@ -178,6 +184,16 @@ def test_survival_in_drawn_texts_is_exactly_that_of_drawn_chains(tmp_path: Path,
     assert 0.02 < wanted["survival_t1_3"] < wanted["survival_t1_1"] < 0.98
 
 
+class Agreement:
+    """Whether both prefer the same token, over places with logprobs of the teacher."""
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Any) -> LossTerms:
+        taught_BT, _ = masks(prediction, batch, None)
+        places = gather(prediction, batch, taught_BT)
+        same_N = preferred(places.laws()) == head(places.hidden_NH).argmax(-1)
+        return LossTerms(total=(same_N * places.weights_N).sum(), weight=places.weights_N.sum())
+
+
 def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
     """Of one step, where nothing is left out by the drafter's later masks."""
     batches, drafter = held("top"), Unrolled()
@@ -185,7 +201,7 @@ def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
     evaluations = [
         chains(batches),
         Evaluation(batches=batches, objective=Acceptance(), name="overlap"),
-        Evaluation(batches=batches, objective=Acceptance(temperature=0), name="agreement"),
+        Evaluation(batches=batches, objective=Agreement(), name="agreement"),
     ]
     values = make_trainer(tmp_path, drafter=drafter, evaluations=evaluations).evaluate()
     assert values["acceptance_1"] == pytest.approx(values["overlap"], rel=1e-6)

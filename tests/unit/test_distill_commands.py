@@ -185,24 +185,23 @@ def test_online_beams_are_learnt_from_side_by_side(
     folder: Path, tmp_path: Path, command: Command, usable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DistillBeam, Algorithm 2: the texts of every step are the beams of its prompts."""
-    from draftsmith.distill import sources
+    from draftsmith.distill import datasets
 
     packed: list[list[Trajectory]] = []
-    pack = sources.pack
+    pack = datasets.pack
 
     def noted(documents: Sequence[TrainingExample], length: int) -> list[Block]:
         packed.append([document.trajectory for document in documents])
         return pack(documents, length)
 
-    monkeypatch.setattr(sources, "pack", noted)
+    monkeypatch.setattr(datasets, "pack", noted)
     words = ["--online", "--prompts", str(usable), "--beams", "3", "--max-new-tokens", "4"]
     fixed = distill_words(folder, tmp_path / "out", *words, "--prompts-per-step", "2")
     command("distill", *fixed, "--duration", "3steps", "--hold-out", "0.4")
     results = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
     assert (results["forcing"], results["beams"]) == ("beam", 3)
-    _, *steps = packed  # the first are the held-out samples
-    assert len(steps) == 3
-    for texts in steps:
+    assert len(packed) == 3
+    for texts in packed:
         assert len({(one.prompt, one.tokens) for one in texts}) == len(texts) == 2 * 3
         assert Counter(one.index for one in texts) == {0: 2, 1: 2, 2: 2}
 

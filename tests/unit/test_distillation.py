@@ -334,30 +334,25 @@ def test_logits_are_made_again_in_the_backward_pass_not_kept() -> None:
 # --------------------------------------------------------------------------- acceptance
 
 
-def accept(setup: Setup, laws: TopLaws | FullLaws, **options: Any) -> LossTerms:
+def accept(setup: Setup, laws: TopLaws | FullLaws) -> LossTerms:
     batch = replace(setup.batch, laws=laws)
-    return Acceptance(cells=4 * V, **options).loss(setup.prediction(), batch, setup.head)
+    return Acceptance(cells=4 * V).loss(setup.prediction(), batch, setup.head)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0, 2.5])
-def test_acceptance_is_the_overlap_of_both_laws_at_the_temperature(temperature: float) -> None:
+def test_acceptance_is_the_overlap_of_both_laws() -> None:
     setup = Setup()
-    terms = accept(setup, setup.full(), temperature=temperature)
+    terms = accept(setup, setup.full())
     assert not terms.total.requires_grad
     counted = setup.mask & setup.batch.mask_ahead(1) & (setup.batch.law_ahead(1) >= 0)
     expected, weight = 0.0, 0.0
     for b, t in counted.nonzero().tolist():
         scores = setup.log_p[setup.batch.law_ahead(1)[b, t]], setup.head(setup.hidden[b, t])
-        if temperature:
-            p, q = (torch.softmax(score / temperature, -1) for score in scores)
-            overlap = torch.minimum(p, q).sum()
-        else:
-            overlap = (scores[0].argmax() == scores[1].argmax()).double()
-        expected += (overlap * setup.batch.weights_ahead(1)[b, t]).item()
+        p, q = (torch.softmax(score, -1) for score in scores)
+        expected += (torch.minimum(p, q).sum() * setup.batch.weights_ahead(1)[b, t]).item()
         weight += setup.batch.weights_ahead(1)[b, t].item()
     assert terms.total.item() == pytest.approx(expected, rel=1e-12)
     assert terms.weight.item() == pytest.approx(weight, rel=1e-6)
-    kept = accept(setup, setup.top(V), temperature=temperature)
+    kept = accept(setup, setup.top(V))
     torch.testing.assert_close(kept.total, terms.total, rtol=1e-12, atol=0)
 
 
@@ -365,24 +360,21 @@ def test_a_student_that_is_the_teacher_is_accepted() -> None:
     setup = Setup()
     setup.batch = replace(setup.batch, law_row_BT=torch.arange(B * T).view(B, T).roll(1, 1))
     setup.hidden.data, setup.weight.data = setup.teacher_hidden.view(B, T, H), setup.teacher_weight
-    for temperature in (0.0, 0.5, 1.0):
-        terms = accept(setup, setup.full(), temperature=temperature)
-        torch.testing.assert_close(terms.total.float(), terms.weight)
+    terms = accept(setup, setup.full())
+    torch.testing.assert_close(terms.total.float(), terms.weight)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.9, 1.0, 1.2, 3.0])
-def test_acceptance_of_truncated_laws_is_a_lower_bound_that_closes(temperature: float) -> None:
+def test_acceptance_of_truncated_laws_is_a_lower_bound_that_closes() -> None:
     setup = Setup()
     setup.weight.data = setup.teacher_weight.data + 0.3 * setup.weight.data
-    true = accept(setup, setup.full(), temperature=temperature).total
-    bounds = [accept(setup, setup.top(k), temperature=temperature).total for k in (2, 5, 12, V - 1)]
+    true = accept(setup, setup.full()).total
+    bounds = [accept(setup, setup.top(k)).total for k in (2, 5, 12, V - 1)]
     assert all(low <= high for low, high in zip(bounds, [*bounds[1:], true], strict=True))
     assert bounds[0] < 0.999 * true and bounds[-1] > 0.95 * true
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
-def test_the_lower_bound_is_attained_by_a_flat_teacher(temperature: float) -> None:
-    """Each of K kept tokens has 1 / V at any temperature; a student that drafts no others."""
+def test_the_lower_bound_is_attained_by_a_flat_teacher() -> None:
+    """Each of K kept tokens has 1 / V; a student that drafts no others."""
     setup = Setup()
     flat = TopLaws(
         ids_NK=torch.arange(K).expand(B * T, K),
@@ -391,7 +383,7 @@ def test_the_lower_bound_is_attained_by_a_flat_teacher(temperature: float) -> No
     setup.weight.data.zero_()
     setup.weight.data[:K, 0] = 1000.0
     setup.hidden.data[..., 0] = 1.0
-    terms = accept(setup, flat, temperature=temperature)
+    terms = accept(setup, flat)
     torch.testing.assert_close(terms.total, terms.weight.double() * K / V)
 
 

@@ -16,17 +16,17 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Pret
 
 from draftsmith.core.cache import lay_out
 from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
-from draftsmith.distill.batches import PackedBlocks, TrainingExample, assemble, pack
-from draftsmith.distill.sources import (
-    HeldOutBlocks,
-    HeldOutInLoop,
+from draftsmith.distill.batches import (
     InLoop,
-    Multi,
-    Online,
+    PackedBlocks,
     TextRows,
+    TrainingExample,
     TrajectoryBlocks,
+    assemble,
+    pack,
     taught,
 )
+from draftsmith.distill.datasets import Multi, Online
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.readers import ByteCache
 from draftsmith.distill.trajectories.requests import feature_width
@@ -94,7 +94,7 @@ def test_a_teacher_in_the_loop_hears_what_decoding_hears(
 ) -> None:
     texts = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     blocks = pack(texts, LENGTH)
-    assert max(len(block.documents) for block in blocks) >= 2
+    assert max(len(block) for block in blocks) >= 2
     batch = taught(assemble(blocks, LENGTH, END), target, signals)
     check_as_decoded(target, batch, signals)
     assert isinstance(batch.laws, FullLaws)
@@ -134,7 +134,7 @@ def test_a_store_gives_what_decoding_hears_up_to_its_rounding(
     assert batch.features_BTS is not None and captured.features_BTS is not None
     for b, block in enumerate(blocks):
         at = 0
-        for document in block.documents:
+        for document in block:
             known = document.trajectory
             stop = at + len(known.prompt) + len(known.tokens)
             expected_TS = decoded(target, (*known.prompt, *known.tokens), signals)
@@ -255,7 +255,7 @@ def test_online_and_held_out_texts_are_heard(target: HFTarget) -> None:
     online = InLoop(source=drawn, teacher=target, signals=signals)
     check_as_decoded(target, online.batch(0, 0, 1), signals)
     answers = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
-    held = HeldOutBlocks(answers, end_id=END, length=LENGTH, batch_blocks=2)
-    evaluated = HeldOutInLoop(source=held, teacher=target, signals=signals)
+    held = TrajectoryBlocks(answers, end_id=END, length=LENGTH, batch_blocks=2, seed=None)
+    evaluated = InLoop(source=held, teacher=target, signals=signals)
     for number in range(evaluated.num_batches):
         check_as_decoded(target, evaluated.batch(number), signals)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dense_objectives import dense_distillation
 from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
-from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.errors import InputError
 
 B, T, H, V = 2, 7, 5, 13

@@ -16,10 +16,9 @@ from tests.unit.test_store import header, make_laws
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
-from draftsmith.distill.batches import Prefetched, TrainingExample
+from draftsmith.distill.batches import Prefetched, TrainingExample, TrajectoryBlocks
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
-from draftsmith.distill.datasets import online_lesson, stored_lesson
-from draftsmith.distill.sources import Aggregate, Multi, TrajectoryBlocks
+from draftsmith.distill.datasets import Aggregate, Multi, online_lesson, stored_lesson
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import TopK, Trajectory
@@ -210,7 +209,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
         f"left out {too_long} texts: longer than --block-length {length}",
     ]
     for block in blocks_of(left).blocks:
-        for one in block.documents:
+        for one in block:
             assert one.trajectory.prompt_length + one.trajectory.answer_length <= length
     nothing = replace(dropping, training=replace(options.training, block_length=4))
     with pytest.raises(InputError, match="every text is longer than --block-length 4"):
@@ -296,7 +295,7 @@ def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
         stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
     )
     alone, together = blocks_of(single).blocks, blocks_of(packed).blocks
-    assert {len(block.documents) for block in alone} == {1}
+    assert {len(block) for block in alone} == {1}
     assert len(alone) == single.facts["trajectories"] > len(together)
 
 
@@ -306,7 +305,7 @@ def test_tokens_are_counted_in_the_answers_that_are_learnt(options: DistillOptio
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
     wanted = torch.zeros(VOCAB, dtype=torch.int64)
-    documents = [one for block in from_memory(options).blocks for one in block.documents]
+    documents = [one for block in from_memory(options).blocks for one in block]
     for document in documents:
         wanted += torch.bincount(torch.tensor(document.trajectory.tokens), minlength=VOCAB)
     assert lesson.count_tokens is not None and lesson.facts["held_out_prompts"] > 0

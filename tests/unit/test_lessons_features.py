@@ -20,8 +20,7 @@ from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
-from draftsmith.distill.datasets import online_lesson, stored_lesson
-from draftsmith.distill.sources import Aggregate
+from draftsmith.distill.datasets import Aggregate, online_lesson, stored_lesson
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.readers import FeatureFile
 from draftsmith.distill.trajectories.store import TrajectoryStore

@@ -16,8 +16,7 @@ from draftsmith.core.types import (
     TopLaws,
     TrajectoryBatch,
 )
-from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.objectives.distillation import Distillation, Imitation
 
 T, H, V = 9, 5, 12
 IDS = torch.tensor([1, 3, 4, 7, 11])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dense_objectives import dense_cross_entropy
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill.objectives.distillation import (
     CACHED,
@@ -13,7 +14,6 @@ from draftsmith.distill.objectives.distillation import (
     CrossEntropy,
     LossTerms,
     cached_places,
-    dense_cross_entropy,
 )
 
 

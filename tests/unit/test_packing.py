@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftsmith.distill.batches import TrainingExample, assemble, pack
-from draftsmith.distill.sources import Multi, mixed
+from draftsmith.distill.datasets import Multi, mixed
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import InputError
 
@@ -52,7 +52,7 @@ def test_the_drawing() -> None:
     second = trajectory((5,), (6, 7, 8, END))
     third = trajectory((1, 2, 3), (4, 5))
     blocks = pack(plain(first, second, third), 12)
-    assert [len(block.documents) for block in blocks] == [2, 1]
+    assert [len(block) for block in blocks] == [2, 1]
     batch = assemble(blocks, 12, END)
     assert batch.tokens_BT.tolist() == [
         [1, 2, 3, 4, 9, 9, 5, 6, 7, 8, 9, 9],
@@ -99,7 +99,7 @@ def test_a_document_longer_than_a_block_loses_its_end_only() -> None:
 def test_no_block_is_left_half_empty_without_need() -> None:
     documents = plain(*(trajectory((1,), (2, 3, END), name=str(n)) for n in range(10)))
     blocks = pack(documents, 10)  # two of five places each
-    assert [len(block.documents) for block in blocks] == [2] * 5
+    assert [len(block) for block in blocks] == [2] * 5
 
 
 def test_documents_whose_answer_begins_behind_the_block_are_refused() -> None:
@@ -175,9 +175,9 @@ def test_a_text_keeps_its_features_when_it_loses_its_laws_or_they_are_mixed() ->
         *(heard(trajectory((1,), (n, END), index=n), 10.0 * n) for n in range(2, 5)),
     )
     for document, mixture in zip(group, mixed(group, Multi().shares_of), strict=True):
-        for other in (document.without_laws(), mixture):
+        for other in (document.without_logprobs(), mixture):
             assert torch.equal(other.trajectory.states(3), document.trajectory.states(3))
-    assert assemble(pack([d.without_laws() for d in group], 12), 12, END).laws is None
+    assert assemble(pack([d.without_logprobs() for d in group], 12), 12, END).laws is None
 
 
 # --------------------------------------------------------------------------- many of one prompt

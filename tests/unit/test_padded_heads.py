@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.core.types import FullLaws, TopLaws
 from draftsmith.distill.batches import TrainingExample
+from draftsmith.distill.datasets import Online
 from draftsmith.distill.evaluation import FIGURES, Chains
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.distill.objectives.divergence import Reading
-from draftsmith.distill.sources import Online
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import Backend
 from draftsmith.errors import InputError

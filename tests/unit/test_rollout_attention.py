@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass

@@ -12,15 +12,8 @@ from tests.tiny_models import tiny_model
 from tests.unit.test_packing import END, plain, trajectory
 
 from draftsmith.core.types import FullLaws, TrajectoryBatch
-from draftsmith.distill.batches import PackedBlocks
-from draftsmith.distill.sources import (
-    HeldOutBlocks,
-    InLoop,
-    Multi,
-    Online,
-    TextRows,
-    TrajectoryBlocks,
-)
+from draftsmith.distill.batches import InLoop, PackedBlocks, TextRows, TrajectoryBlocks
+from draftsmith.distill.datasets import Multi, Online
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -70,7 +63,11 @@ def test_parts_together_are_the_batch() -> None:
 
 def test_laws_can_be_left_out() -> None:
     bare = TrajectoryBlocks(
-        DOCUMENTS, end_id=END, length=14, batch_blocks=4, seed=3, keep_laws=False
+        [one.without_logprobs() for one in DOCUMENTS],
+        end_id=END,
+        length=14,
+        batch_blocks=4,
+        seed=3,
     )
     assert bare.batch(0).laws is None
     assert blocks().batch(0).laws is not None
@@ -78,7 +75,7 @@ def test_laws_can_be_left_out() -> None:
 
 
 def test_held_out_blocks_give_every_token_once() -> None:
-    held = HeldOutBlocks(DOCUMENTS, end_id=END, length=14, batch_blocks=3)
+    held = TrajectoryBlocks(DOCUMENTS, end_id=END, length=14, batch_blocks=3, seed=None)
     counted = sum(int(held.batch(i).loss_mask_BT.sum()) for i in range(held.num_batches))
     assert counted == 3 * len(DOCUMENTS)
 
@@ -304,7 +301,11 @@ def test_a_teacher_in_the_loop_says_its_own_law_of_every_counted_token() -> None
     target = HFTarget(tiny_model().double(), end_ids=frozenset({0}))
     source = InLoop(
         source=TrajectoryBlocks(
-            DOCUMENTS, end_id=END, length=14, batch_blocks=2, seed=3, keep_laws=False
+            [one.without_logprobs() for one in DOCUMENTS],
+            end_id=END,
+            length=14,
+            batch_blocks=2,
+            seed=3,
         ),
         teacher=target,
     )

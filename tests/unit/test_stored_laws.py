@@ -15,7 +15,7 @@ from tests.unit.test_store import header, make
 
 from draftsmith.core.types import TopLaws
 from draftsmith.distill.batches import TrainingExample, assemble, pack
-from draftsmith.distill.sources import Multi
+from draftsmith.distill.datasets import Multi
 from draftsmith.distill.trajectories import readers, shards
 from draftsmith.distill.trajectories.readers import ByteCache, StoredText
 from draftsmith.distill.trajectories.shards import ShardIndex, prompt_key, write_sealed
@@ -138,7 +138,7 @@ def test_a_batch_of_stored_texts_is_that_of_texts_in_memory(tmp_path: Path) -> N
     assert torch.equal(one.laws.log_p_NK, other.laws.log_p_NK)
     for name in ("tokens_BT", "loss_mask_BT", "documents_BT", "law_row_BT", "weights_BT"):
         assert torch.equal(getattr(one, name), getattr(other, name))
-    bare = [document.without_laws() for document in kept]
+    bare = [document.without_logprobs() for document in kept]
     assert assemble(pack(bare, 20), 20, END).laws is None
 
 
@@ -162,7 +162,7 @@ def test_mixtures_of_stored_texts_are_computed_when_asked(tmp_path: Path) -> Non
             rows = np.arange(len(laws))[:, None]
             np.add.at(p_NV, (rows, laws.ids_NK), np.exp(laws.log_p_NK))
         np.testing.assert_allclose(found, dense, rtol=1e-3)
-    bare = [document.without_laws() for document in stored]
+    bare = [document.without_logprobs() for document in stored]
     with pytest.raises(InputError, match="--aggregate mixture"):
         multi.apply(bare, ByteCache())
 

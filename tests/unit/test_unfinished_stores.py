@@ -11,7 +11,7 @@ import pytest
 from tests.command_cases import Command, a_command, distill_words, work_folder
 
 from draftsmith import cli
-from draftsmith.distill.datasets import say_unfinished
+from draftsmith.distill.datasets import warn_unfinished
 from draftsmith.distill.trajectories.store import Shard, TrajectoryStore
 
 Said = Callable[[Path], list[str]]
@@ -48,7 +48,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
     def say(folder: Path) -> list[str]:
         caplog.clear()
         with caplog.at_level("INFO"):
-            say_unfinished(TrajectoryStore.open(folder))
+            warn_unfinished(TrajectoryStore.open(folder))
         return list(caplog.messages)
 
     return say

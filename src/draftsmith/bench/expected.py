@@ -21,11 +21,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import memory_bound_speedup
 from draftsmith.core.types import Proposal
 from draftsmith.core.verify_step import make_rule
-from draftsmith.distill.acceptance import (
-    AcceptanceConfig,
-    AcceptanceReport,
-    measure_acceptance,
-)
+from draftsmith.distill.acceptance import AcceptanceReport, measure_acceptance
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.targets.base import Target
 
@@ -40,12 +36,14 @@ class Expectation:
     acceptance: AcceptanceReport
     gamma: int | None
     """Length of its chains; None for trees and varying lengths, which no closed formula covers."""
+    cost_ratio: float | None
+    """Cost of a draft forward / of a target forward; None: not known."""
     memory_bound_speedup: float | None
     """The speed-up of the predicted tokens per step (Direct Alignment's MBSU)."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
-        found = self.acceptance.results(self.gamma)
+        found = self.acceptance.results(self.gamma, self.cost_ratio)
         return {**found, "memory_bound_speedup": self.memory_bound_speedup}
 
 
@@ -74,13 +72,9 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
         return None
     shape = arm.used_shape
     gamma = shape.depth if shape.is_chain and shape.depth and arm.policy is None else None
-    options = AcceptanceConfig(
-        sampler=sampler,
-        batch_size=bench.plan.batch_size,
-        gammas=(gamma or 1,),
-        cost_ratio=None if gamma is None else _cost_ratio(bench, arm.name, sampler, gamma),
+    acceptance = measure_acceptance(
+        target, draft, texts, sampler, batch_size=bench.plan.batch_size, vocabularies=ids
     )
-    acceptance = measure_acceptance(target, draft, texts, options, vocabularies=ids)
     tau = acceptance.results(gamma)["tau_predicted"]
     sizes = [size for model in (draft, target) if (size := parameters_of(model)) is not None]
     bound = memory_bound_speedup(tau, gamma, *sizes) if gamma and len(sizes) == 2 else None
@@ -89,6 +83,7 @@ def _expectation(bench: Bench, arm: Arm, sampler: Sampler) -> Expectation | None
         temperature=sampler.temperature,
         acceptance=acceptance,
         gamma=gamma,
+        cost_ratio=None if gamma is None else _cost_ratio(bench, arm.name, sampler, gamma),
         memory_bound_speedup=None if bound is None else float(bound),
     )
 

@@ -75,7 +75,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.acceptance import AcceptanceConfig, measure_acceptance
+from draftsmith.distill.acceptance import measure_acceptance
 from draftsmith.distill.checkpoint import work_folder
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
 from draftsmith.distill.distilling import make_lesson, make_trainer
@@ -196,9 +196,7 @@ def alphas(target: Target, draft: Path, texts: Texts) -> dict[float, float]:
     dtype: Any = str(target.dtype).removeprefix("torch.")
     model = open_model(ModelConfig(target=str(draft), dtype=dtype, device=str(target.device)))
     return {
-        temperature: measure_acceptance(
-            target, model, some, AcceptanceConfig(sampler=Sampler(temperature=temperature))
-        ).alpha
+        temperature: measure_acceptance(target, model, some, Sampler(temperature=temperature)).alpha
         for temperature, some in texts.items()
     }
 

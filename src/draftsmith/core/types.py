@@ -199,6 +199,9 @@ class TopLaws:
     """-inf in cells that hold nothing (then the id is 0)."""
     vocab_size: int | None = None
     """Entries of the teacher's head, from which these are; None: not known."""
+    highest: int | None = None
+    """No id is higher, and every place holds a token. None: not checked yet, which waits for the
+    device."""
 
     def __len__(self) -> int:
         return len(self.ids_NK)

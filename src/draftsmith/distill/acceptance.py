@@ -15,7 +15,7 @@ No noise but that of the texts. Logits exist for a few places at a time, never f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,33 +30,15 @@ from draftsmith.core.speedup import predicted_speedup, tokens_per_step
 from draftsmith.core.types import Signals
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.tree_growth import Vocabularies
-from draftsmith.drafters.vocabulary import VocabularySubset, padded, same_tokens
+from draftsmith.drafters.vocabulary import padded, same_tokens
 from draftsmith.errors import InputError
 from draftsmith.targets.base import CHUNK, Target
 
 Betas = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AcceptanceConfig:
-    """What is asked, and how much memory the answer may take."""
-
-    sampler: Sampler = field(default_factory=lambda: Sampler(temperature=1.0))
-    """How target and drafter both turn logits into laws when they decode."""
-    gammas: tuple[int, ...] = (3, 5)
-    """Draft lengths to predict tokens per step for."""
-    cost_ratio: float | None = None
-    """Cost of a draft forward / of a target forward; None: no speed-up is predicted."""
-    batch_size: int = 8
-    """Continuations that are scored together."""
-    max_logits: int = 1 << 24
-    """Logits of one model that exist at once (some copies of as many are made)."""
-
-    def __post_init__(self) -> None:
-        if not self.gammas or min(self.gammas) < 1:
-            raise InputError(f"gammas must be draft lengths of at least 1, got {self.gammas}.")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {self.batch_size}.")
+MAX_LOGITS = 1 << 24
+"""Logits of one model that exist at once (some copies of as many are made)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,20 +55,6 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
-    """What the closed formulas make of an acceptance, for one draft length."""
-
-    gamma: int
-    tau: float
-    """Tokens per step of the token-weighted alpha (DistillBeam, eq. 11)."""
-    tau_per_prompt: float
-    """Mean over prompts of the tokens per step of each prompt's alpha: never the smaller one when
-    prompts weigh the same, because the formula is convex."""
-    speedup: float | None
-    """tau / (c gamma + 1) (eq. 12); None without a cost ratio."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptanceReport:
     """Expected acceptance over given continuations. n_x: tokens of continuation x."""
 
@@ -99,35 +67,31 @@ class AcceptanceReport:
     alpha_sequence: float
     """DistillBeam, eq. 10: per prompt E[sum of betas] / E[n_x] over its continuations (which stand
     for samples of the target), then the mean over prompts."""
-    by_position: tuple[Share, ...]
-    """At the i-th token of a continuation."""
     by_language: dict[str, Share]
     by_tag: dict[str, Share]
-    forecasts: tuple[Forecast, ...]
-    cost_ratio: float | None
     temperature: float
     """Temperature of decoding."""
 
-    def results(self, gamma: int | None) -> dict[str, Any]:
+    def results(self, gamma: int | None, cost_ratio: float | None = None) -> dict[str, Any]:
         """The figures that are kept for comparisons (see `bench.compare.model`).
 
         Args:
             gamma: length of the chains; None: drafts are none, and nothing is predicted.
-
-        Raises:
-            InputError: nothing was predicted for this gamma.
+            cost_ratio: cost c of a draft forward / of a target forward; None: no speed-up is
+                predicted. It is tau / (c gamma + 1) (DistillBeam, eq. 12), with tau the tokens per
+                step of the token-weighted alpha (eq. 11).
         """
-        found = [forecast for forecast in self.forecasts if forecast.gamma == gamma]
-        if gamma is not None and not found:
-            known = ", ".join(str(forecast.gamma) for forecast in self.forecasts)
-            raise InputError(f"No prediction for gamma {gamma} was made (there are: {known}).")
+        tau = Share(alpha=self.alpha, tokens=self.tokens).results(gamma)["tau_predicted"]
+        speedup = None
+        if tau is not None and gamma is not None and cost_ratio is not None:
+            speedup = float(predicted_speedup(tau, gamma, cost_ratio))
         return {
             "alpha": self.alpha,
             "alpha_per_prompt": self.alpha_per_prompt,
             "alpha_sequence": self.alpha_sequence,
             "gamma": gamma,
-            "tau_predicted": found[0].tau if found else None,
-            "speedup_predicted": found[0].speedup if found else None,
+            "tau_predicted": tau,
+            "speedup_predicted": speedup,
             "decoding_temperature": self.temperature,
             "by_language": {name: one.results(gamma) for name, one in self.by_language.items()},
             "by_tag": {name: one.results(gamma) for name, one in self.by_tag.items()},
@@ -138,23 +102,60 @@ def measure_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    options: AcceptanceConfig | None = None,
+    sampler: Sampler | None = None,
     *,
+    batch_size: int = 8,
     vocabularies: Vocabularies | None = None,
 ) -> AcceptanceReport:
     """Expected acceptance of a draft model on continuations of prompts.
 
     Args:
         trajectories: prompts and continuations; for alpha as decoding has it, drawn from the target
-            in the way that `options.sampler` says.
+            in the way that `sampler` says.
+        sampler: how both turn logits into laws when they decode; None: at temperature 1.
+        batch_size: continuations that are scored together.
         vocabularies: how the ids of both correspond; None: see `shared_vocabulary`.
 
     Raises:
         InputError: nothing to measure, a text that does not fit, or vocabularies that differ.
     """
-    options = options or AcceptanceConfig()
-    betas = expected_acceptance(target, draft, trajectories, options, vocabularies=vocabularies)
-    return _report(trajectories, betas, options)
+    sampler = sampler or Sampler(temperature=1.0)
+    betas = expected_acceptance(
+        target, draft, trajectories, sampler, batch_size=batch_size, vocabularies=vocabularies
+    )
+    pairs = [(one, beta) for one, beta in zip(trajectories, betas, strict=True) if len(beta)]
+    if not pairs:
+        raise InputError("There is no continuation to measure acceptance on.")
+    prompts: dict[str, list[Betas]] = {}
+    for one, beta in pairs:
+        prompts.setdefault(one.prompt_id, []).append(beta)
+    whole = _share([beta for _, beta in pairs])
+    return AcceptanceReport(
+        tokens=whole.tokens,
+        prompts=len(prompts),
+        alpha=whole.alpha,
+        alpha_per_prompt=float(
+            np.mean([np.mean([beta.mean() for beta in some]) for some in prompts.values()])
+        ),
+        alpha_sequence=float(np.mean([_share(some).alpha for some in prompts.values()])),
+        by_language=_by([(one.language, beta) for one, beta in pairs]),
+        by_tag=_by([(one.tag, beta) for one, beta in pairs]),
+        temperature=sampler.temperature,
+    )
+
+
+def _share(betas: Sequence[Betas]) -> Share:
+    tokens = sum(len(beta) for beta in betas)
+    return Share(alpha=float(sum(beta.sum() for beta in betas) / tokens), tokens=tokens)
+
+
+def _by(named: Sequence[tuple[str | None, Betas]]) -> dict[str, Share]:
+    """In order of first appearance; what has no name is left out."""
+    return {
+        name: _share([beta for own, beta in named if own == name])
+        for name in dict.fromkeys(own for own, _ in named)
+        if name is not None
+    }
 
 
 @torch.inference_mode()
@@ -162,12 +163,15 @@ def expected_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    options: AcceptanceConfig | None = None,
+    sampler: Sampler | None = None,
     *,
+    batch_size: int = 8,
+    max_logits: int = MAX_LOGITS,
     vocabularies: Vocabularies | None = None,
 ) -> list[Betas]:
     """Per trajectory, beta at each of its tokens. As `measure_acceptance`, without the summing."""
-    options = options or AcceptanceConfig()
+    sampler = sampler or Sampler(temperature=1.0)
+    width = max(target.vocab_size, draft.vocab_size)
     ids = shared_vocabulary(draft, target) if vocabularies is None else vocabularies
     for one in trajectories:
         _check(one, target, draft)
@@ -177,17 +181,17 @@ def expected_acceptance(
         (i for i, one in enumerate(trajectories) if one.tokens),
         key=lambda i: (len(trajectories[i].tokens), len(trajectories[i].prompt)),
     )
-    for start in range(0, len(order), options.batch_size):
-        numbers = order[start : start + options.batch_size]
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
         batch = [trajectories[i] for i in numbers]
-        columns = max(1, min(CHUNK, options.max_logits // (len(batch) * _width(target, draft))))
-        by_target = _places(target, batch, columns, lambda ids: ids)
-        by_draft = _places(draft, batch, columns, ids.to_draft)
+        columns = max(1, min(CHUNK, max_logits // (len(batch) * width)))
+        by_target = _logits(target, batch, columns, lambda ids: ids)
+        by_draft = _logits(draft, batch, columns, ids.to_draft)
         # both go through the same places: b rows of `batch`, token i of each
         for (rows, places, logits_p), (_, _, logits_q) in zip(by_target, by_draft, strict=True):
-            histories = _histories(batch, rows, places) if options.sampler.needs_history else ()
-            p = options.sampler.law(logits_p, histories)
-            q = options.sampler.law(ids.to_target(logits_q.to(logits_p.device)), histories)
+            histories = _histories(batch, rows, places) if sampler.needs_history else ()
+            p = sampler.law(logits_p, histories)
+            q = sampler.law(ids.to_target(logits_q.to(logits_p.device)), histories)
             found = overlap(p, q).cpu().numpy()
             for b, i, beta in zip(rows.tolist(), places.tolist(), found.tolist(), strict=True):
                 out[numbers[b]][i] = beta
@@ -202,18 +206,12 @@ def overlap(p: Law, q: Law) -> Tensor:
     return torch.minimum(p.probs_RK, q_RK).sum(-1, dtype=torch.float64).clamp(max=1.0)
 
 
-def shared_vocabulary(draft: Target, target: Target, *, source: str = "") -> Vocabularies:
-    """How the ids of a draft model correspond to the target's, as the drafter `independent` has it.
-
-    Args:
-        source: the draft model's folder, which may say that its vocabulary is a subset.
+def shared_vocabulary(draft: Target, target: Target) -> Vocabularies:
+    """How the ids of a draft model correspond to the target's, padding apart.
 
     Raises:
         InputError: they have other tokens, so that no law of one is a law of the other.
     """
-    subset = VocabularySubset.beside(source)
-    if subset is not None:
-        return subset.vocabularies(draft.vocab_size, target.vocab_size)
     if not same_tokens(draft.tokenizer, target.tokenizer):
         raise InputError(
             f"{draft.name} and {target.name} have different tokenizers, so their laws cannot be "
@@ -225,7 +223,7 @@ def shared_vocabulary(draft: Target, target: Target, *, source: str = "") -> Voc
 # --------------------------------------------------------------------------- laws, piece by piece
 
 
-def _places(
+def _logits(
     model: Target,
     batch: Sequence[Trajectory],
     columns: int,
@@ -276,10 +274,6 @@ def _histories(batch: Sequence[Trajectory], rows: np.ndarray, places: np.ndarray
     ]
 
 
-def _width(target: Target, draft: Target) -> int:
-    return max(target.vocab_size, draft.vocab_size)
-
-
 def _check(one: Trajectory, target: Target, draft: Target) -> None:
     if not one.prompt:
         raise InputError(f"Prompt {one.prompt_id} is empty: give at least one token.")
@@ -296,64 +290,3 @@ def _check(one: Trajectory, target: Target, draft: Target) -> None:
             f"Prompt {one.prompt_id} holds token {outside[0]}, outside the target's vocabulary of "
             f"{target.vocab_size}: it was made with another tokenizer."
         )
-
-
-# --------------------------------------------------------------------------- summing up
-
-
-def _report(
-    trajectories: Sequence[Trajectory], betas: Sequence[Betas], options: AcceptanceConfig
-) -> AcceptanceReport:
-    pairs = [(one, beta) for one, beta in zip(trajectories, betas, strict=True) if len(beta)]
-    if not pairs:
-        raise InputError("There is no continuation to measure acceptance on.")
-    prompts: dict[str, list[Betas]] = {}
-    for one, beta in pairs:
-        prompts.setdefault(one.prompt_id, []).append(beta)
-    of_prompts = np.array([_share(some).alpha for some in prompts.values()])
-    whole = _share([beta for _, beta in pairs])
-    longest = max(len(beta) for _, beta in pairs)
-    return AcceptanceReport(
-        tokens=whole.tokens,
-        prompts=len(prompts),
-        alpha=whole.alpha,
-        alpha_per_prompt=float(
-            np.mean([np.mean([beta.mean() for beta in some]) for some in prompts.values()])
-        ),
-        alpha_sequence=float(of_prompts.mean()),
-        by_position=tuple(
-            _share([beta[i : i + 1] for _, beta in pairs if len(beta) > i]) for i in range(longest)
-        ),
-        by_language=_by([one.language for one, _ in pairs], [beta for _, beta in pairs]),
-        by_tag=_by([one.tag for one, _ in pairs], [beta for _, beta in pairs]),
-        forecasts=tuple(
-            _forecast(gamma, whole.alpha, of_prompts, options.cost_ratio)
-            for gamma in options.gammas
-        ),
-        cost_ratio=options.cost_ratio,
-        temperature=options.sampler.temperature,
-    )
-
-
-def _share(betas: Sequence[Betas]) -> Share:
-    tokens = sum(len(beta) for beta in betas)
-    return Share(alpha=float(sum(beta.sum() for beta in betas) / tokens), tokens=tokens)
-
-
-def _by(names: Sequence[str | None], betas: Sequence[Betas]) -> dict[str, Share]:
-    """In order of first appearance; what has no name is left out."""
-    return {
-        name: _share([beta for own, beta in zip(names, betas, strict=True) if own == name])
-        for name in dict.fromkeys(names)
-        if name is not None
-    }
-
-
-def _forecast(gamma: int, alpha: float, of_prompts: Betas, cost_ratio: float | None) -> Forecast:
-    tau = float(tokens_per_step(alpha, gamma))
-    return Forecast(
-        gamma=gamma,
-        tau=tau,
-        tau_per_prompt=float(tokens_per_step(of_prompts, gamma).mean()),
-        speedup=None if cost_ratio is None else float(predicted_speedup(tau, gamma, cost_ratio)),
-    )

@@ -1,24 +1,7 @@
-"""Documents -> blocks of equal length: EOS after each document, shuffled, joined, cut. No padding.
+"""Batches of training as functions of the step: documents or trajectories, packed into blocks.
 
-    documents      aaa bb cccc          (order of the epoch: b a c)
-    stream         b b # a a a # c c c c #        # is the end token
-    blocks of 4    bb#a aa#c ccc#                 a tail shorter than a block is left out
-    order          2 0 1                          shuffled again: a batch is not one file's
-
-Everything is computed from (seed, epoch): there is no state to save, so resuming is exact.
-
-Trajectories -> blocks to learn from. A document is never cut: its laws hold only behind its own
-prompt.
-
-    documents     p p y y #      p y y y #       p p p y y    (the last one was cut short: no end)
-    block of 12   p p y y # # p y y y # #        p p p y y # . . . . . .
-    counts        0 0 1 1 1 0 0 1 1 1 1 0        0 0 0 1 1 0 0 ...        answers only
-    law row       - - 0 1 2 - - 3 4 5 6 -        - - - 7 8 - - ...        of the token there
-    document      0 0 0 0 0 0 1 1 1 1 1 1        0 0 0 0 0 0 1 ...
-    features      f f f f f . f f f f f .        f f f f f . . ...        where there are any
-
-Behind every document stands an end token that does not count. What a block has left over is
-padding.
+There is no state to save: everything is computed from (seed, epoch), so that a resumed run sees
+what an uninterrupted one would have seen.
 """
 
 from __future__ import annotations
@@ -26,31 +9,40 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from queue import Full, Queue
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
-from draftsmith.core.types import TopLaws, TrajectoryBatch
+from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
 from draftsmith.distill.tokenizer_training import Tokens
 from draftsmith.distill.trajectories.readers import StoredText
 from draftsmith.distill.trajectories.types import TopK, Trajectory
+from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget, causal_head
 
 
 class BatchSource(Protocol):
     """What a trainer learns from: the batch of a step is a function of the step's number."""
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """Part `part` of `parts` of the batch of optimiser step `step`."""
+
+
+@runtime_checkable
+class EvaluationSource(BatchSource, Protocol):
+    """Held-out batches."""
+
+    @property
+    def num_batches(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +57,7 @@ class Phases:
     second: BatchSource
     second_from: int
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The batch of the phase that the step lies in."""
         if step < self.second_from:
             return self.first.batch(step, part, parts)
@@ -85,7 +77,7 @@ class Prefetched:
                      asked    0 runs   runs
 
     The first step shows which parts this process asks for; the thread then assembles the same parts
-    of the following steps, in order, through a DataLoader. Any other request (a resumed run, an
+    of the following steps, in order. Any other request (a resumed run, an
     evaluation) is answered directly. A thread in place of a worker process: arrow, numpy and torch
     release the interpreter where it counts, and nothing is forked that holds devices or locks.
 
@@ -101,7 +93,7 @@ class Prefetched:
         """Step, number of parts, and the parts that this process asked for in that step."""
         self._run: _Run | None = None
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch. Raises what the source raises, at the batch that raised it."""
         last, number, asked = self._asked
         if (step, parts) == (last, number) and part not in asked:
@@ -131,27 +123,14 @@ class Prefetched:
             self._run = None
 
 
-class _Steps(IterableDataset[tuple[tuple[int, int, int], TrajectoryBatch]]):
-    """The batches of all steps from `first` on, with what they are the batch of."""
-
-    def __init__(self, source: BatchSource, first: int, mine: tuple[int, ...], parts: int) -> None:
-        self.source, self.first, self.mine, self.parts = source, first, mine, parts
-
-    def __iter__(self) -> Iterator[tuple[tuple[int, int, int], TrajectoryBatch]]:
-        for step in count(self.first):
-            for part in self.mine:
-                key = (step, part, self.parts)
-                yield key, self.source.batch(*key)
-
-
 class _Run:
-    """A thread that assembles the batches of `_Steps` in order."""
+    """A thread that assembles the batches of all steps from `first` on, in order."""
 
     def __init__(self, source: BatchSource, first: int, mine: tuple[int, ...], parts: int) -> None:
         self._ready: Queue[tuple[Any, Any]] = Queue(maxsize=AHEAD * len(mine))
         self._stopped = threading.Event()
-        steps = _Steps(source, first, mine, parts)
-        arguments = (steps, self._ready, self._stopped)
+        keys = ((step, part, parts) for step in count(first) for part in mine)
+        arguments = (source, keys, self._ready, self._stopped)
         self._thread = threading.Thread(
             target=_assemble, args=arguments, name="batches", daemon=True
         )
@@ -171,7 +150,12 @@ class _Run:
             self._thread.join()
 
 
-def _assemble(steps: _Steps, ready: Queue[tuple[Any, Any]], stopped: threading.Event) -> None:
+def _assemble(
+    source: BatchSource,
+    keys: Iterator[tuple[int, int, int]],
+    ready: Queue[tuple[Any, Any]],
+    stopped: threading.Event,
+) -> None:
     """What the thread does: fill the queue until it is stopped or a batch cannot be assembled."""
 
     def put(item: tuple[Any, Any]) -> None:
@@ -180,20 +164,30 @@ def _assemble(steps: _Steps, ready: Queue[tuple[Any, Any]], stopped: threading.E
                 return ready.put(item, timeout=0.05)
 
     try:
-        # a generator of its own: noise of the training is drawn from the global one
-        loader = DataLoader(
-            steps, batch_size=None, collate_fn=lambda item: item, generator=torch.Generator()
-        )
-        for item in loader:
-            put(item)
+        for key in keys:
+            put((key, source.batch(*key)))
             if stopped.is_set():
                 return
     except BaseException as error:
         put((None, error))
 
 
+def blocks_per_step(batch_tokens: int, length: int) -> int:
+    """How many blocks of this length a batch has. Raises InputError where they do not fill it."""
+    if length < 2 or batch_tokens < length or batch_tokens % length:
+        raise InputError(
+            f"--batch-tokens {batch_tokens} must be a multiple of --block-length {length}"
+        )
+    return batch_tokens // length
+
+
 class PackedBlocks:
-    """Packed blocks of tokenised documents, in an order keyed by (seed, epoch).
+    """Packed blocks of tokenised documents, in an order keyed by (seed, epoch). No padding.
+
+    documents      aaa bb cccc          (order of the epoch: b a c)
+    stream         b b # a a a # c c c c #        # is the end token
+    blocks of 4    bb#a aa#c ccc#                 what is shorter than a block is left out
+    order          2 0 1                          shuffled again: a batch is not one file's
 
     `documents`: token ids without the end token. `batch_tokens`: tokens of one optimiser step over
     all processes, a multiple of `length`. `attend_across`: False records
@@ -213,17 +207,13 @@ class PackedBlocks:
         attend_across: bool = True,
         stand_in: int = 0,
     ) -> None:
-        if length < 2 or batch_tokens < length or batch_tokens % length:
-            raise InputError(
-                f"--batch-tokens {batch_tokens} must be a multiple of the block length {length}"
-            )
+        self.blocks_per_step = blocks_per_step(batch_tokens, length)
         self.documents = documents
         self.length = length
         self.end_id = end_id
         self.seed = seed
         self.attend_across = attend_across
         self.stand_in = stand_in
-        self.blocks_per_step = batch_tokens // length
         self.num_tokens = sum(len(document) + 1 for document in documents)
         self.num_blocks = self.num_tokens // length
         if self.num_blocks == 0:
@@ -240,7 +230,7 @@ class PackedBlocks:
     def steps_per_epoch(self) -> float:
         return self.num_blocks / self.blocks_per_step
 
-    def batch(self, step: int, part: int, parts: int) -> TrajectoryBatch:
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """Rows `part, part + parts, ...` of the step's blocks; InputError if there are none."""
         first = step * self.blocks_per_step
         blocks = [self._block(first + row) for row in range(self.blocks_per_step)[part::parts]]
@@ -330,35 +320,26 @@ class EvaluationBlocks:
         )
 
 
-class MixedLaws(Protocol):
-    """Logprobs that are computed when a batch asks for them."""
-
-    def read(self) -> TopK: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingExample:
     """A trajectory and how much each of its tokens counts."""
 
     trajectory: Trajectory | StoredText
     weight: float = 1.0
-    laws: MixedLaws | None = None
-    """Logprobs to learn in place of the trajectory's own."""
+    mixed_logprobs: Callable[[], TopK] | None = None
+    """Computes logprobs to learn in place of the trajectory's own, when a batch asks for them."""
 
     def top(self) -> TopK | None:
         """The teacher's logprobs. Raises BackendError when a store is damaged."""
-        return self.trajectory.top if self.laws is None else self.laws.read()
+        return self.trajectory.top if self.mixed_logprobs is None else self.mixed_logprobs()
 
-    def without_laws(self) -> TrainingExample:
+    def without_logprobs(self) -> TrainingExample:
         """The same text, to be learnt as a text."""
-        return replace(self, trajectory=self.trajectory.without_logprobs(), laws=None)
+        return replace(self, trajectory=self.trajectory.without_logprobs(), mixed_logprobs=None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """Documents that are learnt from side by side."""
-
-    documents: tuple[TrainingExample, ...]
+Block = tuple[TrainingExample, ...]
+"""Documents that stand side by side in one row of a batch."""
 
 
 def fit(document: Trajectory | StoredText, length: int) -> int:
@@ -393,7 +374,7 @@ def pack(
             f"{length} tokens; give a larger --block-length or other prompts"
         )
     if one_per_block:
-        return [Block(documents=(document,)) for document in usable]
+        return [(document,) for document in usable]
     full: list[list[TrainingExample]] = []
     # (room, number of the first document, documents), ascending
     unfilled: list[tuple[int, int, list[TrainingExample]]] = []
@@ -409,11 +390,23 @@ def pack(
         inside.append(document)
         insort(unfilled, (room - size, age, inside))
     unfilled.sort(key=lambda block: block[1])
-    return [Block(documents=tuple(inside)) for inside in (*full, *(block[2] for block in unfilled))]
+    return [tuple(inside) for inside in (*full, *(block[2] for block in unfilled))]
 
 
 def assemble(blocks: Sequence[Block], length: int, end_id: int) -> TrajectoryBatch:
-    """The batch of these blocks, one row each, with the laws and features of their documents.
+    """The batch of these blocks, one row each, with the logprobs and features of their documents.
+
+    A document is never cut between prompt and answer: its logprobs hold only behind its prompt.
+
+    documents     p p y y #      p y y y #       p p p y y    (the last one was cut short: no end)
+    block of 12   p p y y # # p y y y # #        p p p y y # . . . . . .
+    counts        0 0 1 1 1 0 0 1 1 1 1 0        0 0 0 1 1 0 0 ...        answers only
+    law row       - - 0 1 2 - - 3 4 5 6 -        - - - 7 8 - - ...        of the token there
+    document      0 0 0 0 0 0 1 1 1 1 1 1        0 0 0 0 0 0 1 ...
+    features      f f f f f . f f f f f .        f f f f f . . ...        where there are any
+
+    Behind every document stands an end token that does not count. What a block has left over is
+    padding.
 
     Raises:
         InputError: features are there for some documents only, or differ in width.
@@ -482,7 +475,7 @@ def _lay(blocks: Sequence[Block], length: int) -> Iterator[_Place]:
     """Document behind document."""
     for row, block in enumerate(blocks):
         at = 0
-        for number, document in enumerate(block.documents):
+        for number, document in enumerate(block):
             known = document.trajectory
             stop = min(at + known.prompt_length + known.answer_length, length)
             yield _Place(document=document, row=row, number=number, at=at, stop=stop)
@@ -524,8 +517,166 @@ def _stack(laws: Sequence[TopK]) -> TopLaws:
     ids = np.concatenate([wide(law.ids_NK, 0) for law in laws])
     log_p = np.concatenate([wide(law.log_p_NK, -np.inf) for law in laws])
     sizes = {law.vocab_size for law in laws}
+    whole = bool((log_p.max(axis=1) > -np.inf).all())
     return TopLaws(
         ids_NK=torch.from_numpy(ids.astype(np.int64)),
         log_p_NK=torch.from_numpy(log_p),
         vocab_size=sizes.pop() if len(sizes) == 1 else None,
+        highest=int(ids.max()) if whole else None,
     )
+
+
+# --------------------------------------------------------------------------- trajectories
+
+
+class TrajectoryBlocks:
+    """Blocks of whole documents: packed once and shuffled for every epoch, in orders keyed by the
+    seed; or, to evaluate, each once and as they come.
+
+    Args:
+        batch_blocks: blocks of one optimiser step, over all processes.
+        seed: None: blocks in order, and no more after the last.
+        one_per_block: documents do not share blocks.
+
+    Raises:
+        InputError: nothing can be learnt from the documents.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[TrainingExample],
+        *,
+        end_id: int,
+        length: int,
+        batch_blocks: int,
+        seed: int | None,
+        one_per_block: bool = False,
+    ) -> None:
+        if seed is not None:
+            documents = [documents[i] for i in keyed_rng(seed, 0).permutation(len(documents))]
+        self.blocks = pack(documents, length, one_per_block=one_per_block)
+        self.end_id, self.length, self.seed = end_id, length, seed
+        self.batch_blocks = batch_blocks
+        self._epoch, self._order = -1, np.arange(len(self.blocks))
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one epoch; the last may be smaller (for evaluation)."""
+        return -(-len(self.blocks) // self.batch_blocks)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.blocks) / self.batch_blocks
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """Rows `part, part + parts, ...` of the step's blocks; InputError if there are none."""
+        rows = range(step * self.batch_blocks, (step + 1) * self.batch_blocks)
+        if self.seed is None:
+            rows = rows[: len(self.blocks) - rows.start]
+        chosen = [self._block(row) for row in rows[part::parts]]
+        if not chosen:
+            raise InputError(f"{self.batch_blocks} blocks per batch do not fill {parts} parts")
+        return assemble(chosen, self.length, self.end_id)
+
+    def _block(self, index: int) -> Block:
+        epoch, place = divmod(index, len(self.blocks))
+        if epoch != self._epoch and self.seed is not None:
+            self._order = keyed_rng(self.seed, 1 + epoch).permutation(len(self.blocks))
+        self._epoch = epoch
+        return self.blocks[self._order[place]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRows:
+    """A source with rows of plain text below its own, in which every token is learnt. Where the
+    drafter reads hidden signals, a teacher computes those of both: `InLoop` around this."""
+
+    first: BatchSource
+    text: BatchSource
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """Part `part` of both: of `first` only what it needs (a row may cost a generation).
+
+        rows of 3 parts    first 0 3 | 1 4 | 2      text 2 | 1 | 0 3      later parts have fewer
+        """
+        ours = self.first.batch(step, part, parts)
+        text = self.text.batch(step, 0, 1)  # all: blocks cost nothing, and may not fill the parts
+        return _below(ours, text, torch.arange(len(text.tokens_BT))[parts - 1 - part :: parts])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InLoop:
+    """Batches of another source with a teacher's whole laws and hidden signals."""
+
+    source: BatchSource
+    """An `EvaluationSource` for evaluating."""
+    teacher: HFTarget
+    signals: Signals = field(default_factory=Signals)
+
+    @property
+    def num_batches(self) -> int:
+        assert isinstance(self.source, EvaluationSource)
+        return self.source.num_batches
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """The source's batch; every counted token has a law."""
+        return taught(self.source.batch(step, part, parts), self.teacher, self.signals)
+
+
+def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> TrajectoryBatch:
+    """The batch with whole laws and, where `signals` asks for any, hidden signals as decoding gives
+    them (in float32), by one forward of the teacher over the same blocks.
+
+    Raises:
+        InputError: the teacher has no such signals.
+    """
+    device = teacher.device
+    with torch.no_grad(), teacher.native() as model, teacher.capture(signals) as captured:
+        fed = replace(
+            batch,
+            tokens_BT=batch.tokens_BT.to(device),
+            documents_BT=None if batch.documents_BT is None else batch.documents_BT.to(device),
+        )
+        hidden_BTH = causal_forward(model, fed).hidden_BTH
+    wanted_BT = batch.mask_ahead(1)
+    row_BT = torch.full_like(batch.tokens_BT, -1)
+    # logprobs of position t + 1 are computed at position t
+    row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
+    laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
+    signals_BTS = captured.signals_BTS
+    features_BTS = batch.features_BTS if signals_BTS is None else signals_BTS.float()
+    return replace(batch, laws=laws, law_row_BT=row_BT, features_BTS=features_BTS)
+
+
+def _below(ours: TrajectoryBatch, text: TrajectoryBatch, rows: Tensor) -> TrajectoryBatch:
+    """These rows of text below ours; they have no logprobs and count fully.
+
+    Raises:
+        InputError: ours have features, the text has none.
+    """
+    if (ours.features_BTS is None) != (text.features_BTS is None):
+        raise InputError(
+            "rows of plain text have no hidden states, the trajectories beside them do: let a "
+            "target in memory say those of both"
+        )
+
+    def joined(name: str, fill: float) -> Tensor | None:
+        left, right = getattr(ours, name), getattr(text, name)
+        if left is None and right is None:
+            return None
+        if left is None:
+            left = torch.full(ours.tokens_BT.shape, fill)
+        if right is None:
+            right = torch.full(text.tokens_BT.shape, fill, dtype=left.dtype)
+        return torch.cat([left, right[rows].to(left.dtype)])
+
+    text = replace(text, law_row_BT=None, weights_BT=None)
+    fills = {"law_row_BT": -1, "weights_BT": 1.0}
+    names = {one.name for one in fields(ours)} - {"laws"}
+    both: dict[str, Any] = {name: joined(name, fills.get(name, 0)) for name in names}
+    return replace(ours, **both)
+
+
+def keyed_rng(*key: int) -> np.random.Generator:
+    """A generator whose draws depend on these numbers alone."""
+    return np.random.Generator(np.random.PCG64([value % 2**63 for value in key]))

@@ -27,7 +27,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.tokenizer_training import Subset
-from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.vocabulary import SUBSET_FILE
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 from draftsmith.provenance import (
@@ -38,9 +37,6 @@ from draftsmith.provenance import (
     system_error,
 )
 
-_DRAFTING = """
-    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS
-"""
 _LOADING = """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained("FOLDER")
@@ -261,7 +257,7 @@ def write_model(
     each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
     fed as in training. `text`: of its README.
     """
-    with _temporary_folder(out) as temporary:
+    with finished_folder(out, record, results, text + _LOADING) as folder:
         model = model.to(dtype)
         end_id = model.config.eos_token_id
         model.generation_config = GenerationConfig(
@@ -269,44 +265,34 @@ def write_model(
             eos_token_id=end_id,
             pad_token_id=model.config.pad_token_id,
         )
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         if subset is not None:
             tensors = {
                 "d2t": torch.from_numpy(subset.ids).long(),
                 "unknown": torch.tensor([subset.unknown]),
             }
-            save_file(tensors, temporary / SUBSET_FILE)
-        (temporary / "README.md").write_text(text + _LOADING, encoding="utf-8")
-        _move(temporary, out)
-        record.write(out, results=results)
-
-
-def write_drafter(
-    out: Path,
-    drafter: Drafter,
-    kind: str,
-    dtype: torch.dtype,
-    record: Run,
-    results: Mapping[str, object],
-    text: str,
-) -> None:
-    """As `write_model`, for a drafter with a network of its own; `draftsmith bench --drafter OUT`
-    decodes with it."""
-    with _temporary_folder(out) as temporary:
-        drafter.to(dtype).save(temporary, kind=kind)
-        (temporary / "README.md").write_text(text + _DRAFTING, encoding="utf-8")
-        _move(temporary, out)
-        record.write(out, results=results)
+            save_file(tensors, folder / SUBSET_FILE)
 
 
 @contextlib.contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """A folder for files that are not complete; BackendError for what the disk refuses."""
+def finished_folder(
+    out: Path, record: Run, results: Mapping[str, object], readme: str
+) -> Iterator[Path]:
+    """A folder for the files of a finished model, which then come to `out` as whole files, one by
+    one, with README.md and, last, run.json. Raises BackendError for what the disk refuses."""
     temporary = out / f".tmp-model-{os.getpid()}"
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
+        (temporary / "README.md").write_text(readme, encoding="utf-8")
+        usual = (temporary / "README.md").stat().st_mode
+        for path in sorted(temporary.iterdir()):
+            path.chmod(usual)  # safetensors gives its files to the owner alone
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(path, out / path.name)
+        record.write(out, results=results)
     except Exception as error:
         # run.json comes with a sentence of its own, which does not know of the checkpoint
         cause = error.__cause__ if isinstance(error, DraftsmithError) else error
@@ -320,13 +306,3 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _move(temporary: Path, out: Path) -> None:
-    """Whole files, one by one."""
-    usual = (temporary / "README.md").stat().st_mode
-    for path in sorted(temporary.iterdir()):
-        path.chmod(usual)  # safetensors gives its files to the owner alone
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(path, out / path.name)

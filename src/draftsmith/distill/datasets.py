@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,30 +25,38 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.transfer import no_garbage_collection
-from draftsmith.core.types import Signals
+from draftsmith.core.types import Signals, TrajectoryBatch
 from draftsmith.data import text as _text
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.batches import BatchSource, PackedBlocks, Prefetched, TrainingExample, fits
+from draftsmith.distill.batches import (
+    BatchSource,
+    EvaluationSource,
+    InLoop,
+    PackedBlocks,
+    Prefetched,
+    TextRows,
+    TrainingExample,
+    TrajectoryBlocks,
+    assemble,
+    blocks_per_step,
+    fits,
+    keyed_rng,
+    pack,
+)
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.distributed import check_parts
-from draftsmith.distill.evaluation import EvaluationSource
-from draftsmith.distill.sources import (
-    HeldOutBlocks,
-    HeldOutInLoop,
-    InLoop,
-    Multi,
-    Online,
-    TextRows,
-    TrajectoryBlocks,
-)
+from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.collect import TransformersBackend, why_not
 from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
 from draftsmith.distill.trajectories.requests import check_stored_features, feature_width, refuse
 from draftsmith.distill.trajectories.store import Shard, Skipped, TrajectoryStore, revision_of
 from draftsmith.distill.trajectories.types import (
+    Backend,
     CollectRequest,
     CollectSettings,
+    TopK,
+    Trajectory,
 )
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import digest, portable_text
@@ -79,6 +88,277 @@ class TrainingData:
     """Counts how often the answers hold each token, [V]; None: they are still to be drawn."""
     highest: int | None = None
     """Token of all texts that are read, plain ones excepted; None: they are still to be drawn."""
+
+
+# --------------------------------------------------------------------------- texts of one prompt
+
+
+Aggregate = Literal["per_beam", "mixture"]
+Weights = Literal["uniform", "score"]
+SharesOf = Callable[[Sequence[Trajectory | StoredText]], Sequence[float]]
+"""What each of some trajectories of one prompt counts beside the others; their sum is 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multi:
+    """How the trajectories of a prompt are put together: DistillBeam's two ways.
+
+    per_beam   (Algorithm 2) every beam keeps its own logprobs; q = p is the optimum.
+    mixture    (Eq. 7) at answer position t all beams imitate the mean of theirs, although their
+           prefixes differ: no distribution of the teacher is the optimum then.
+
+    A beam that has ended is not part of a mixture any more.
+
+    t            0    1    2    3
+    beam 0       a    b    #
+    beam 1       a    c    d    #          position 2: mean of two; position 3: beam 1's own
+    """
+
+    aggregate: Aggregate = "per_beam"
+    weights: Weights = "uniform"
+    """uniform: 1/N each; score: softmax(score / score_temperature) over the prompt's beams."""
+    score_temperature: float = 1.0
+    most: int | None = None
+    """Use only the best so many of each prompt: beams as their search ranks them, other texts by
+    their log-probability."""
+
+    def apply(
+        self, documents: Iterable[TrainingExample], cache: ByteCache | None = None
+    ) -> list[TrainingExample]:
+        """All with new weights: a prompt counts as much as another, whatever its number of beams,
+        and the mean weight of a counted token is 1.
+
+        `cache`: mixtures are computed when a batch asks, and kept there; None: at once.
+        """
+        out = self.share(documents, cache)
+        tokens = sum(item.trajectory.answer_length for item in out)
+        total = sum(item.weight * item.trajectory.answer_length for item in out)
+        return scaled(out, tokens / total if total else 1.0)
+
+    def share(
+        self, documents: Iterable[TrainingExample], cache: ByteCache | None = None
+    ) -> list[TrainingExample]:
+        """All with weights whose sum over a prompt is 1: they depend on no other prompt."""
+        groups: dict[str, list[TrainingExample]] = {}
+        for document in documents:
+            groups.setdefault(document.trajectory.prompt_id, []).append(document)
+        out: list[TrainingExample] = []
+        for group in groups.values():
+            ordered = sorted(_best(group, self.most), key=_place) if len(group) > 1 else group
+            shares = self.shares_of([document.trajectory for document in ordered])
+            if self.aggregate == "mixture":
+                ordered = mixed(ordered, self.shares_of, cache)
+            out += [replace(one, weight=share) for one, share in zip(ordered, shares, strict=True)]
+        return out
+
+    def shares_of(self, group: Sequence[Trajectory | StoredText]) -> list[float]:
+        """What each of these counts beside the others; their sum is 1."""
+        if self.weights == "uniform":
+            return [1.0 / len(group)] * len(group)
+        best = max(trajectory.score for trajectory in group)
+        raw = [math.exp((t.score - best) / self.score_temperature) for t in group]
+        return [value / sum(raw) for value in raw]
+
+
+def scaled(documents: Iterable[TrainingExample], factor: float) -> list[TrainingExample]:
+    """All weights times the factor."""
+    return [replace(one, weight=one.weight * factor) for one in documents]
+
+
+def mixed(
+    group: Sequence[TrainingExample], shares_of: SharesOf, cache: ByteCache | None = None
+) -> list[TrainingExample]:
+    """The same texts, each position with the mean of the logprobs of all that have a token there.
+
+    `cache`: means are computed when a batch asks, and kept there; None: at once.
+    Raises InputError when a text has no logprobs.
+    """
+    means = Mixture(group=tuple(group), shares_of=shares_of)
+    tops = means.compute() if cache is None else ()
+
+    def mean(place: int) -> TopK:
+        return tops[place] if cache is None else cache.get(means, means.rounded)[place]
+
+    return [replace(one, mixed_logprobs=partial(mean, place)) for place, one in enumerate(group)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Mixture:
+    """The texts of one prompt, whose logprobs are averaged position by position.
+
+    `shares_of` is asked at each position about those that have a token there: beside a beam that
+    has ended their shares may be too small for a float, and have no sum to be divided by.
+    """
+
+    group: tuple[TrainingExample, ...]
+    shares_of: SharesOf
+
+    def __post_init__(self) -> None:
+        if any(getattr(one.trajectory, "has_logprobs", True) == 0 for one in self.group):
+            raise self._lacking()
+
+    def compute(self) -> list[TopK]:
+        """The mean logprobs of each text. Raises InputError when one has none, BackendError."""
+        laws = [top for document in self.group if (top := document.top()) is not None]
+        if len(laws) < len(self.group):
+            raise self._lacking()
+        means = []
+        for t in range(max(len(law) for law in laws)):
+            live = [place for place, law in enumerate(laws) if t < len(law)]
+            shares = self.shares_of([self.group[place].trajectory for place in live])
+            means.append(_mean([laws[place] for place in live], shares, t))
+        return [_together(means[: len(law)], law.vocab_size) for law in laws]
+
+    def rounded(self) -> tuple[list[TopK], int]:
+        """As `compute`, rounded as stores round, and the bytes of all: runs that were begun when
+        means were kept on disk go on exactly."""
+        means = []
+        for top in self.compute():
+            assert top.vocab_size is not None, "stored logprobs have one"
+            means.append(shards.decode(shards.encode(top, top.vocab_size)))
+        return means, sum(top.ids_NK.nbytes + top.log_p_NK.nbytes for top in means)
+
+    def _lacking(self) -> InputError:
+        return InputError("--aggregate mixture needs a store with laws; collect with --top-k")
+
+
+def _best(group: Sequence[TrainingExample], most: int | None) -> Sequence[TrainingExample]:
+    """The best texts of a prompt: beams in the order of their search, which may have a length
+    penalty; of samples, and beside these, those with the highest log-probability."""
+    if most is None or most >= len(group):
+        return group
+    searched = all(document.trajectory.forcing == "beam" for document in group)
+
+    def rank(document: TrainingExample) -> tuple[float, float, int, float]:
+        index = document.trajectory.index if searched else 0
+        return index, -document.trajectory.score, *_place(document)
+
+    return sorted(group, key=rank)[:most]
+
+
+def _place(document: TrainingExample) -> tuple[int, float]:
+    """Where a text stands among those of its prompt, whatever its number."""
+    return document.trajectory.index, document.trajectory.temperature or 0.0
+
+
+def _mean(laws: Sequence[TopK], shares: Sequence[float], t: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids ascending, log of the mean) at answer position t, which all of them have."""
+    ids = np.concatenate([law.ids_NK[t] for law in laws])
+    mass = np.concatenate(
+        [np.exp(law.log_p_NK[t]) * share for law, share in zip(laws, shares, strict=True)]
+    )
+    kept = mass > 0
+    union, place = np.unique(ids[kept], return_inverse=True)
+    sums = np.bincount(place, weights=mass[kept], minlength=len(union))
+    return union, np.log(sums)
+
+
+def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int | None) -> TopK:
+    """Rows of different widths; what a narrow one lacks is filled with probability 0."""
+    width = max(len(ids) for ids, _ in rows)
+    ids_NK = np.zeros((len(rows), width), np.int32)
+    log_p_NK = np.full((len(rows), width), -np.inf, np.float32)
+    for row, (ids, log_p) in enumerate(rows):
+        ids_NK[row, : len(ids)] = ids
+        log_p_NK[row, : len(ids)] = log_p
+    return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK, vocab_size=vocab_size)
+
+
+# --------------------------------------------------------------------------- drawn while training
+
+
+class Online:
+    """Continuations of the step's prompts, drawn when they are needed (DistillBeam, Algorithm 2;
+    on-policy: DistillSpec). Prompts come in an order keyed by (seed, epoch).
+
+    Args:
+        teacher: draws continuations as `settings` say.
+        student: draws single samples at temperature 1 for the on-policy share of prompts; its
+            weights are brought up to date by `refresh` before.
+        on_policy: share of a step's prompts that the student continues.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[CollectRequest],
+        *,
+        teacher: Backend,
+        settings: CollectSettings,
+        multi: Multi,
+        end_id: int,
+        length: int,
+        prompts_per_step: int,
+        seed: int,
+        student: Backend | None = None,
+        refresh: Callable[[], None] | None = None,
+        on_policy: float = 0.0,
+    ) -> None:
+        if on_policy and student is None:
+            raise ValueError("on-policy continuations need the student")
+        self.requests, self.teacher, self.student = requests, teacher, student
+        self.settings, self.multi, self.refresh = settings, multi, refresh
+        self.end_id, self.length, self.seed = end_id, length, seed
+        self.prompts_per_step, self.on_policy = prompts_per_step, on_policy
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """Continue this part's prompts of the step; InputError if there are none. Neither the texts
+        nor their weights depend on the number of parts."""
+        mine = list(enumerate(self._numbers(step)))[part::parts]
+        if not mine:
+            raise InputError(f"{self.prompts_per_step} prompts per step do not fill {parts} parts")
+        seeded = replace(self.settings, seed=int(keyed_rng(self.seed, step).integers(2**62)))
+        own = self._own(step)
+        if own and self.refresh is not None:
+            self.refresh()  # by every part: weights in parts are gathered together
+        theirs = [self.requests[i] for place, i in mine if place not in own]
+        shares = self._drawn(self.teacher, theirs, seeded)
+        ours = [self.requests[i] for place, i in mine if place in own]
+        if ours and self.student is not None:
+            plain = replace(
+                seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
+            )
+            shares = [*self._drawn(self.student, ours, plain), *shares]
+        texts = scaled(shares, self._texts_per_prompt(len(own)))
+        return assemble(pack(texts, self.length), self.length, self.end_id)
+
+    def _drawn(
+        self, backend: Backend, requests: Sequence[CollectRequest], settings: CollectSettings
+    ) -> list[TrainingExample]:
+        """Continuations with their shares; a prompt that comes twice in a step counts twice."""
+        if not requests:
+            return []
+        made = backend.collect(requests, settings)
+        times = Counter(request.prompt_id for request in requests)
+        shares = self.multi.share(
+            TrainingExample(trajectory=one).without_logprobs() for one in made
+        )
+        return [replace(s, weight=s.weight * times[s.trajectory.prompt_id]) for s in shares]
+
+    def _texts_per_prompt(self, own: int) -> float:
+        """Mean over the whole step, of which the student continues `own` prompts. Shares times this
+        have the mean 1, exactly so if beams are equally long: plain text beside them has 1 too."""
+        asked = self.settings
+        each = asked.samples * len(asked.temperatures) * asked.most_beams  # what is unused is 1
+        return (own + (self.prompts_per_step - own) * each) / self.prompts_per_step
+
+    def _own(self, step: int) -> set[int]:
+        """Places of the step's prompts that the student continues; over many steps their share is
+        `on_policy` exactly, however few prompts a step has."""
+        per_step, share = self.prompts_per_step, self.on_policy
+        many = int((step + 1) * per_step * share) - int(step * per_step * share)
+        return set(keyed_rng(self.seed, step, 1 << 40).permutation(per_step)[:many].tolist())
+
+    def _numbers(self, step: int) -> list[int]:
+        """The step's prompts: a walk through one permutation after the other."""
+        first = step * self.prompts_per_step
+        out = []
+        for index in range(first, first + self.prompts_per_step):
+            epoch, place = divmod(index, len(self.requests))
+            out.append(int(keyed_rng(self.seed, -1 - epoch).permutation(len(self.requests))[place]))
+        return out
+
+
+# --------------------------------------------------------------------------- what options ask for
 
 
 def prompt_key(tokens: Sequence[int]) -> str:
@@ -154,15 +434,16 @@ def held_out_batches(
     """Read each of these answers once, with logprobs of a teacher in memory. None: no answers."""
     if not answers:
         return None
-    blocks = HeldOutBlocks(
+    blocks = TrajectoryBlocks(
         answers,
         end_id=tokenizer.eos_token_id,
         length=options.training.block_length,
         batch_blocks=EVALUATION_BLOCKS,
+        seed=None,
     )
     if teacher is None:
         return blocks
-    return HeldOutInLoop(source=blocks, teacher=teacher, signals=signals)
+    return InLoop(source=blocks, teacher=teacher, signals=signals)
 
 
 def multi_of(options: DistillConfig, most: int | None) -> Multi:
@@ -176,19 +457,8 @@ def multi_of(options: DistillConfig, most: int | None) -> Multi:
 
 
 def batch_blocks(options: DistillConfig) -> int:
-    """How many blocks a batch has.
-
-    Raises:
-        InputError: they do not fill it.
-    """
-    training = options.training
-    blocks, rest = divmod(training.batch_tokens, training.block_length)
-    if rest or not blocks:
-        raise InputError(
-            f"--batch-tokens {training.batch_tokens} must be a multiple of --block-length "
-            f"{training.block_length}"
-        )
-    return blocks
+    """How many blocks a batch has. Raises InputError where they do not fill it."""
+    return blocks_per_step(options.training.batch_tokens, options.training.block_length)
 
 
 def check_batch(options: DistillConfig) -> None:
@@ -266,8 +536,8 @@ def read_shards(
                     text.states(text.prompt_length + text.answer_length)
         except BackendError as error:
             if on_bad == "stop":
-                said = str(error)
-                raise BackendError(said if said.endswith(hint) else said + hint) from error
+                message = str(error)
+                raise BackendError(message.removesuffix(hint) + hint) from error
             _log.info(f"left out a shard: {error}")
             bad.append(number)
             continue
@@ -276,10 +546,10 @@ def read_shards(
     return StoredTexts(store=store, good=tuple(good), bad=tuple(bad), documents=tuple(documents))
 
 
-def say_unfinished(store: TrajectoryStore) -> None:
-    """Say on stderr where `collect` has not ended, or shards that it wrote have gone since.
+def warn_unfinished(store: TrajectoryStore) -> None:
+    """Log a warning where `collect` has not ended, or shards that it wrote have gone since.
 
-    Nothing is said of a store that was filled from Python: only who fills it knows when it is full.
+    There is none for a store that was filled from Python: only who fills it knows when it is full.
     """
     if "shard_size" not in store.header.settings:  # which `collect` puts there
         return
@@ -322,8 +592,8 @@ def stored_lesson(
 
     Args:
         vocab_size: the target's.
-        signals: what the drafter reads of the target: the teacher says it, or else the stores hold
-            just this.
+        signals: what the drafter reads of the target: the teacher computes it, or else the stores
+            hold just this.
 
     Raises:
         InputError: a store is of another target, holds other hidden states, or nothing to learn.
@@ -340,7 +610,7 @@ def stored_lesson(
     revision = revision_of(options.target)
     for store in stores:
         store.check_teacher(options.target, revision, tokenizers, vocab_size)
-        say_unfinished(store)
+        warn_unfinished(store)
     width, cache = 0, ByteCache()
     if teacher is None:
         check_stored_features(stores, signals, with_text=bool(options.text))
@@ -364,8 +634,8 @@ def stored_lesson(
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
     held = [one for one in known if one.trajectory.prompt_id in chosen]
     if teacher is not None:
-        kept = [one.without_laws() for one in kept]
-        held = [one.without_laws() for one in held]
+        kept = [one.without_logprobs() for one in kept]
+        held = [one.without_logprobs() for one in held]
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
     documents = multi_of(options, options.beams).apply(kept, cache)
@@ -401,7 +671,7 @@ def stored_lesson(
             "data": [one.checksum() for one in found],
             "stores": [portable_text(str(folder)) for folder in options.store],
             "forcing": "+".join(sorted({t.forcing for t in learnt})),
-            "beams": _most_per_prompt(learnt),
+            "beams": max(Counter(text.prompt_id for text in learnt).values()),
             "top_k": None if teacher is not None else top_k,
             "bad_shards": bad,
             "trajectories": len(learnt),
@@ -442,10 +712,6 @@ def _counts(texts: Iterable[StoredText], vocab_size: int) -> Tensor:
             shard.check()
         counts += np.bincount(answers, minlength=vocab_size)
     return torch.from_numpy(counts)
-
-
-def _most_per_prompt(texts: Iterable[StoredText]) -> int:
-    return max(Counter(text.prompt_id for text in texts).values())
 
 
 def online_lesson(

@@ -27,7 +27,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text
 from draftsmith.targets.base import VocabLimitedTarget
-from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.hf import load_target
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
     student.objective(token)  # refuses what means nothing to it, before all stores are read
-    twin = make_twin(student) if options.on_policy else None
-    lesson = make_lesson(options, tokenizer, student, twin)
+    drawing = OnPolicyCopy(student) if options.on_policy else None
+    lesson = make_lesson(options, tokenizer, student, drawing)
     check_tail(options, lesson)
     student.set_token_counts(lesson.count_tokens)
     steps = Duration.parse(options.training.duration).steps(
@@ -73,8 +73,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     )
     accelerator = start_accelerator(options)
     trainer = make_trainer(options, student, lesson, steps, accelerator)
-    if twin is not None:
-        twin.trainer = trainer
+    if drawing is not None:
+        drawing.trainer = trainer
     before = trainer.evaluate()
     if student.figure in before:
         _log.info(f"held-out {student.figure} before: {before[student.figure]:.4f}")
@@ -93,8 +93,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         shutil.rmtree(out / "work", ignore_errors=True)
     accelerator.wait_for_everyone()
     pair = [values[student.figure] for values in (before, after) if student.figure in values]
-    said = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
-    _log.info(f"wrote {out}{said}")
+    change = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
+    _log.info(f"wrote {out}{change}")
     if len(pair) == 2 and pair[1] <= pair[0]:  # both figures are better when they are larger
         _log.info(
             "this drafter is no better than it was: keep the one you had, and try a lower "
@@ -142,10 +142,16 @@ def check_tail(options: DistillConfig, lesson: datasets.TrainingData) -> None:
 
 
 class OnPolicyCopy:
-    """A copy of the student that draws continuations while the student learns."""
+    """A copy of the student that draws continuations while the student learns.
 
-    def __init__(self, target: HFTarget) -> None:
-        self.target = target
+    Raises:
+        InputError: the student cannot continue a text without the target.
+    """
+
+    def __init__(self, student: Student) -> None:
+        if not isinstance(student, ModelStudent):
+            raise InputError("--on-policy is for draft models: others draft only beside the target")
+        self.target = student.drawing_copy()
         self.trainer: Trainer | None = None
 
     def refresh(self) -> None:
@@ -154,15 +160,8 @@ class OnPolicyCopy:
             self.trainer.copy_into(Independent.learner(self.target.model))
 
 
-def make_twin(student: Student) -> OnPolicyCopy:
-    """InputError for a student that cannot continue a text without the target."""
-    if not isinstance(student, ModelStudent):
-        raise InputError("--on-policy is for draft models: others draft only beside the target")
-    return OnPolicyCopy(student.twin())
-
-
 def make_lesson(
-    options: DistillConfig, tokenizer: Any, student: Student, twin: OnPolicyCopy | None
+    options: DistillConfig, tokenizer: Any, student: Student, drawing: OnPolicyCopy | None
 ) -> datasets.TrainingData:
     """What is learnt from; the target is loaded only when its laws are wanted now.
 
@@ -179,8 +178,10 @@ def make_lesson(
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
-        own = None if twin is None else TransformersBackend(VocabLimitedTarget(twin.target, known))
-        refresh = None if twin is None else twin.refresh
+        own, refresh = None, None
+        if drawing is not None:
+            own = TransformersBackend(VocabLimitedTarget(drawing.target, known))
+            refresh = drawing.refresh
         draws = VocabLimitedTarget(teacher, known)
         lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(lesson)

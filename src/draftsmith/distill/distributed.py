@@ -7,14 +7,6 @@ A sharded run holds its part of weights, gradients and optimiser state; the weig
 layer at a time are gathered while they are needed. Both average gradients over processes, and both
 write the same checkpoints: whole tensors, so that a run may go on with another layout or number of
 processes. torch is used directly because accelerate's plug-in ignores processes on CPUs silently.
-
-Objectives that normalise over a whole step, however many parts it is divided into.
-
-    step      part 0   part 1   ..      parts of this process, then of all
-    count     [2]    + [2]    + ..      a pass without gradient
-    learn     loss     loss     ..      with what all parts said
-
-A step that is one part needs no pass of its own: the loss counts what it is given.
 """
 
 from __future__ import annotations
@@ -318,8 +310,16 @@ def pooled(
     forward: Forward,
     add: Callable[[Tensor], Tensor],
 ) -> Sequence[Objective]:
-    """The objective of each of the drafter's steps. `batches`: the parts of this process; `add`:
-    over all processes, every one of which calls this."""
+    """The objective of each of the drafter's steps, where it normalises over a whole step, however
+    many parts this is divided into. `batches`: the parts of this process; `add`: over all
+    processes, every one of which calls this.
+
+    step      part 0   part 1   ..      parts of this process, then of all
+    count     [2]    + [2]    + ..      a pass without gradient
+    learn     loss     loss     ..      with the sums of all parts
+
+    A step that is one part needs no pass of its own: the loss counts what it is given.
+    """
     assert isinstance(objective, Pooling)
     counts: Tensor | float = 0.0
     with torch.no_grad():

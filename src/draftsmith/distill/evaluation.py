@@ -4,24 +4,8 @@
     checkpoints/best/step-00000150/ the weights of the best evaluation so far, with its value
 
 A better one is written beside the kept one, made visible in one rename, and only then the other is
-removed: at every moment there is one. After a kill between the two there are both; the value says
-which counts.
-
-How far chains of drafts would get: figures per depth, for drafters that learn several steps.
-
-A chain hangs below every place at once, as in training: step d of the drafter is draft d of all of
-them, each behind the text's own tokens. The last row shows where decoding would have fed another.
-
-    place             0      1      2      3        text: a b c d e f; depth d drafts t + 1 + d
-    draft 1           c      d      x      f
-    draft 2           d      z      f      .        . the document has ended
-    survival_1        1      1      0      1
-    survival_2        1      0      0      .        nothing below a draft that failed survives
-    misaligned_2      0      0      1      .        below place 2 the text feeds e, decoding x
-
-While a chain survives, its tokens are the text's: a survival is measured on what the drafter would
-have seen. All places count alike, whereas a decoding step begins only where the one before ended:
-`tokens_per_step` is a mean over places, close to that over steps.
+removed: at every moment there is one. After a kill between the two there are both; the better
+value counts.
 
 F figures, S steps, N places, B rows, T time, V vocabulary, K kept tokens, C cells (K or V).
 """
@@ -32,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +24,7 @@ from torch import Tensor
 
 from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
+from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.distillation import (
@@ -59,15 +44,6 @@ from draftsmith.distill.objectives.distillation import (
 from draftsmith.errors import InputError, nearest
 
 Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
-
-
-class EvaluationSource(Protocol):
-    """Held-out batches."""
-
-    @property
-    def num_batches(self) -> int: ...
-    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
-        """Part `part` of `parts` of the batch number `step`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +125,8 @@ def sums_of(
         5 batches, 2 processes     0: batches 0 2 4     1: batches 1 3 (4 again, not counted)
     """
     first, every = turns
-    sums_NS2F = torch.zeros(num_batches, num_steps, 2, evaluation.num_sums, dtype=torch.float64)
+    shape = (num_batches, num_steps, 2, evaluation.num_sums)
+    sums_NS2F = torch.zeros(shape, dtype=torch.float64)
     for start in range(0, num_batches, every):
         index = min(start + first, num_batches - 1)
         batch = evaluation.batches.batch(index)
@@ -157,7 +134,8 @@ def sums_of(
         for step in range(num_steps):
             out = forward(batch, carry, evaluation.objective)
             carry = out["carry"]
-            sums = torch.stack([out["total"], out["weight"]]).double().cpu()
+            sums = torch.stack([out["total"], out["weight"]]).double()
+            sums_NS2F = sums_NS2F.to(sums.device)  # and stays there: nothing waits for the device
             if start + first < num_batches:
                 sums_NS2F[index, step] = sums.view(2, evaluation.num_sums)
     return sums_NS2F
@@ -225,7 +203,23 @@ TOKENS_PER_STEP = {"tokens_per_step": "survival", "tokens_per_step_t1": "surviva
 
 
 class Chains:
-    """Sums of each of `FIGURES` at the depth of one prediction. No gradient.
+    """Sums of each of `FIGURES` at the depth of one prediction: how far chains of drafts would get,
+    for drafters that learn several steps. No gradient.
+
+    A chain hangs below every position at once, as in training: step d of the drafter is draft d of
+    all of them, each behind the text's own tokens. The last row shows where decoding would have fed
+    another token.
+
+    place             0      1      2      3        text: a b c d e f; depth d drafts t + 1 + d
+    draft 1           c      d      x      f
+    draft 2           d      z      f      .        . the document has ended
+    survival_1        1      1      0      1
+    survival_2        1      0      0      .        nothing below a draft that failed survives
+    misaligned_2      0      0      1      .        below place 2 the text feeds e, decoding x
+
+    While a chain survives, its tokens are the text's: a survival is measured on what the drafter
+    would have seen. All positions count alike, whereas a decoding step begins only where the one
+    before ended: `tokens_per_step` is a mean over positions, close to that over steps.
 
     accuracy       the drafter's best token is the target's
     acceptance     sum_v min(p, q) at temperature 1; where the target kept only its best tokens, the

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from transformers import (
 )
 
 from draftsmith.distill.config import ArchitectureConfig
-from draftsmith.distill.model_sizes import PRESETS
+from draftsmith.distill.model_sizes import PRESETS, Preset, dimensions
 from draftsmith.errors import BackendError, InputError
 
 
@@ -48,38 +47,21 @@ def student_config(
         raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
     if heads % kv_heads:
         raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
-    if options.tokenizer is None:
-        return LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=hidden,
-            intermediate_size=intermediate,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            max_position_embeddings=options.context or context,
-            tie_word_embeddings=True,
-            bos_token_id=end_id,
-            eos_token_id=end_id,
-            pad_token_id=pad_id,
-        )
-    config = copy.deepcopy(load_config(options.tokenizer))
+    config: PretrainedConfig = (
+        LlamaConfig(tie_word_embeddings=True)
+        if options.tokenizer is None
+        else copy.deepcopy(load_config(options.tokenizer))
+    )
     wanted: dict[str, Any] = {
+        **dimensions(Preset(layers, heads, hidden, intermediate), kv_heads),
         "vocab_size": vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "ffn_dim": intermediate,  # OPT
-        "word_embed_proj_dim": hidden,  # OPT
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
         "max_window_layers": layers,
         "eos_token_id": end_id,
         "bos_token_id": end_id,
         "pad_token_id": pad_id,
     }
-    if options.context:
-        wanted["max_position_embeddings"] = options.context
+    if options.context or options.tokenizer is None:
+        wanted["max_position_embeddings"] = options.context or context
     known = set(config.to_dict()) | set(config.attribute_map)
     for name, value in wanted.items():
         if name in known:
@@ -114,21 +96,8 @@ def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 
 
 _LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
-
-
 _READS_RESIDUAL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-
-
 _WRITES_RESIDUAL = ("o_proj", "down_proj")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
-    """Which rows of the target's dimensions the student keeps, ascending."""
-
-    channels: Tensor
-    scale: float
-    """For matrices that read the residual stream."""
 
 
 def subclone(source: str, student: PreTrainedModel, tokens: Tensor | None = None) -> None:
@@ -168,8 +137,15 @@ def subclone_from(
         if large is not None and small is not None and small > large:
             raise InputError(f"--init subclone: {name} {small} is more than the target's {large}")
     theirs, ours = dict(target.named_parameters()), dict(student.named_parameters())
-    cut = _channels(target, student)
-    layers = _layers(target, student)
+    # residual channels with the largest embedding energy
+    energy = target.get_input_embeddings().weight.float().square().sum(0)
+    channels = energy.topk(student.config.hidden_size).indices.sort().values
+    # Normalising over fewer channels of more than average energy makes each smaller.
+    share = float(energy[channels].sum() / energy.sum())
+    scale = (share / (student.config.hidden_size / target.config.hidden_size)) ** 0.5
+    # target layer of each student layer: spread evenly, first and last kept (one: the first)
+    last, own_last = target.config.num_hidden_layers - 1, student.config.num_hidden_layers - 1
+    layers = [round(index * last / max(1, own_last)) for index in range(own_last + 1)]
     for name, parameter in ours.items():
         match = _LAYER.match(name)
         if match is not None:
@@ -181,9 +157,9 @@ def subclone_from(
             if tokens is None:
                 raise InputError("--init subclone: the vocabularies differ; use --vocab-subset")
             large = large[tokens]
-        kept = large[..., cut.channels]
+        kept = large[..., channels]
         # The final norm's output feeds the head: same energy rule as inside the layers.
-        parameter.copy_(kept * cut.scale if "norm" in name else kept)
+        parameter.copy_(kept * scale if "norm" in name else kept)
     for own, other in enumerate(layers):
         prefix = next(m.group(1) for name in ours if (m := _LAYER.match(name)))
         small = {
@@ -196,25 +172,7 @@ def subclone_from(
             for n, p in theirs.items()
             if n.startswith(f"{prefix}{other}.")
         }
-        _copy_layer(target, student, small, big, cut)
-
-
-def _layers(target: PreTrainedModel, student: PreTrainedModel) -> list[int]:
-    """Target layer of each student layer: spread evenly, first and last kept (one: the first)."""
-    large, small = target.config.num_hidden_layers, student.config.num_hidden_layers
-    if small == 1:
-        return [0]
-    return [round(index * (large - 1) / (small - 1)) for index in range(small)]
-
-
-def _channels(target: PreTrainedModel, student: PreTrainedModel) -> Cut:
-    """Residual channels with the largest embedding energy."""
-    energy = target.get_input_embeddings().weight.float().square().sum(0)
-    kept = energy.topk(student.config.hidden_size).indices.sort().values
-    # Normalising over fewer channels of more than average energy makes each smaller.
-    share = float(energy[kept].sum() / energy.sum())
-    width = student.config.hidden_size / target.config.hidden_size
-    return Cut(channels=kept, scale=(share / width) ** 0.5)
+        _copy_layer(target, student, small, big, channels, scale)
 
 
 def _copy_layer(
@@ -222,7 +180,8 @@ def _copy_layer(
     student: PreTrainedModel,
     small: dict[str, Tensor],
     big: dict[str, Tensor],
-    cut: Cut,
+    channels: Tensor,
+    scale: float,
 ) -> None:
     query, group = _heads(target, student, big)
     neurons = _neurons(student, big)
@@ -242,13 +201,13 @@ def _copy_layer(
         elif kind in ("o_proj", "out_proj") and large.ndim == 2:
             large = large[:, query]
         if kind in _READS_RESIDUAL and large.ndim == 2:
-            large = large[:, cut.channels] * cut.scale
+            large = large[:, channels] * scale
         elif kind in _WRITES_RESIDUAL or kind in ("out_proj", "fc2"):
-            large = large[cut.channels]
+            large = large[channels]
         elif kind == "fc1" and large.ndim == 2:
-            large = large[:, cut.channels]
+            large = large[:, channels]
         elif large.ndim == 1 and large.shape[0] == target.config.hidden_size:
-            large = large[cut.channels]
+            large = large[channels]
         elif large.shape != parameter.shape:  # norms of single heads
             large = large[: parameter.shape[0]]
         if large.shape != parameter.shape:
@@ -266,7 +225,9 @@ def _heads(
     """
     own, other = student.config, target.config
     dim, large_dim = _head_dim(own), _head_dim(other)
-    groups, large_groups = _kv_heads(own), _kv_heads(other)
+    groups, large_groups = (
+        _size(config, "num_key_value_heads", "num_attention_heads") for config in (own, other)
+    )
     per, large_per = own.num_attention_heads // groups, other.num_attention_heads // large_groups
     if groups > large_groups or per > large_per or dim > large_dim:
         raise InputError(
@@ -299,19 +260,15 @@ def _neurons(student: PreTrainedModel, big: dict[str, Tensor]) -> Tensor:
     score = outs.float().norm(dim=0)
     for weight in ins:
         score = score * weight.float().norm(dim=1)
-    return score.topk(_width(student.config)).indices.sort().values
+    return score.topk(_size(student.config, "intermediate_size", "ffn_dim")).indices.sort().values
 
 
-def _head_dim(config: object) -> int:
-    values = config.to_dict()  # type: ignore[attr-defined]
+def _size(config: PretrainedConfig, name: str, other: str) -> int:
+    """A dimension that has another name, or comes from another one, in some families."""
+    values = config.to_dict()
+    return int(values.get(name) or values[other])
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    values = config.to_dict()
     return int(values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"])
-
-
-def _kv_heads(config: object) -> int:
-    values = config.to_dict()  # type: ignore[attr-defined]
-    return int(values.get("num_key_value_heads") or values["num_attention_heads"])
-
-
-def _width(config: object) -> int:
-    values = config.to_dict()  # type: ignore[attr-defined]
-    return int(values.get("intermediate_size") or values["ffn_dim"])

@@ -133,12 +133,18 @@ def count_parameters(config: Config, where: str) -> int:
     norm = family.norm_vectors * hidden
     if config.get("do_layer_norm_before", True):  # the one behind the last layer
         total += norm
-    return total + layers * (
-        family.norms * norm
-        + _attention(config, family, hidden, heads * head_dim, kv_heads * head_dim)
-        + (2 * head_dim if family.head_norms else 0)
-        + _feed_forward(config, family, hidden, inner)
-    )
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    layer = family.norms * norm + 2 * hidden * (queries + keys) + family.matrices * hidden * inner
+    bias = config.get("attention_bias", False)
+    if bias or "qkv" in family.biased:
+        layer += queries + 2 * keys
+    if bias or "out" in family.biased:
+        layer += hidden
+    if config.get("mlp_bias", False) or "mlp" in family.biased:
+        layer += (family.matrices - 1) * inner + hidden
+    if family.head_norms:
+        layer += 2 * head_dim
+    return total + layers * layer
 
 
 def shape_for(config: Config, params: float) -> Preset:
@@ -173,17 +179,21 @@ def shape_for(config: Config, params: float) -> Preset:
 def resized(config: Config, preset: Preset) -> dict[str, Any]:
     """The configuration that `pretrain --tokenizer TARGET` makes of a target's with these
     dimensions, as far as it counts."""
-    dimensions = {
-        "hidden_size": preset.hidden,
-        "intermediate_size": preset.intermediate,
-        "ffn_dim": preset.intermediate,
-        "word_embed_proj_dim": preset.hidden,
-        "num_hidden_layers": preset.layers,
-        "num_attention_heads": preset.heads,
-        "num_key_value_heads": preset.heads,
-        "head_dim": preset.hidden // preset.heads,
+    return {**config, **dimensions(preset)}
+
+
+def dimensions(shape: Preset, kv_heads: int | None = None) -> dict[str, int]:
+    """A shape by the names that configurations of all families have; OPT has two of its own."""
+    return {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "ffn_dim": shape.intermediate,
+        "word_embed_proj_dim": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": kv_heads or shape.heads,
+        "head_dim": shape.hidden // shape.heads,
     }
-    return {**config, **dimensions}
 
 
 def _family(config: Config, where: str) -> Family:
@@ -195,23 +205,6 @@ def _family(config: Config, where: str) -> Family:
             f"{', '.join(FAMILIES)}); give --target-params"
         )
     return family
-
-
-def _attention(config: Config, family: Family, hidden: int, queries: int, keys: int) -> int:
-    biased = config.get("attention_bias", False)
-    total = hidden * (2 * queries + 2 * keys)
-    if biased or "qkv" in family.biased:
-        total += queries + 2 * keys
-    if biased or "out" in family.biased:
-        total += hidden
-    return total
-
-
-def _feed_forward(config: Config, family: Family, hidden: int, inner: int) -> int:
-    total = family.matrices * hidden * inner
-    if config.get("mlp_bias", False) or "mlp" in family.biased:
-        total += (family.matrices - 1) * inner + hidden
-    return total
 
 
 def _number(config: Config, name: str, where: str) -> int:

@@ -27,19 +27,21 @@ from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import (
     BatchSource,
     EvaluationBlocks,
+    EvaluationSource,
     PackedBlocks,
     Phases,
     Prefetched,
     TrainingExample,
+    TrajectoryBlocks,
+    blocks_per_step,
 )
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.checkpoint import write_model
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import check_parts, precision, start_accelerator
-from draftsmith.distill.evaluation import Evaluation, EvaluationSource
+from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.initial_model import build_student, student_config, subclone
 from draftsmith.distill.objectives.distillation import CrossEntropy
-from draftsmith.distill.sources import HeldOutBlocks, TrajectoryBlocks
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.independent import Independent
@@ -364,12 +366,7 @@ def make_source(options: PretrainConfig, data: Data, steps: int) -> BatchSource:
 
 def example_blocks(options: PretrainConfig, data: Data, length: int, seed: int) -> TrajectoryBlocks:
     """Prompts with completions in blocks. Raises InputError where blocks do not fill a batch."""
-    blocks, rest = divmod(options.training.batch_tokens, length)
-    if rest or not blocks:
-        raise InputError(
-            f"--batch-tokens {options.training.batch_tokens} must be a multiple of the block "
-            f"length {length}"
-        )
+    blocks = blocks_per_step(options.training.batch_tokens, length)
     return TrajectoryBlocks(
         data.examples, end_id=data.end_id, length=length, batch_blocks=blocks, seed=seed
     )
@@ -379,8 +376,12 @@ def make_held_out(data: Data, length: int) -> EvaluationSource | None:
     """The held-out text in blocks, or None where nothing was held out."""
     batch_blocks = max(1, 8192 // length)
     if data.held_examples:
-        return HeldOutBlocks(
-            data.held_examples, end_id=data.end_id, length=length, batch_blocks=batch_blocks
+        return TrajectoryBlocks(
+            data.held_examples,
+            end_id=data.end_id,
+            length=length,
+            batch_blocks=batch_blocks,
+            seed=None,
         )
     if not data.held:
         return None

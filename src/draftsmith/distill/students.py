@@ -12,7 +12,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,12 +21,17 @@ from transformers import PreTrainedModel
 from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
-from draftsmith.distill.checkpoint import write_drafter, write_model
+from draftsmith.distill.batches import EvaluationSource
+from draftsmith.distill.checkpoint import finished_folder, write_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
-from draftsmith.distill.evaluation import ChainEvaluation, Evaluation, EvaluationSource
-from draftsmith.distill.objectives.distillation import Acceptance, Distillation, Objective
-from draftsmith.distill.objectives.hidden import Imitation
+from draftsmith.distill.evaluation import ChainEvaluation, Evaluation
+from draftsmith.distill.objectives.distillation import (
+    Acceptance,
+    Distillation,
+    Imitation,
+    Objective,
+)
 from draftsmith.drafters.base import Drafter, free_options
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
@@ -46,6 +51,9 @@ class Student(abc.ABC):
     learner: Drafter
     figure: str
     """The held-out figure by which the best weights are chosen."""
+    vocab_size: int | None = None
+    """Tokens that it can read, rows of padding counted; None: all of the target's."""
+    _count_tokens: Callable[[], Tensor] | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -53,25 +61,31 @@ class Student(abc.ABC):
         return {"drafter": weights_digest(self.learner.state_dict())}
 
     @abc.abstractmethod
-    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
-        """What run.json says about it beside the objective, given its held-out figures."""
+    def _adopt(self) -> None:
+        """Load `learner`, not yet trained."""
 
-    @property
-    @abc.abstractmethod
-    def vocab_size(self) -> int | None:
-        """Tokens that it can read, rows of padding counted; None: all of the target's."""
-
-    @abc.abstractmethod
-    def check(self, lesson: TrainingData) -> None:
-        """InputError when it cannot learn from texts as short or as long as these, or not read
-        their tokens."""
-
-    @abc.abstractmethod
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         """Take, before the first step, what counts how often the answers hold each token, [V].
 
         None: the answers are still to be drawn.
         """
+        self._count_tokens = count_tokens
+
+    def fresh_copy(self) -> Self:
+        """The same, not yet trained: it takes the weights of a run that holds them in parts."""
+        other = copy.copy(self)
+        other._adopt()
+        other.set_token_counts(self._count_tokens)
+        return other
+
+    @abc.abstractmethod
+    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
+        """What run.json says about it beside the objective, given its held-out figures."""
+
+    @abc.abstractmethod
+    def check(self, lesson: TrainingData) -> None:
+        """InputError when it cannot learn from texts as short or as long as these, or not read
+        their tokens."""
 
     @abc.abstractmethod
     def objective(self, token: Distillation) -> Objective:
@@ -80,10 +94,6 @@ class Student(abc.ABC):
     @abc.abstractmethod
     def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
         """What is measured while training on texts of this kind; it chooses the best weights."""
-
-    @abc.abstractmethod
-    def fresh_copy(self) -> Student:
-        """The same, not yet trained: it takes the weights of a run that holds them in parts."""
 
     @abc.abstractmethod
     def write(
@@ -146,14 +156,9 @@ class ModelStudent(Student):
         self._check_head(tokenizer_training.text_config(options.target).vocab_size)
         self._adopt()
 
-    @property
-    def vocab_size(self) -> int:
-        size: int = tokenizer_training.text_config(self._source).vocab_size
-        return size
-
     def _check_head(self, target: int) -> None:
         """InputError for a head that lacks tokens which one of the target, so large, has."""
-        head = self.vocab_size
+        head = self.vocab_size = int(tokenizer_training.text_config(self._source).vocab_size)
         tokens = max(self._tokenizer.get_vocab().values()) + 1
         if head < min(tokens, target):
             raise InputError(
@@ -173,6 +178,7 @@ class ModelStudent(Student):
         return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
 
     def check(self, lesson: TrainingData) -> None:
+        assert self.vocab_size is not None
         if lesson.highest is not None and lesson.highest >= self.vocab_size:
             raise InputError(
                 f"{self._source} has a head of {self.vocab_size} entries, and a text holds token "
@@ -189,10 +195,7 @@ class ModelStudent(Student):
                 "longer, or with --long-texts drop leaves it out of what a --store holds"
             )
 
-    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
-        """Nothing depends on the counts: the model has all tokens."""
-
-    def twin(self) -> HFTarget:
+    def drawing_copy(self) -> HFTarget:
         """A copy that can draw continuations."""
         return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
 
@@ -209,11 +212,6 @@ class ModelStudent(Student):
             weight_name="tokens",
         )
 
-    def fresh_copy(self) -> ModelStudent:
-        other = copy.copy(self)
-        other._adopt()
-        return other
-
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
@@ -225,14 +223,12 @@ class NetworkStudent(Student):
     """A drafter with a network of its own over what it borrows of the target."""
 
     figure = "tokens_per_step"
-    vocab_size = None
 
     def __init__(self, options: DistillConfig, tokenizer: Any) -> None:
         self._options = options
         self._kind, _ = drafter_parts(options.drafter)
         config = tokenizer_training.text_config(options.target)
         self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
-        self._count_tokens: Callable[[], Tensor] | None = None
         self._adopt()
 
     def _adopt(self) -> None:
@@ -245,9 +241,9 @@ class NetworkStudent(Student):
         usual = as_dict(type(self.learner).Config())
         weights = as_dict(self._options.imitation)
         aside = free_options(self.learner.config) | {"seed"}  # of one setting all the same
-        said = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
-        said |= {key: value for key, value in weights.items() if value is not None}
-        name = " ".join([self._kind, *(f"{key}={value}" for key, value in said.items())])
+        named = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
+        named |= {key: value for key, value in weights.items() if value is not None}
+        name = " ".join([self._kind, *(f"{key}={value}" for key, value in named.items())])
         return {
             "drafter": name,
             "drafter_options": config,
@@ -266,7 +262,7 @@ class NetworkStudent(Student):
             )
 
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
-        self._count_tokens = count_tokens
+        super().set_token_counts(count_tokens)
         wanted = count_tokens is not None and self.learner.wants_token_counts
         self.learner.choose_vocabulary(count_tokens() if count_tokens and wanted else None)
 
@@ -303,17 +299,12 @@ class NetworkStudent(Student):
         self.figure = DRAWN if "sample" in forcing else "tokens_per_step"
         return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
 
-    def fresh_copy(self) -> NetworkStudent:
-        other = copy.copy(self)
-        other._adopt()
-        other.set_token_counts(self._count_tokens)
-        return other
-
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
-        dtype = getattr(torch, options.save_dtype)
-        write_drafter(options.out, self.learner, self._kind, dtype, record, results, text)
+        readme = text + "\n    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS\n"
+        with finished_folder(options.out, record, results, readme) as folder:
+            self.learner.to(getattr(torch, options.save_dtype)).save(folder, kind=self._kind)
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -113,7 +113,7 @@ class Trainer:
     `identity`: what the run must agree on to be resumed (data digest, options, ...), JSON values.
     `folder` receives `checkpoints/`. `evaluations` are measured every `eval_every` steps and at
     the end; the weights of the best one are kept if one of them `chooses`. Several processes share
-    the work of each step, and with `parallel="sharded"` the weights, too (see `sharding`).
+    the work of each step, and with `parallel="sharded"` the weights, too (see `distributed`).
     Raises BackendError on repeated non-finite steps or a failed save, InputError when the folder's
     checkpoint belongs to another run.
     """
@@ -256,7 +256,7 @@ class Trainer:
         # processes, so that all of them skip a step or none does.
         factor = processes / (SCALE * sums[1].where(sums[1] > 0, 1.0))
         before = self.layout.finish(factor, self.config.clip_norm, self.config.clip_value)
-        # the only look at the device's numbers in a step
+        # the trainer's only look at the device's numbers in a step
         total, weight, tokens, *heard, norm = torch.cat([sums, before.to(sums).view(1)]).tolist()
         self._agreed = max(
             (n for n, count in zip(SIGNALS, heard, strict=True) if count), default=None
@@ -517,21 +517,12 @@ def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
 
 
-@runtime_checkable
-class Recomputing(Protocol):
-    """A model that can compute its layers again instead of keeping what they computed: those of
-    transformers, and any drafter that has this method."""
-
-    def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None
-    ) -> None: ...
-
-
 def recompute_layers(drafter: nn.Module) -> None:
-    """Turn on gradient checkpointing in the outermost models that offer it; InputError if none."""
+    """Turn on gradient checkpointing in the outermost models that offer it, as transformers' do
+    (`gradient_checkpointing_enable`); InputError if none."""
 
-    def offering(module: nn.Module) -> Iterator[Recomputing]:
-        if isinstance(module, Recomputing):
+    def offering(module: nn.Module) -> Iterator[Any]:
+        if hasattr(module, "gradient_checkpointing_enable"):
             yield module
             return
         for child in module.children():

@@ -1,24 +1,20 @@
-"""Learning a teacher's laws: the objective, and what an evaluation asks.
-
-    position       0     1     2     3
-    law_ahead(1)   5     -     6     .        - no law for the next token, . no next token
-    learnt         D(5)  -lq   D(6)  .        D a divergence from that law, -lq: -log q(next token)
-
-As in `base.py`, no [B, T, V] tensor exists, neither of the student nor of the teacher: heads
-run on a few places at a time, and again in the backward pass. B rows, T time, N places, K kept
-tokens, C cells (see `divergence.py`), V vocabulary, H hidden.
-
-Where something is learnt or measured, and the laws there.
+"""What a drafter is trained for and measured by: the next token, the target's probabilities, or its
+hidden states too.
 
     position       0      1      2      3
-    law_ahead(1)   5      -      6      .     row of the next token's law: - none, . no next token
+    law_ahead(1)   5      -      6      .     row of the next token's logprobs: - none, . no token
     masks          law    token  law    .     what is learnt there, if it counts
+    loss           D(5)   -lq    D(6)   .     D: a divergence, -lq: -log q(next token)
 
-A teacher and a student with one tokenizer may have heads of different sizes, by rows of padding
-behind the tokens (Qwen2.5: 152,064 and 151,936). Whole laws are learnt and measured over the
-entries that both have, each law renormalised; no draft can be of the target's other ones.
+No [B, T, V] tensor exists, neither of the drafter nor of the target: heads run on a few thousand
+positions at a time, and again in the backward pass (recomputed, not kept).
 
-B rows, T time, N places, K kept tokens, V vocabulary, H hidden.
+A target and a draft model with one tokenizer may have heads of different sizes, by rows of padding
+behind the tokens (Qwen2.5: 152,064 and 151,936). Whole distributions are learnt and measured over
+the entries that both have, each renormalised; no draft can be of the target's other ones.
+
+B rows, T time, N places, K kept tokens, C cells (see `divergence.py`), V vocabulary, H hidden, D
+tokens of a drafter with a vocabulary of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ from draftsmith.core.types import (
 )
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import (
-    REST,
     Divergence,
     Knobs,
     Reading,
@@ -202,11 +197,12 @@ def gather(
     prediction: DraftPrediction, batch: TrajectoryBatch, mask_BT: Tensor, *, draws: bool = False
 ) -> LossPositions:
     """What is known of the places of a mask. `draws`: a number in [0, 1) for each, too."""
-    weights_N = batch.weights_ahead(prediction.ahead)[mask_BT]
+    at = mask_BT.nonzero(as_tuple=True)  # the device is waited for here, and only here
+    weights_N = batch.weights_ahead(prediction.ahead)[at]
     return LossPositions(
-        hidden_NH=prediction.hidden_BTH[mask_BT],
-        tokens_N=batch.tokens_ahead(prediction.ahead)[mask_BT],
-        rows_N=batch.law_ahead(prediction.ahead)[mask_BT],
+        hidden_NH=prediction.hidden_BTH[at],
+        tokens_N=batch.tokens_ahead(prediction.ahead)[at],
+        rows_N=batch.law_ahead(prediction.ahead)[at],
         weights_N=weights_N,
         uniform_N=torch.rand_like(weights_N) if draws else torch.zeros_like(weights_N),
         all_laws=batch.laws,
@@ -219,6 +215,9 @@ def check_laws(places: LossPositions, vocab: int) -> None:
         return
     if places.all_laws is None:
         raise InputError("the batch names rows of laws but carries no laws; read them with it")
+    highest = places.all_laws.highest
+    if highest is not None and highest < vocab:
+        return
     laws = places.all_laws.take(places.rows_N)
     if int(laws.ids_NK.max()) >= vocab:
         empty_NK = laws.log_p_NK == -math.inf
@@ -308,7 +307,7 @@ class Distillation:
     top: int = 10
     cells: int | None = None
     """Positions times vocabulary that exist at a time (one place at least); None: those that
-    stay in a cache, else `places.CELLS`."""
+    stay in a cache, else `CELLS`."""
 
     def __post_init__(self) -> None:
         if (
@@ -413,21 +412,15 @@ class Distillation:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q). No gradient.
+    """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q) at
+    temperature 1. No gradient.
 
-    Both laws at the temperature of decoding (0: whether both prefer the same token). Exact for
-    whole laws and where all tokens were kept; otherwise a lower bound, the sum over the kept
-    tokens. Positions without a law do not count. Higher is better.
+    Exact for whole laws and where all tokens were kept; otherwise a lower bound, the sum over the
+    kept tokens. Positions without a law do not count. Higher is better.
     """
 
-    temperature: float = 1.0
     cells: int | None = None
-    """Positions times vocabulary that exist at a time (one place at least); None: those that
-    stay in a cache, else `places.CELLS`."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf or (self.cells is not None and self.cells < 1):
-            raise InputError("the temperature must be at least 0, and cells at least 1")
+    """As `Distillation` has it."""
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""
@@ -445,16 +438,10 @@ class Acceptance:
     def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
         if isinstance(laws, FullLaws):
             teacher_NV, logits_NV = both_logits(laws, logits_NV)
-            best_N = teacher_NV.argmax(-1)
-        else:
-            laws, logits_NV = over_both(laws, logits_NV)
-            best_N = preferred(laws)
-        if self.temperature == 0:
-            return (best_N == logits_NV.argmax(-1)).to(logits_NV.dtype)
-        log_q_NV = torch.log_softmax(logits_NV / self.temperature, dim=-1)
-        if isinstance(laws, FullLaws):
-            return div.acceptance(torch.log_softmax(teacher_NV / self.temperature, -1), log_q_NV)
-        log_p_NK = _at_least(laws, self.temperature, logits_NV)
+            return div.acceptance(teacher_NV.log_softmax(-1), logits_NV.log_softmax(-1))
+        laws, logits_NV = over_both(laws, logits_NV)
+        log_q_NV = torch.log_softmax(logits_NV, dim=-1)
+        log_p_NK = laws.log_p_NK.to(logits_NV.dtype)
         return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
 
 
@@ -465,29 +452,6 @@ def _plain_nats(head: Head, places: LossPositions) -> Tensor:
 
 def _weighed(places: LossPositions, nats_N: Tensor) -> Tensor:
     return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
-
-
-def _at_least(laws: TopLaws, temperature: float, logits_NV: Tensor) -> Tensor:
-    """[N, K]: lower bounds of the kept tokens' log p at a temperature.
-
-    p_T(v) = p(v)^a / (kept^a + outside^a), a = 1 / temperature, with x^a summed over tokens. Of the
-    n tokens outside the mass r is known, and that none exceeds the smallest kept p_K; so
-    outside^a <= p_K^(a - 1) r for a >= 1, and n^(1 - a) r^a for a <= 1 (all equal).
-    """
-    log_p_NK = laws.log_p_NK.to(logits_NV.dtype)
-    if temperature == 1:
-        return log_p_NK
-    used_NK = log_p_NK > -math.inf
-    number_N = logits_NV.shape[1] - used_NK.sum(-1)
-    log_r_N = (1 - log_p_NK.exp().sum(-1)).clamp(min=REST).log()
-    a = 1 / temperature
-    if a > 1:
-        bound_N = (a - 1) * log_p_NK.where(used_NK, 0.0).amin(-1) + log_r_N
-    else:
-        bound_N = (1 - a) * number_N.clamp(min=1).log() + a * log_r_N
-    bound_N = bound_N.masked_fill(number_N == 0, -math.inf)
-    total_N = torch.logaddexp((a * log_p_NK).logsumexp(-1), bound_N)
-    return a * log_p_NK - total_N[:, None]
 
 
 _ALWAYS = ("divergence", "cells", "top_weight", "top", "rewards")
@@ -516,3 +480,127 @@ def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
             )
         if option.name == "floor" and chosen.tail != "floor":
             raise InputError(f"floor {given} means nothing with --tail {chosen.tail}: leave it out")
+
+
+# --------------------------------------------------------------------------- hidden states
+
+
+def narrowed(
+    prediction: DraftPrediction, batch: TrajectoryBatch, *, hard: bool
+) -> tuple[DraftPrediction, TrajectoryBatch]:
+    """Both over the drafter's own, smaller vocabulary (EAGLE-3, arXiv 2503.01840); nothing changes
+    for a drafter that knows all tokens.
+
+    target's ids      0  1  2  3  4  5  6  7
+    drafter's ids     .  0  .  1  .  2  .  .      ids_D = [1, 3, 5]
+    teacher           p(1), p(3), p(5), divided by their sum
+    counts            where the target's most probable token is one of these; where the position
+                      learns its token (no logprobs, or a hard objective), where that one is
+    """
+    narrow = prediction.narrow
+    if narrow is None:
+        return prediction, batch
+    ids_D = narrow.ids_D
+    known_BT = _own_ids(batch.tokens_ahead(prediction.ahead), ids_D) >= 0
+    row_BT = batch.law_ahead(prediction.ahead)
+    if batch.laws is not None and len(batch.laws) and not hard:
+        best_N = _known_best(batch.laws, ids_D)
+        known_BT = torch.where(row_BT >= 0, best_N[row_BT.clamp(min=0)], known_BT)
+    inside = replace(
+        batch,
+        tokens_BT=_own_ids(batch.tokens_BT, ids_D).clamp(min=0),
+        laws=None if batch.laws is None else _cut(batch.laws, ids_D),
+    )
+    return replace(prediction, mask_BT=prediction.mask_BT.bool() & known_BT), inside
+
+
+def _own_ids(ids: Tensor, ids_D: Tensor) -> Tensor:
+    """The drafter's ids of the target's; -1 for tokens that it does not know."""
+    known_D, order_D = ids_D.sort()
+    at = torch.searchsorted(known_D, ids.to(known_D.dtype)).clamp(max=len(ids_D) - 1)
+    return order_D[at].where(known_D[at] == ids, -1)
+
+
+def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
+    """[N]: whether the drafter knows the target's most probable token."""
+    if isinstance(laws, TopLaws):
+        return torch.isin(preferred(laws), ids_D)
+    with torch.no_grad():
+        vocab = laws.head(laws.hidden_NH[:1]).shape[-1]
+        parts = torch.arange(len(laws), device=laws.hidden_NH.device).split(max(1, CELLS // vocab))
+        return torch.cat([torch.isin(preferred(laws.take(part)), ids_D) for part in parts])
+
+
+def _cut(laws: TeacherLaws, ids_D: Tensor) -> TeacherLaws:
+    """Laws over the drafter's tokens. What a cut law does not say is taken to lie inside, unless it
+    says all that is inside."""
+    if isinstance(laws, FullLaws):
+        return replace(laws, head=lambda hidden: laws.head(hidden)[..., ids_D])
+    used_NK = laws.log_p_NK > -math.inf
+    own_NK = _own_ids(laws.ids_NK, ids_D)
+    outside_NK = used_NK & (own_NK < 0)
+    kept_NK = used_NK & ~outside_NK
+    p_NK = laws.log_p_NK.exp()
+    all_N1 = kept_NK.sum(-1, keepdim=True) == len(ids_D)
+    inside_N1, outside_N1 = ((p_NK * one).sum(-1, keepdim=True) for one in (kept_NK, outside_NK))
+    left_N1 = inside_N1.where(all_N1, 1 - outside_N1).clamp(min=torch.finfo(p_NK.dtype).tiny)
+    return TopLaws(
+        ids_NK=own_NK.where(kept_NK, 0),
+        log_p_NK=(laws.log_p_NK - left_N1.log()).masked_fill(~kept_NK, -math.inf).clamp(max=0.0),
+        highest=None if laws.highest is None else len(ids_D) - 1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imitation:
+    """token_weight x divergence + top_weight x top term + feature_weight x distance of states.
+
+    position           t
+    prediction         states that predict x_{t+a}, and states like f_{t+a-1}      a: `ahead`
+    token term         any divergence from the distribution of x_{t+a}: what `Distillation` can be
+    top term           -sum p log q over its best tokens (HASS)
+    feature term       smooth L1 between the state and f_{t+a-1}, mean over its width
+
+    Each step of a roll-out is a mean over the positions that it counts, as published: where
+    GRIFFIN's mask leaves few chains, these few count as much as all did in the first step. So two
+    parts of a batch, accumulated or in two processes, are two means, and with that mask not the
+    mean of the whole.
+    """
+
+    token: Distillation
+    token_weight: float = 0.1
+    feature_weight: float = 1.0
+    top_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.token_weight, self.feature_weight, self.top_weight) < 0:
+            raise InputError("the weights of the token, top and feature terms are 0 or more")
+        if not max(self.token_weight, self.feature_weight):
+            raise InputError("the token and the feature term cannot both weigh nothing")
+        if self.top_weight and not self.token_weight:
+            raise InputError("the top term belongs to the token term: give --token-weight, too")
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sums over counted places; drafters without states to imitate have no feature term."""
+        token = self.token
+        if self.top_weight:
+            token = replace(token, top_weight=self.top_weight / self.token_weight)
+        own, inside = narrowed(prediction, batch, hard=token.record.hard)
+        terms = token.loss(own, inside, head if own.narrow is None else own.narrow.head)
+        total = self.token_weight * terms.total
+        if prediction.feature_BTH is not None and self.feature_weight:
+            total = total + self.feature_weight * _distance(prediction, batch)
+        weight = batch.weights_ahead(prediction.ahead)[batch.mask_ahead(prediction.ahead)].sum()
+        return LossTerms(total=total * (weight / terms.weight.clamp(min=1e-5)), weight=weight)
+
+
+def _distance(prediction: DraftPrediction, batch: TrajectoryBatch) -> Tensor:
+    assert prediction.feature_BTH is not None
+    counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
+    at = counted_BT.nonzero(as_tuple=True)
+    own = prediction.feature_BTH[at]
+    wanted = batch.features_ahead(prediction.ahead - 1)[at]
+    wide = torch.promote_types(own.dtype, torch.float32)
+    apart_N = F.smooth_l1_loss(own.to(wide), wanted.to(wide), reduction="none").mean(-1)
+    weights_N = batch.weights_ahead(prediction.ahead)[at]
+    return (apart_N * weights_N.to(wide)).sum()

@@ -4,7 +4,7 @@ N places, C cells, V vocabulary. Laws are natural log-probabilities in float32 o
 wider; what is returned is [N], differentiable in log q: nats, or (tvd, hellinger) a number in
 [0, 1]. A cell without probability in either law (-inf in both) counts nothing.
 
-A cell is a vocabulary entry, or several of them taken together (see `truncation`).
+A cell is a vocabulary entry, or several of them taken together (see `truncated_cells`).
 
 Sources: DistillSpec (2310.08461), DistillBeam (OpenReview Kf5I0OrZrr, eq. 1-6), TVD++
 (2403.00858, Lemma 1 and eq. 1), LK losses (2602.23881).
