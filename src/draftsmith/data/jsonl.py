@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
 from draftsmith.data.prompts import check_whole
-from draftsmith.data.text import read_lines
+from draftsmith.data.text import parse_json, read_lines
 from draftsmith.errors import InputError
 from draftsmith.provenance import write_text_atomic
 
@@ -111,16 +111,7 @@ def _finite(text: str) -> float:
 
 
 def _object(where: str, line: str) -> dict[str, Any]:
-    try:
-        values = json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: {error.msg}") from None
-    except RecursionError:
-        raise InputError(
-            f"{where} is not JSON that can be read: its brackets are too deep"
-        ) from None
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
+    values = parse_json(line, where, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     if not isinstance(values, dict):
         raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
     check_whole(json.dumps(values, ensure_ascii=False), where)

@@ -168,14 +168,16 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield where, line.rstrip("\r\n")
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The JSON value of a line. Raises InputError naming `where`."""
+def parse_json(text: str, where: str, **hooks: Any) -> Any:
+    """The JSON value of a line, by `json.loads` with these hooks. InputErrors name `where`."""
     try:
-        return json.loads(text)
+        return json.loads(text, **hooks)
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON that can be read ({error})") from None
+    except RecursionError:
+        raise InputError(f"{where}: not JSON that can be read: its brackets are too deep") from None
+    except ValueError as error:  # of a hook, or a number of thousands of digits
+        raise InputError(f"{where}: {error}") from None
 
 
 def is_utf8(file: TextFile) -> bool:
