@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -332,8 +333,8 @@ def test_margins_end_where_rates_end(check: Any, tmp_path: Path) -> None:
         ("[]", "holds no 'rungs'"),
         ('{"rungs": []}', "holds no 'rungs'"),
         ("{", "cannot read the predictions"),
-        ('{"rungs": [7]}', "rung 1 must be an object"),
-        ('{"rungs": [{"drafts": {"pretrained": 3}}]}', "rung 1: 'drafts' must give a folder"),
+        ('{"rungs": [7]}', "ladder.json, rung 1, got 7"),
+        ('{"rungs": [{"size": "1m"}]}', "option 'params' of RungPrediction is missing in"),
     ],
 )
 def test_bad_predictions_are_named(check: Any, tmp_path: Path, content: str, sentence: str) -> None:
@@ -345,16 +346,19 @@ def test_bad_predictions_are_named(check: Any, tmp_path: Path, content: str, sen
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"gamma": None}, "rung 1: 'gamma' must be a finite number, got None"),
-        ({"alpha": 0.5}, "rung 1: 'alpha' must have a 'value'"),
-        ({"tau": {"value": "2"}}, "rung 1: 'tau.value' must be a finite number"),
-        ({"speedup": {"value": 1, "low": "x"}}, "rung 1: 'speedup.low' must be a finite number"),
+        ({"gamma": None}, "option gamma in X, rung 1: expected int, got None"),
+        ({"drafts": {"pretrained": 3}}, "option drafts.pretrained in X, rung 1: expected str"),
+        ({"alpha": 0.5}, "expected options of Estimate in alpha in X, rung 1, got 0.5"),
+        ({"tau": {"value": "2"}}, "option tau.value in X, rung 1: expected float, got '2'"),
+        ({"tau": {"value": math.nan}}, "option tau.value in X, rung 1: expected float, got nan"),
+        ({"speedup": {"value": 1, "low": "x"}}, "option speedup.low in X, rung 1: expected"),
     ],
 )
 def test_bad_keys_of_predictions_are_named(
     check: Any, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    assert sentence in check(a_ladder(tmp_path, **changes), str(tmp_path), code=2)
+    path = a_ladder(tmp_path, **changes)
+    assert sentence.replace("X", str(path)) in check(path, str(tmp_path), code=2)
 
 
 def test_estimates_survive_the_file(tmp_path: Path) -> None:

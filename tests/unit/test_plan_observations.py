@@ -155,17 +155,30 @@ def test_perplexities_of_runs_become_losses(tmp_path: Path) -> None:
     [
         ("[]", "holds no law"),
         ("{", "cannot read the law"),
-        ('{"A": 1, "B": 2}', "'C' must be a finite number, got None"),
-        ('{"A": 1, "B": "x", "C": 0}', "'B' must be a finite number"),
-        ('{"A": 1, "B": NaN, "C": 0}', "'B' must be a finite number"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": [[1, 2], [2, 1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2}', "option 'C' of LawFile is missing in"),
+        ('{"A": 1, "B": null, "C": 0}', "option B in .*: expected float, got None"),
+        ('{"A": 1, "B": "x", "C": 0}', "option B in .*: expected float, got 'x'"),
+        ('{"A": 1, "B": NaN, "C": 0}', "option B in .*: expected float, got nan"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": [[1, 2], [2, 1]]}', "option cov.*: expected 3 values"),
         ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,-1,0],[0,0,1]]}', "no negative variance"),
         ('{"A": 1, "B": 2, "C": 0, "cov": [[1,5,0],[0,1,0],[0,0,1]]}', "symmetric"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": "none"}', "3 x 3 covariance"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": [["1",0,0],[0,1,0],[0,0,1]]}', "3 x 3 covariance"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": [[true,0,0],[0,1,0],[0,0,1]]}', "3 x 3 covariance"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1],[0,0,1]]}', "3 x 3 covariance"),
-        ('{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1e999,0],[0,0,1]]}', "3 x 3 covariance"),
+        ('{"A": 1, "B": 2, "C": 0, "cov": "none"}', "option cov in"),
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [["1",0,0],[0,1,0],[0,0,1]]}',
+            "float, got '1'",
+        ),
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [[true,0,0],[0,1,0],[0,0,1]]}',
+            "float, got True",
+        ),
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1],[0,0,1]]}',
+            "expected 3 values, got 2",
+        ),
+        (
+            '{"A": 1, "B": 2, "C": 0, "cov": [[1,0,0],[0,1e999,0],[0,0,1]]}',
+            "float, got inf",
+        ),
         # the rates of a real fit: variances of 1e-7
         (
             '{"A": 1, "B": 2, "C": 0, "cov": [[4e-7,1e-9,0],[-9e-9,2e-6,0],[0,0,4e-4]]}',
@@ -177,7 +190,8 @@ def test_perplexities_of_runs_become_losses(tmp_path: Path) -> None:
         ),
         ("[" * 100_000, "cannot read the law"),
         ('{"A": ' + "9" * 5000 + ', "B": 2, "C": 0}', "cannot read the law"),
-        ('{"A": 1, "B": 2, "C": 0, "mse": true, "n": 9}', "'mse' and 'n' must be those of a fit"),
+        ('{"A": 1, "B": 2, "C": 0, "mse": true, "n": 9}', "option mse in .*, got True"),
+        ('{"A": 1, "B": 2, "C": 0, "mse": 1, "n": 3}', "'mse' and 'n' must be those of a fit"),
     ],
 )
 def test_laws_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:

@@ -19,17 +19,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import FiniteFloat
 from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
-from draftsmith.config import as_dict
+from draftsmith.config import as_dict, field_types, from_dict
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
     TrainedModel,
-    finite,
-    is_number,
     perplexity_warnings,
     read_json,
     repeat_warnings,
@@ -94,6 +93,21 @@ class AffineFit:
     fixed_effects: FixedEffects | None
     predictions: tuple[PairPrediction, ...]
     warnings: tuple[str, ...]
+
+
+_Row = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LawFile:
+    """What is read of a scaling-law file."""
+
+    A: FiniteFloat
+    B: FiniteFloat
+    C: FiniteFloat
+    cov: tuple[_Row, _Row, _Row] | None = None
+    mse: FiniteFloat | None = None
+    n: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,15 +328,20 @@ def read_law(path: Path) -> AcceptanceLaw:
     values = read_json(path, "law")
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no law: expected what `plan law --json` prints")
-    A, B, C = (finite(values.get(name), name, path) for name in NAMES)
-    cov, mse, n = (values.get(name) for name in ("cov", "mse", "n"))
+    kept = {name: values[name] for name in field_types(LawFile) if name in values}
+    law = from_dict(LawFile, kept, where=str(path))
+    if law.cov is not None and not _is_covariance(np.array(law.cov)):
+        raise InputError(
+            f"{path}: 'cov' must be the covariance of A, B and C: symmetric, with no negative "
+            "variance"
+        )
     residual = None
-    if mse is not None and n is not None:
-        if not (is_number(mse) and isinstance(n, int) and mse >= 0 and n > len(NAMES)):
-            raise InputError(f"{path}: 'mse' and 'n' must be those of a fit, got {mse!r} and {n!r}")
-        residual = residual_of(mse, n)
-    cov = None if cov is None else _covariance(cov, path)
-    return AcceptanceLaw(A=A, B=B, C=C, cov=cov, residual=residual)
+    if law.mse is not None and law.n is not None:
+        if law.mse < 0 or law.n <= len(NAMES):
+            said = f"'mse' and 'n' must be those of a fit, got {law.mse!r} and {law.n!r}"
+            raise InputError(f"{path}: {said}")
+        residual = residual_of(law.mse, law.n)
+    return AcceptanceLaw(A=law.A, B=law.B, C=law.C, cov=law.cov, residual=residual)
 
 
 def residual_of(mse: float, n: int) -> float:
@@ -480,19 +499,6 @@ def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[PairPredi
         )
         for (draft, target), alpha, mean, one in zip(at, means, intervals, new, strict=True)
     )
-
-
-def _covariance(values: Any, path: Path) -> tuple[tuple[float, ...], ...]:
-    size = len(NAMES)
-    lists = [values, *values] if isinstance(values, list) else [values]
-    shaped = all(isinstance(one, list) and len(one) == size for one in lists)
-    numbers = shaped and all(is_number(value) for row in lists[1:] for value in row)
-    if not numbers or not _is_covariance(np.array(values, np.float64)):
-        raise InputError(
-            f"{path}: 'cov' must be the 3 x 3 covariance of A, B and C: symmetric, finite, with no "
-            "negative variance"
-        )
-    return tuple(tuple(float(value) for value in row) for row in lists[1:])
 
 
 def _is_covariance(cov: Floats) -> bool:

@@ -15,10 +15,12 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from pydantic import FiniteFloat
 
+from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.plan.observations import finite, read_json
+from draftsmith.plan.observations import read_json
 from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
 
 NEAR = 1.3
@@ -37,9 +39,9 @@ PREDICTED_KIND = "pretrained"
 class Estimate:
     """A prediction with its 95 % interval; no ends: not known."""
 
-    value: float
-    low: float | None = None
-    high: float | None = None
+    value: FiniteFloat
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
 
     def holds(self, measured: float) -> bool | None:
         """Check whether a value lies in the interval; None: there is none."""
@@ -229,13 +231,19 @@ class RungPrediction:
     """The prediction for one draft size."""
 
     size: str
-    params: float
+    params: FiniteFloat
     gamma: int
     """Draft length that `tau` and `speedup` are for."""
     drafts: dict[str, str]
     """Folders by kind."""
-    estimates: dict[str, Estimate]
-    """By quantity."""
+    alpha: Estimate
+    tau: Estimate
+    speedup: Estimate
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """By quantity."""
+        return {"alpha": self.alpha, "tau": self.tau, "speedup": self.speedup}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,9 +286,12 @@ def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
     rungs = content.get("rungs") if isinstance(content, dict) else None
     if not isinstance(rungs, list) or not rungs:
         raise InputError(f"{path} holds no 'rungs': expected what `plan ladder` writes")
-    return tuple(
-        _prediction(values, f"{path}, rung {number}") for number, values in enumerate(rungs, 1)
-    )
+    found = []
+    for number, values in enumerate(rungs, start=1):
+        if isinstance(values, dict):  # a rung holds more than what is compared
+            values = {name: values[name] for name in field_types(RungPrediction) if name in values}
+        found.append(from_dict(RungPrediction, values, where=f"{path}, rung {number}"))
+    return tuple(found)
 
 
 def compare(
@@ -359,28 +370,3 @@ def _parts(folder: str) -> list[str]:
     """Return the parts of a path from the last one up, as far as they are names."""
     parts = reversed(Path(folder.removeprefix("independent:")).parts)
     return list(takewhile(lambda part: part not in _NO_NAMES, parts))
-
-
-def _prediction(values: object, where: str) -> RungPrediction:
-    if not isinstance(values, dict):
-        raise InputError(f"{where} must be an object")
-    drafts = values.get("drafts")
-    if not isinstance(drafts, dict) or not all(isinstance(one, str) for one in drafts.values()):
-        raise InputError(f"{where}: 'drafts' must give a folder for each kind of draft")
-    return RungPrediction(
-        size=str(values.get("size")),
-        params=finite(values.get("params"), "params", where),
-        gamma=round(finite(values.get("gamma"), "gamma", where)),
-        drafts=drafts,
-        estimates={name: _estimate(values.get(name), name, where) for name in QUANTITIES},
-    )
-
-
-def _estimate(values: object, name: str, where: str) -> Estimate:
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: {name!r} must have a 'value', and 'low' and 'high' or null")
-    low, high = (
-        None if values.get(end) is None else finite(values[end], f"{name}.{end}", where)
-        for end in ("low", "high")
-    )
-    return Estimate(value=finite(values.get("value"), f"{name}.value", where), low=low, high=high)

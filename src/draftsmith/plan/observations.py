@@ -256,23 +256,6 @@ def read_json(path: Path, what: str) -> Any:
         raise InputError(f"cannot read the {what} {path}: {reason}") from None
 
 
-def is_number(value: object) -> bool:
-    """Check that a value is finite as float64, and no boolean."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def finite(value: Any, name: str, where: object) -> float:
-    """Return a value of a JSON file as a number. Raises InputError, which names it."""
-    if not is_number(value):
-        raise InputError(f"{where}: {name!r} must be a finite number, got {value!r}")
-    return float(value)
-
-
 @contextlib.contextmanager
 def naming(*paths: Path) -> Iterator[None]:
     """Name the files in an InputError from inside."""
