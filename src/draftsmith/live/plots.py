@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from draftsmith.live.metrics import verification_cost
 from draftsmith.live.replay import ReplayRow
-from draftsmith.plots import blank, legend_below, plot
+from draftsmith.plots import legend_below, panel, plot
 
 FULL = 0.5
 """From this bias on every drafted token is accepted."""
@@ -85,16 +85,12 @@ def table(title: str, rows: Iterable[tuple[str, ReplayRow]]) -> str:
     return "\n".join([*lines, ""])
 
 
-@plot(
-    name="flicker_quality",
-    title="Flicker against quality",
-    caption="Every setting; left and up is better. NE: what was erased per final piece.",
-)
+@plot(name="flicker_quality", title="Flicker against quality")
 def flicker(rows: Sequence[ReplayRow]) -> Figure | None:
+    """Every setting; left and up is better. NE: what was erased per final piece."""
     if not any(row.chrf is not None and row.ne is not None for row in rows):
         return None
-    figure = blank(6.4, 4.2)
-    axis = figure.subplots()
+    figure, axis = panel(6.4, 4.2)
     groups: dict[tuple[str, int, str], list[ReplayRow]] = {}
     for row in rows:
         if row.chrf is not None and row.ne is not None:
@@ -118,16 +114,12 @@ def flicker(rows: Sequence[ReplayRow]) -> Figure | None:
     return figure
 
 
-@plot(
-    name="speedup_bias",
-    title="Speed-up against bias",
-    caption="Over re-translation without drafts, on the same prompts and cache.",
-)
+@plot(name="speedup_bias", title="Speed-up against bias")
 def speed(rows: Sequence[ReplayRow]) -> Figure | None:
+    """Over re-translation without drafts, on the same prompts and cache."""
     if not any(row.bias is not None and row.speedup is not None for row in rows):
         return None
-    figure = blank(6.4, 3.6)
-    axis = figure.subplots()
+    figure, axis = panel(6.4, 3.6)
     whole = sorted(
         (row for row in rows if row.bias is not None and not row.mask_k),
         key=lambda row: row.bias or 0.0,

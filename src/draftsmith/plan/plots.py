@@ -31,7 +31,7 @@ from draftsmith.plan.optimum import (
 )
 from draftsmith.plan.sweep import Optima, Sweep, sweep
 from draftsmith.plan.tables import LatencyPoint
-from draftsmith.plots import PlotImage, blank, ink, legend_below, plot, reference
+from draftsmith.plots import PlotImage, blank, ink, legend_below, panel, plot, reference
 from draftsmith.provenance import write_text_atomic
 
 _FAINT = 0.25
@@ -52,19 +52,14 @@ class Curve:
     sizing: Sizing
 
 
-@plot(
-    name="plane",
-    title="Acceptance rate by perplexities",
-    caption="The fitted plane, the measured pairs, and how far they are from it.",
-)
+@plot(name="plane", title="Acceptance rate by perplexities")
 def plane(observations: Sequence[Observation], fit: AffineFit) -> Figure:
-    """Draw the affine law as a surface, with the measured pairs and their distances from it."""
+    """The fitted plane, the measured pairs, and how far they are from it."""
     law = AcceptanceLaw(A=fit.A, B=fit.B, C=fit.C)
     draft = np.array([one.draft_ppl for one in observations])
     target = np.array([one.target_ppl for one in observations])
     alpha = np.array([one.alpha for one in observations])
-    figure = blank(7.6, 5.6)
-    axis: Any = figure.subplots(subplot_kw={"projection": "3d"})
+    figure, axis = panel(7.6, 5.6, projection="3d")
     x, y = np.meshgrid(
         np.linspace(draft.min(), draft.max(), 12), np.linspace(target.min(), target.max(), 12)
     )
@@ -78,15 +73,11 @@ def plane(observations: Sequence[Observation], fit: AffineFit) -> Figure:
     return figure
 
 
-@plot(
-    name="curves",
-    title="Acceptance rate by draft perplexity",
-    caption="Measured pairs with 95 % margins, and three curves fitted per target.",
-)
+@plot(name="curves", title="Acceptance rate by draft perplexity")
 def acceptance_curves(
     observations: Sequence[Observation], fits: Mapping[str, Mapping[str, FormFit | None]]
 ) -> Figure | None:
-    """Draw acceptance against draft perplexity with the fitted forms, a panel per target."""
+    """Measured pairs with 95 % margins, and three curves fitted per target."""
     if not fits:
         return None
     figure, axes = _grid_of_panels(len(fits))
@@ -176,15 +167,12 @@ def latencies(points: Sequence[LatencyPoint]) -> Figure:
     return figure
 
 
-@plot(
-    name="optima",
-    title="The best draft size",
-    caption="N* and N* / M against the target's size, the draft's data and the target's data.",
-)
+@plot(name="optima", title="The best draft size")
 def sweep_panels(optima: Optima) -> Figure:
-    """Draw N* and N* / M against M, D and D'; what is not on the axis stays mid-range."""
+    """N* and N* / M against the target's size, the draft's data and the target's data."""
     figure = blank(9.6, 5.6)
     axes = figure.subplots(2, 3, sharex="col")
+    # what is not on the axis of a panel stays mid-range
     columns = {
         "M": ("target parameters M", optima.target_params, optima.draft_tokens, "D"),
         "D": ("draft tokens D", optima.draft_tokens, optima.target_params, "M"),
@@ -209,24 +197,18 @@ def sweep_panels(optima: Optima) -> Figure:
     return figure
 
 
-@plot(
-    name="size_laws",
-    title="Rules for the best draft size",
-    caption="Both axes are logarithmic: a power law is straight, and N* follows one.",
-)
+@plot(name="size_laws", title="Rules for the best draft size")
 def size_laws(found: Sweep, band: Floats | None) -> Figure:
-    """Draw N* against M, both logarithmic: the optima, eq. 11, the power law, and the band (M, N*
-    and the ends of its interval)."""
+    """Both axes are logarithmic: a power law is straight, and N* follows one."""
     M = found.optima.target_params
     x = np.geomspace(M.min() / 10, M.max() * 10, 200)
     rule, power = found.table9.estimates, found.power_law
-    figure = blank(6.4, 4.4)
-    axis = figure.subplots()
+    figure, axis = panel(6.4, 4.4)
     axis.plot(M, found.optima.draft_params, ".", color=ink(), markersize=3, label="optima")
     axis.plot(x, rule["mu"] * x + rule["M0"], "--", label="line (eq. 11)")
     axis.plot(x, power.factor * x**power.exponent, label=f"power law, M^{power.exponent:.3f}")
     if band is not None:
-        targets, solved, low, high = band
+        targets, solved, low, high = band  # M, N* and the ends of its interval
         axis.plot(targets, solved, ":", color="C2", label="solved N*")
         style: dict[str, Any] = {"color": "C2", "alpha": _FAINT, "linewidth": 0}
         axis.fill_between(targets, low, high, label="95 % from the errors of A, B, C", **style)
@@ -236,33 +218,24 @@ def size_laws(found: Sweep, band: Floats | None) -> Figure:
     return figure
 
 
-@plot(
-    name="losses",
-    title="Measured and predicted loss",
-    caption="A point per run; on the dashed diagonal the fitted law is right.",
-)
+@plot(name="losses", title="Measured and predicted loss")
 def losses(models: Sequence[TrainedModel], law: LossLaw) -> Figure:
-    """Draw measured against predicted loss: on the diagonal the law is right."""
+    """A point per run; on the dashed diagonal the fitted law is right."""
     measured = np.array([one.loss for one in models])
     predicted = law.loss([one.params for one in models], [one.tokens for one in models])
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
-    figure = blank(4.8, 4.4)
-    axis = figure.subplots()
+    figure, axis = panel(4.8, 4.4)
     axis.plot(ends, ends, **reference())
     axis.plot(predicted, measured, "o", markersize=4)
     axis.set(xlabel="predicted loss (nats)", ylabel="measured loss (nats)")
     return figure
 
 
-@plot(
-    name="acceptance",
-    title="Acceptance by draft length and by depth",
-    caption="Left: tokens per step, measured and as one rate gives them. Right: how often a "
-    "drafted token was accepted, given that all before it were; the line is the maximum "
-    "likelihood estimate with its 95 % interval.",
-)
+@plot(name="acceptance", title="Acceptance by draft length and by depth")
 def acceptance(found: AcceptanceEstimate) -> Figure:
-    """Draw tokens per step by draft length with both estimates, and acceptance by depth."""
+    """Left: tokens per step, measured and as one rate gives them. Right: how often a drafted token
+    was accepted, given that all before it were; the line is the maximum likelihood estimate with
+    its 95 % interval."""
     figure = blank(8.4, 3.8)
     by_length, by_depth = figure.subplots(1, 2)
     lengths = np.array(list(found.tokens_per_step))
@@ -320,12 +293,9 @@ def save(images: Iterable[PlotImage | None], folder: Path) -> None:
         write_text_atomic(folder / "figures.md", "\n".join(pages))
 
 
-@plot(
-    name="speedup_by_size",
-    title="Predicted speed-up by draft size",
-    caption="The star is N*; the band is its 95 % interval from the errors of A, B and C.",
-)
+@plot(name="speedup_by_size", title="Predicted speed-up by draft size")
 def optimum(problem: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Figure:
+    """The star is N*; the band is its 95 % interval from the errors of A, B and C."""
     curve = Curve(label=f"M = {problem.target_params:.3g}", setting=problem, sizing=sizing)
     title = problem.budget.text
     return draft_sizes({title: [curve]}, {title: available})
@@ -349,13 +319,10 @@ def _curves(table: int | None) -> list[PlotImage | None]:
     return [acceptance_curves.draw(pairs, per_target(pairs)[0])]
 
 
-@plot(
-    name="speedup_by_size",
-    title="Predicted speed-up by draft size",
-    caption="Stars are N* with the 95 % interval from the errors of A, B and C; crosses are "
-    "drafts that can be had.",
-)
+@plot(name="speedup_by_size", title="Predicted speed-up by draft size")
 def paper_optima() -> Figure:
+    """Stars are N* with the 95 % interval from the errors of A, B and C; crosses are drafts that
+    can be had."""
     law = _paper_law()
     available: dict[str, list[float]] = {}
     for point in tables.latencies():
@@ -411,15 +378,12 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Floats | None:
     return np.array(rows).T
 
 
-@plot(
-    name="predicted_measured",
-    title="Predicted and measured",
-    caption="Bands are the 95 % intervals of the predictions, for drafts as they are "
-    "pre-trained; whiskers are those of the measurements.",
-)
+@plot(name="predicted_measured", title="Predicted and measured")
 def predicted_measured(
     predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]
 ) -> Figure:
+    """Bands are the 95 % intervals of the predictions, for drafts as they are pre-trained; whiskers
+    are those of the measurements."""
     figure = blank(9.6, 3.6)
     ordered = sorted(predictions, key=lambda one: one.params)
     sizes = [one.params for one in ordered]
