@@ -165,5 +165,5 @@ def failing(manager: SessionManager, times: int, error: Exception | None = None)
 
 def name_of(served: Served) -> str:
     """The name of the only session."""
-    (name,) = served.manager.subscriptions
+    (name,) = served.manager.sessions
     return name

@@ -92,7 +92,7 @@ def test_sessions_that_nobody_comes_back_to_are_forgotten() -> None:
             assert one.start()["type"] == "ready"
             refused = two.start()
             assert (refused["code"], refused["fatal"]) == ("busy", True)
-        until(lambda: not any(one.outboxes for one in served.manager.subscriptions.values()))
+        until(lambda: not any(one.outboxes for one in served.manager.sessions.values()))
         with Client(served) as three:
             assert three.start()["type"] == "ready"
 

@@ -55,7 +55,7 @@ def several(served: Served, count: int) -> Iterator[list[Client]]:
 
 
 def talk_heard(served: Served) -> bool:
-    return any(one.session.newest is not None for one in served.manager.subscriptions.values())
+    return any(one.newest is not None for one in served.manager.sessions.values())
 
 
 def test_sessions_that_wait_go_through_the_target_together(served: Served) -> None:
@@ -86,7 +86,7 @@ def test_who_waits_longest_is_served_first(monkeypatch: pytest.MonkeyPatch, serv
 
 
 def _waits(served: Served, number: int) -> bool:
-    return list(served.manager.subscriptions.values())[number].session.pending_since is not None
+    return list(served.manager.sessions.values())[number].pending_since is not None
 
 
 @pytest.mark.parametrize("final", [False, True])

@@ -130,6 +130,12 @@ class LiveSession:
         self._segments: dict[int, Event] = {}
         self._records: deque[UpdateRecord] = deque(maxlen=KEPT_UPDATES)
         self._decoded: deque[PendingUpdate] = deque(maxlen=KEPT_UPDATES)
+        # used by the manager, in the event loop alone
+        self.outboxes: dict[Outbox, bool] = {}
+        """Of the connections that receive its events. True: it keeps the session open; False: it
+        only reads."""
+        self.left = time.monotonic()
+        """When the last connection that kept it open was closed."""
 
     # ------------------------------------------------------------------ the event loop
 
@@ -402,17 +408,6 @@ class LiveSession:
         return [one for one in known if one.seg != first]
 
 
-@dataclass(kw_only=True)
-class _Subscriptions:
-    """A session and the connections that receive its events."""
-
-    session: LiveSession
-    outboxes: dict[Outbox, bool] = field(default_factory=dict)
-    """True: the connection keeps the session open; False: it only reads."""
-    left: float = field(default_factory=time.monotonic)
-    """When the last connection that kept it open was closed."""
-
-
 class SessionManager:
     """Opens, finds and closes sessions. All methods run in the event loop's thread.
 
@@ -437,12 +432,12 @@ class SessionManager:
         self._plain_engine = LiveEngine(target, redraft=False)
         self.metrics = ServerMetrics()
         self.scheduler = Scheduler(self.engine, self.metrics)
-        self.subscriptions: dict[str, _Subscriptions] = {}
-        """By the name of the session."""
+        self.sessions: dict[str, LiveSession] = {}
+        """By name."""
         self.ending = False
 
     def __len__(self) -> int:
-        return len(self.subscriptions)
+        return len(self.sessions)
 
     # ------------------------------------------------------------------ sessions
 
@@ -466,7 +461,7 @@ class SessionManager:
 
         session = LiveSession(name, settings, self._make, emit)
         self.scheduler.add(session)
-        self.subscriptions[name] = _Subscriptions(session=session)
+        self.sessions[name] = session
         return session
 
     def find(self, name: str) -> LiveSession:
@@ -477,24 +472,24 @@ class SessionManager:
         """
         self.sweep()
         self.scheduler.check()
-        if name not in self.subscriptions:
+        if name not in self.sessions:
             raise Refused("unknown_session", "there is no such session (any more)", fatal=True)
-        return self.subscriptions[name].session
+        return self.sessions[name]
 
     def end(self) -> None:
         """Refuse new hypotheses, decode what is pending, then send `bye` to all clients."""
         self.ending = True
-        for one in self.subscriptions.values():
-            one.session.stop()
+        for session in self.sessions.values():
+            session.stop()
         self.scheduler.wake()
 
     def sweep(self) -> None:
         """Close the sessions whose client did not come back; readers keep none open."""
         now = time.monotonic()
-        for one in list(self.subscriptions.values()):
-            alone = not any(one.outboxes.values())
-            if alone and now - one.left > self.limits.keep_seconds:
-                self._deliver(one.session.name, one.session.bye())
+        for session in list(self.sessions.values()):
+            alone = not any(session.outboxes.values())
+            if alone and now - session.left > self.limits.keep_seconds:
+                self._deliver(session.name, session.bye())
 
     def measure(self, session: LiveSession) -> None:
         """Measure the speed-up of drafting on the session's last updates."""
@@ -513,23 +508,22 @@ class SessionManager:
         `keeps`: the session stays open while this connection is there.
         """
         outbox.state = session.full_state
-        self.subscriptions[session.name].outboxes[outbox] = keeps
+        session.outboxes[outbox] = keeps
 
     def unsubscribe(self, session: LiveSession, outbox: Outbox) -> None:
         """Remove an outbox; the session waits `keep_seconds` for its client."""
-        found = self.subscriptions.get(session.name)
-        if found is not None and found.outboxes.pop(outbox, False):
-            found.left = time.monotonic()
+        if session.outboxes.pop(outbox, False):
+            session.left = time.monotonic()
 
     def _deliver(self, name: str, event: Event) -> None:
-        found = self.subscriptions.get(name)
-        if found is None:
+        session = self.sessions.get(name)
+        if session is None:
             return
-        for outbox in found.outboxes:
+        for outbox in session.outboxes:
             outbox.put(event)
         if event["type"] == "bye":
-            del self.subscriptions[name]
-            self.scheduler.remove(found.session)
+            del self.sessions[name]
+            self.scheduler.remove(session)
 
     # ------------------------------------------------------------------ settings
 
