@@ -22,9 +22,9 @@ client = pytest.importorskip("websockets.sync.client")
 from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
 
 from draftsmith.errors import BackendError  # noqa: E402
+from draftsmith.live.config import SessionLimits  # noqa: E402
 from draftsmith.live.templates import Template  # noqa: E402
 from draftsmith.serve.app import AccessPolicy, Server, create_app  # noqa: E402
-from draftsmith.serve.config import SessionLimits  # noqa: E402
 from draftsmith.serve.protocol import Settings  # noqa: E402
 from draftsmith.serve.sessions import SessionManager  # noqa: E402
 

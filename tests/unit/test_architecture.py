@@ -61,7 +61,6 @@ LIGHT = [
     "data.text",
     "distill.config",
     "drafters.config",
-    "serve.config",
     "live.config",
     "targets.config",
 ]

@@ -1,7 +1,7 @@
-"""The configuration of a live translation: prompt, drafting, display.
+"""The configuration of live translations (prompt, drafting, display), and of a server of them.
 
-The command line nests `PromptConfig`, `RedraftConfig` and `MaskConfig`; `DisplayConfig` and
-`LiveConfig` add what a program sets, and are checked when they are made.
+The command line nests `PromptConfig`, `RedraftConfig`, `MaskConfig` and `SessionLimits`;
+`DisplayConfig` and `LiveConfig` add what a program sets, and are checked when they are made.
 """
 
 from __future__ import annotations
@@ -142,3 +142,18 @@ class LiveConfig(RedraftConfig):
         if revised and self.revision_bias is not None:
             return self.revision_bias
         return self.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits(Configuration):
+    """How many sessions a server keeps, and for how long."""
+
+    sessions: int = 32
+    """Sessions at a time."""
+    keep_seconds: float = 60.0
+    """How long a session waits for its client to come back."""
+
+    def validate(self) -> None:
+        at_least(1, "--sessions", self.sessions)
+        good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
+        require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")

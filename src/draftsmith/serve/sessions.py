@@ -28,13 +28,12 @@ from typing import Any
 
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
-from draftsmith.live.config import LiveConfig
+from draftsmith.live.config import LiveConfig, SessionLimits
 from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveTranslator, SourceTooLong
-from draftsmith.serve.config import SessionLimits
 from draftsmith.serve.protocol import Outbox, Refused, Settings, Source
 from draftsmith.serve.scheduler import Scheduler, ServerMetrics, SpeedupMeasurement
 

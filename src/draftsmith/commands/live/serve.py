@@ -21,9 +21,9 @@ from draftsmith.live.config import (
     MaskConfig,
     PromptConfig,
     RedraftConfig,
+    SessionLimits,
 )
 from draftsmith.live.templates import Template
-from draftsmith.serve.config import SessionLimits
 from draftsmith.targets.config import ModelConfig
 
 
