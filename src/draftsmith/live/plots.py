@@ -39,8 +39,8 @@ def named(row: ReplayRow) -> str:
 
 
 def markdown(rows: Sequence[ReplayRow]) -> str:
-    """The paper's tables 2 (with and without drafts), 3 (by bias) and 4 (by mask), as far as the
-    rows go."""
+    """Write the paper's tables 2 (with and without drafts), 3 (by bias) and 4 (by mask), as far as
+    the rows go."""
     plain = [row for row in rows if row.method == "ar"]
     shown = [row for row in rows if row.method == "ssbd"]
     whole = [row for row in shown if not row.mask_k]
@@ -56,7 +56,7 @@ def markdown(rows: Sequence[ReplayRow]) -> str:
 
 
 def _bias(rows: Iterable[ReplayRow]) -> float:
-    """The one nearest to the paper's."""
+    """Return the bias that is nearest to the paper's."""
     biases = (row.bias or 0.0 for row in rows if row.method == "ssbd")
     return min(biases, key=lambda bias: abs(bias - 0.2), default=0.0)
 
@@ -68,7 +68,7 @@ def pair_of(rows: Sequence[ReplayRow]) -> list[ReplayRow]:
 
 
 def table(title: str, rows: Iterable[tuple[str, ReplayRow]]) -> str:
-    """One line per (name, row)."""
+    """Write a table with one line per (name, row)."""
     lines = [f"## {title}", "", f"| setting | {' | '.join(_COLUMNS)} | all as AR |"]
     lines.append("|---" * (len(_COLUMNS) + 2) + "|")
     for name, row in rows:

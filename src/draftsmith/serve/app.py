@@ -111,7 +111,7 @@ def _is_local(name: str) -> bool:
 
 
 def _parts(url: str) -> SplitResult:
-    """The parts of a URL; empty ones if it is malformed."""
+    """Split a URL into parts, which are empty if it is malformed."""
     try:
         return urlsplit(url)
     except ValueError:

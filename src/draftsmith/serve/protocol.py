@@ -61,7 +61,7 @@ class Refused(DraftsmithError):
         return self.code in _FAULTS
 
     def message(self) -> dict[str, Any]:
-        """The message that is sent."""
+        """Return the message that is sent."""
         error = {"type": "error", "code": self.code, "message": str(self), "fatal": self.fatal}
         return error | self.place
 
@@ -83,7 +83,7 @@ class Settings:
     context: int | None = None
 
     def as_event(self) -> dict[str, Any]:
-        """The settings as JSON."""
+        """Return the settings as JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -221,7 +221,7 @@ def _integer(digits: str) -> int:
 
 
 def _place(values: Mapping[str, Any]) -> dict[str, int]:
-    """The segment and the revision of a message, as far as it has them."""
+    """Return the segment and the revision of a message, as far as it has them."""
     return {name: values[name] for name in ("seg", "rev") if type(values.get(name)) is int}
 
 

@@ -90,7 +90,7 @@ class ServerMetrics:
         self.accepted.inc(update.accepted)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -215,7 +215,7 @@ class Scheduler(threading.Thread):
         return True
 
     def ready(self) -> list[LiveSession]:
-        """Sessions with something pending, the longest wait first."""
+        """Return the sessions with something pending, the longest wait first."""
         since = [(session.pending_since, session) for session in self._sessions.values()]
         ready = [(when, session) for when, session in since if when is not None]
         return [session for _, session in sorted(ready, key=lambda one: one[0])][:MOST_ROWS]
@@ -267,7 +267,7 @@ def _goes_on(measurement: SpeedupMeasurement) -> bool:
 
 
 def _batches(sessions: Iterable[LiveSession]) -> Iterator[Batch]:
-    """The next update of each session, in one batch per bias."""
+    """Yield the next update of each session, in one batch per bias."""
     groups: dict[float, Batch] = {}
     for session in sessions:
         update = session.next_update()

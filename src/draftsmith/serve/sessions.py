@@ -75,7 +75,7 @@ class PendingUpdate:
     """Shorter hypotheses that it replaced, the newest first: they may fit where it does not."""
 
     def replacing(self, before: PendingUpdate) -> PendingUpdate:
-        """This update in the place of one that was pending."""
+        """Return this update in the place of one that was pending."""
         old = (replace(before, coalesced=()), *before.coalesced)
         shorter = [one for one in old if len(one.text) < len(self.text)]
         if len(shorter) > MOST_COALESCED:
@@ -83,7 +83,7 @@ class PendingUpdate:
         return replace(self, since=before.since, coalesced=tuple(shorter))
 
     def fallback(self, translated: str) -> PendingUpdate | None:
-        """What is translated instead of this update, which does not fit; None: nothing.
+        """Return what is translated instead of this update, which does not fit; None: nothing.
 
         `translated` is the last translated source of the segment. It is translated again only to
         end the segment.
@@ -216,7 +216,7 @@ class LiveSession:
                 self._pending.append(Shutdown())
 
     def full_state(self) -> Event:
-        """Everything that a client needs that connects in the middle."""
+        """Return everything that a client needs that connects in the middle."""
         with self.lock:
             return {
                 "type": "full_state",
@@ -228,7 +228,7 @@ class LiveSession:
             }
 
     def bye(self) -> Event:
-        """The last event, with a report."""
+        """Return the last event, with a report."""
         with self.lock:
             counts = {"coalesced": self.coalesced, "updates": self.last_id, "failed": self.failed}
             counts["retried"] = self.retried
@@ -245,7 +245,7 @@ class LiveSession:
             return next((one.since for one in self._pending if isinstance(one, PendingUpdate)), 0.0)
 
     def next_update(self) -> InFlightUpdate | None:
-        """The next update to decode, after everything before it that needs no decoding."""
+        """Return the next update to decode, after what before it needs no decoding."""
         while True:
             with self.lock:
                 if not self._pending:
@@ -391,7 +391,7 @@ class LiveSession:
         self.emit(event)
 
     def _metrics(self) -> Event:
-        """Running metrics of the last updates."""
+        """Compute running metrics of the last updates."""
         found = report(list(self._records), CHARACTERS)
         return {
             "ne": found.erasure_macro,
@@ -400,7 +400,7 @@ class LiveSession:
         }
 
     def to_measure(self) -> list[PendingUpdate]:
-        """The last updates, without a segment whose beginning has been forgotten."""
+        """Return the last updates, without a segment whose beginning has been forgotten."""
         with self.lock:
             known = list(self._decoded)
         first = known[0].seg if len(known) == KEPT_UPDATES else None
@@ -464,7 +464,7 @@ class SessionManager:
         return session
 
     def find(self, name: str) -> LiveSession:
-        """The session of this name.
+        """Return the session of this name.
 
         Raises:
             Refused: no such session is open, or decoding has ended.
@@ -527,7 +527,7 @@ class SessionManager:
     # ------------------------------------------------------------------ settings
 
     def merged(self, settings: Settings, wanted: Settings, cleared: Sequence[str] = ()) -> Settings:
-        """`settings` with those of `wanted` that are not None, and None for `cleared`.
+        """Return `settings` with those of `wanted` that are not None, and None for `cleared`.
 
         Raises:
             Refused: a value is out of its range.

@@ -93,7 +93,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
 
 
 def read_measured(folders: Sequence[Path]) -> list[Measured]:
-    """All figures, those of whole drafts (observations.csv) first.
+    """Read all figures, those of whole drafts (observations.csv) first.
 
     Raises:
         InputError: a folder that no bench wrote, or a file of one that cannot be read.
@@ -138,7 +138,7 @@ def _observed(path: Path) -> Iterator[Measured]:
 
 
 def _benched(folder: Path) -> Iterator[Measured]:
-    """From the records; from the summary where they are not there."""
+    """Yield the figures of the records, or of the summary where they are not there."""
     from draftsmith.bench.records import BASELINE
     from draftsmith.plan.ladder import Estimate, Measured
 
@@ -193,7 +193,7 @@ def _from_summary(path: Path) -> list[dict[str, Any]]:
 
 
 def _draft_length(folder: Path) -> int | None:
-    """By run.json; None: the drafters' own, one that changes, or not said."""
+    """Return the draft length by run.json; None: the drafters' own, a changing one, or not said."""
     try:
         record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         length = record["options"]["drafting"]["draft_length"]

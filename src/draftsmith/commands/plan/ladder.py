@@ -239,7 +239,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
 
 
 def target_facts(options: PlanLadderOptions) -> TargetFacts:
-    """From options, config.json and, for the training tokens, the run.json beside it.
+    """Collect the facts from options, config.json and (training tokens) the run.json beside it.
 
     Raises:
         InputError: something that nobody tells.
@@ -353,7 +353,7 @@ class Command:
 
 
 def draft_folder(out: Path, size: str, kind: str) -> Path:
-    """Where a draft of this size and kind lies."""
+    """Return the folder of a draft of this size and kind."""
     return out / f"{size}-{kind}"
 
 
@@ -363,8 +363,8 @@ def commands(
     shapes: Mapping[str, Preset],
     context: int | None,
 ) -> list[Command]:
-    """All of them, in their order; `shapes`: of the rungs, by name; `context`: of the target, where
-    it is known."""
+    """Return all commands in order; `shapes`: of the rungs, by name; `context`: of the target,
+    where it is known."""
     out, target = options.out, options.target or "$TARGET"
     suite = options.suite or "$SUITE"
     model = ModelConfig(target=target)
@@ -420,7 +420,7 @@ def commands(
 
 
 def script(made: Sequence[Command], title: str) -> str:
-    """For a POSIX shell. It may be interrupted and run again."""
+    """Write the commands for a POSIX shell; the script may be interrupted and run again."""
     lines = ["#!/bin/sh", f"# {title}", "set -eu"]
     texts = [one.text for one in made]
     for variable, meaning in VARIABLES.items():
@@ -434,7 +434,7 @@ def script(made: Sequence[Command], title: str) -> str:
 
 
 def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig:
-    """By --size where that says it all, else dimension by dimension."""
+    """Describe a draft by --size where that says it all, else dimension by dimension."""
     size: Any = name
     if size in PRESETS:
         return ArchitectureConfig(size=size, tokenizer=target)
@@ -448,9 +448,9 @@ def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig
 
 
 def _schedule(tokens: int, params: float, context: int | None) -> ScheduleConfig:
-    """As usual; with smaller steps where the usual ones would be few, and a higher rate below some
-    6 B parameters: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix D.6, where
-    N leaves embeddings out; a factor of two in N is 1e-4 here).
+    """Return the usual schedule, with smaller steps where they would be few, and a higher rate
+    below some 6 B parameters: 0.003239 - 0.0001395 ln N (Kaplan et al., arXiv 2001.08361, appendix
+    D.6, where N leaves embeddings out; a factor of two in N is 1e-4 here).
 
     Raises:
         InputError: the tokens are less than one step.
