@@ -100,6 +100,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_the_tutorial_runs_and_distillation_pays(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
