@@ -102,7 +102,7 @@ check: lint types
 
 # Without the theme's notice about its successor. Building needs no network.
 docs: $(VENV)/.stamp-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.stamp-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -1,4 +1,4 @@
-"""Fill the block of measurements in README.md from what was measured.
+"""Fill the blocks of measurements in README.md and docs/measured.md from what was measured.
 
     draftsmith quickstart --out runs/quickstart      # on an idle machine
     python benchmarks/readme.py
@@ -52,14 +52,15 @@ def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def quickstart() -> Iterator[str]:
-    path = ROOT / "runs" / "quickstart" / "summary.json"
-    if not path.exists():
+    folder = ROOT / "runs" / "quickstart"
+    if not (folder / "run.json").exists():
         return
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    ended = json.loads((folder / "run.json").read_text(encoding="utf-8"))["ended"]
     found = [one for one in summary["drafters"] if one["name"] != "transformers"]
     yield (
-        f"`make quickstart`: {found[0]['prompts']} held-out pieces of Python code on "
-        "`models/mini-code` (8.4 M target, 0.7 M draft), batch 1, medians and 95 % intervals."
+        f"`make quickstart` on {ended[:10]}: {found[0]['prompts']} held-out pieces of Python code "
+        "on `models/mini-code` (8.4 M target, 0.7 M draft), batch 1, medians and 95 % intervals."
     )
     yield ""
     rows = []
@@ -110,7 +111,7 @@ def core() -> Iterator[str]:
     figures = [figure for part in parts for figure in part["figures"]]
     yield (
         "The core, on a 110 M bfloat16 model with random weights and a vocabulary of 32,000 "
-        "([all figures](benchmarks/results/core.md)):"
+        "([all figures](../benchmarks/results/core.md)):"
     )
     yield ""
     first = {figure["what"]: figure for figure in reversed(figures)}
@@ -143,13 +144,13 @@ def drafters() -> Iterator[str]:
         return
     ours = [found["combination"]["row"]] if "combination" in found else []
     timed = found["timed"]["drafters"] if "timed" in found else {}
-    other = "[the same on `models/mini-ende`](benchmarks/results/drafters-mini-ende.md)"
+    other = "[the same on `models/mini-ende`](../benchmarks/results/drafters-mini-ende.md)"
     yield (
         "Drafters of `models/mini-code`: in their own trees at temperature 0, as chains of five "
         "at temperature 1 (of the top tokens that most of these trees hold few are drawn). "
         "Those over hidden states have learnt from the same prompts and as many tokens, ours "
         "from four answers to each; SpS is the draft model as shipped ([all figures]"
-        f"(benchmarks/results/drafters-mini-code.md), {other}):"
+        f"(../benchmarks/results/drafters-mini-code.md), {other}):"
     )
     yield ""
     rows = [
@@ -182,7 +183,7 @@ def live_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def live() -> Iterator[str]:
-    trained = "(how: [live](docs/live.md#train-for-it))"
+    trained = "(how: [live](live.md#train-for-it))"
     for name, model in (
         ("live_flores", "`models/mini-ende`, over re-translation without drafts"),
         ("live_beginnings", f"the same model trained further, also on beginnings {trained}"),
@@ -193,19 +194,24 @@ def live() -> Iterator[str]:
         found = json.loads(path.read_text(encoding="utf-8"))
         yield (
             f"Live translation, {found['sentences']} FLORES sentences that grow by three words, "
-            f"{model} ([tables](benchmarks/results/{name}/tables.md)):"
+            f"{model} ([tables](../benchmarks/results/{name}/tables.md)):"
         )
         yield ""
         yield from table(LIVE, [live_row(row) for row in found["rows"] if not row["mask_k"]])
 
 
-def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+def fill(page: str, lines: list[str]) -> None:
+    """Replace the block of a page."""
+    path = ROOT / page
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    lines = ["Two cores of a server CPU.", "", *quickstart(), *core(), *drafters(), *live()]
     write_text_atomic(path, before + BEGIN + "\n".join(lines).rstrip("\n") + "\n" + END + after)
+
+
+def main() -> None:
+    first = ["Two cores of a server CPU.", "", *quickstart()]
+    fill("README.md", first)
+    fill("docs/measured.md", [*first, *core(), *drafters(), *live()])
 
 
 if __name__ == "__main__":

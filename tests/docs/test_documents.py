@@ -29,6 +29,7 @@ from draftsmith.targets.toy import TabularTarget, tiny_target
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = (
+    "add-a-drafter",
     "choose-a-drafter",
     "collect-at-scale",
     "concepts",
@@ -37,6 +38,7 @@ GUIDES = (
     "feature-drafters",
     "live",
     "losslessness",
+    "measured",
     "measures",
     "plan",
     "pretrain",
@@ -160,6 +162,14 @@ def test_the_commands_of_documents_are_valid(page: str, line: str) -> None:
 def test_guides_open_with_a_command(name: str) -> None:
     opening = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert re.search(r"^    (?:draftsmith|python) ", opening, re.MULTILINE)
+    assert "After reading this page you" in " ".join(opening.split())
+
+
+@pytest.mark.parametrize("page", (ROOT / "docs").rglob("*.md"), ids=lambda page: page.name)
+def test_every_page_has_a_command_or_an_example(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r"^(?: {4})?(?:draftsmith|python|make) |^```python", text, re.MULTILINE)
+    assert found or "history" in page.parts or page.name == "index.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

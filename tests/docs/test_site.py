@@ -18,7 +18,7 @@ from draftsmith.drafters.config import kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 GOALS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -112,6 +112,19 @@ def test_the_tutorial_runs_and_distillation_pays(
 
 def test_the_first_sixty_seconds_run(workplace: Path) -> None:
     assert run(DOCS / "index.md") == 2
+
+
+REFERENCE = [p for p in sorted((DOCS / "api").glob("*.md")) if list(fences(p, "python"))]
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
+def test_the_examples_of_the_reference_run(page: Path, workplace: Path) -> None:
+    assert run(page) == 0  # commands
+
+
+@pytest.mark.full
+def test_the_commands_of_the_readme_run(workplace: Path) -> None:
+    assert run(ROOT / "README.md") == 5
 
 
 # What a page needs that another one makes comes first.

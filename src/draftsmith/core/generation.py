@@ -260,8 +260,11 @@ class Generator:
         policy: chooses the draft length per row and step; None: always the shape's.
         rule: `auto`, `match`, `rejection`, a lossy rule, an installed one, or a `Rule`.
         allow_lossy: leave to use a rule that changes the output distribution.
-        dtype, device, attn_implementation, revision, trust_remote_code: see `load_target`; only
-            where `target` is a name.
+        dtype: as for `load_target`, like those below; only where `target` is a name.
+        device: where the model runs.
+        attn_implementation: transformers' implementation of attention.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         InputError: an unknown drafter, or options of a target or drafter that is loaded already.
@@ -329,7 +332,8 @@ class Generator:
             params: None: the defaults of `SamplingParams`.
             batch_size: prompts decoded together; the texts do not depend on it.
             predictions: an expected continuation per prompt, for drafters that use one.
-            on_step, on_done: see `generate`.
+            on_step: called with every step and the prompt numbers of its rows (to stream).
+            on_done: called with each prompt's number and its continuation when its batch is done.
 
         Returns:
             In the order of the prompts, the `params.n` continuations of each side by side.
