@@ -168,7 +168,9 @@ def test_guides_open_with_a_command(name: str) -> None:
 @pytest.mark.parametrize("page", (ROOT / "docs").rglob("*.md"), ids=lambda page: page.name)
 def test_every_page_has_a_command_or_an_example(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    found = re.search(r"^(?: {4})?(?:draftsmith|python|make) |^```python", text, re.MULTILINE)
+    found = re.search(
+        r"^(?: {4})?(?:.*\| )?(?:draftsmith|python|make) |^```python", text, re.MULTILINE
+    )
     assert found or "history" in page.parts or page.name == "index.md"
 
 

@@ -364,9 +364,7 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
 
 
-@pytest.mark.parametrize(
-    "part", ["show", "compare", "collect_texts", "distil_draft", "measure_gain", "tell"]
-)
+@pytest.mark.parametrize("part", ["show", "compare", "collect", "distil", "measure_gain", "tell"])
 def test_an_interrupted_quickstart_leaves_no_report(
     part: str, small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,10 +378,9 @@ def test_an_interrupted_quickstart_leaves_no_report(
     def interrupted(*arguments: object) -> Any:
         raise KeyboardInterrupt
 
-    for name in ("choose_threads", "show", "compare", "collect_texts", "distil_draft"):
-        monkeypatch.setattr(quickstart, name, lambda *arguments: None)
-    monkeypatch.setattr(quickstart, "measure_gain", lambda *arguments: None)
-    monkeypatch.setattr(quickstart, part, interrupted)
+    for name in ("choose_threads", "show", "compare", "collect", "distil", "measure_gain"):
+        monkeypatch.setattr(quickstart.Quickstart, name, lambda *arguments: None)
+    monkeypatch.setattr(quickstart.Quickstart, part, interrupted)
     words = ["quickstart", "--models", small, "--out", out, "--limit", "1"]
     assert command(*words)[0] == 130
     assert [path.name for path in out.iterdir()] == ["mine.txt"]

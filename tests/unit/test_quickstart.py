@@ -11,52 +11,71 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.records import BASELINE, FirstDivergence, Interval, RunRecord
-from draftsmith.bench.run import Item
+from draftsmith.bench.arms import open_drafters
+from draftsmith.bench.expected import expectations
+from draftsmith.bench.records import (
+    BASELINE,
+    FirstDivergence,
+    Interval,
+    RunRecord,
+    drafter_metrics,
+)
+from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.summary import BenchReport, render
 from draftsmith.commands import quickstart_demo as short
+from draftsmith.commands._tables import show
+from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.commands.quickstart_demo import (
     AFTER,
     BEFORE,
-    FEWEST_TOKENS,
+    FEWEST_MEASURED_PROMPTS,
+    FEWEST_MEASURED_TOKENS,
     MOST_REPEATS,
-    Amount,
     Change,
-    Collected,
-    Distilled,
     Outcome,
-    Side,
-    alphas,
-    choose_amount,
-    find_changes,
-    target_texts,
+    Quickstart,
+    fit,
 )
-from draftsmith.commands.quickstart_demo import FEWEST_MEASURED_PROMPTS as FEWEST_PROMPTS
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.toy import TabularTarget
 
 # --------------------------------------------------------------------------- amounts and prompts
 
 
-def test_the_amount_fits_the_time_and_is_never_nothing() -> None:
-    seconds = 100.0
+def a_plan(prompts: int, tokens: int) -> BenchPlan:
+    return BenchPlan(
+        target=TabularTarget(8),
+        arms=(Arm(name=BASELINE, drafter=NoDrafter()),),
+        items=tuple(Item(prompt=str(number), tokens=(1, 2)) for number in range(prompts)),
+        samplers=(Sampler(),),
+        max_new_tokens=tokens,
+    )
+
+
+def test_what_is_measured_fits_the_time_and_is_never_nothing() -> None:
+    seconds, plan = 100.0, a_plan(8, 128)
     for each in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
-        amount = choose_amount(seconds, each=each, prompts=8, tokens=128)
-        assert amount.repeats in (1, MOST_REPEATS)
-        assert FEWEST_PROMPTS <= amount.prompts <= 8
-        assert FEWEST_TOKENS <= amount.tokens <= 128
-        needed = each * amount.prompts * amount.repeats * amount.tokens / 128
-        assert needed <= seconds or amount.tokens == FEWEST_TOKENS
-    assert choose_amount(seconds, each=1.0, prompts=2, tokens=128).prompts == 2
-    least = choose_amount(seconds, each=1e4, prompts=2, tokens=8)
-    assert least == Amount(prompts=2, repeats=1, tokens=8)
+        fitting = fit(plan, seconds, each)
+        assert fitting.repeats in (1, MOST_REPEATS)
+        assert FEWEST_MEASURED_PROMPTS <= len(fitting.items) <= 8
+        assert fitting.items == plan.items[: len(fitting.items)]
+        assert FEWEST_MEASURED_TOKENS <= fitting.max_new_tokens <= 128
+        tokens = fitting.max_new_tokens
+        needed = each * len(fitting.items) * fitting.repeats * tokens / 128
+        assert needed <= seconds or tokens == FEWEST_MEASURED_TOKENS
+    assert len(fit(a_plan(2, 128), seconds, 1.0).items) == 2
+    least = fit(a_plan(2, 8), seconds, 1e4)
+    assert (len(least.items), least.repeats, least.max_new_tokens) == (2, 1, 8)
 
 
 def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
@@ -100,73 +119,64 @@ def target(models: Path) -> HFTarget:
     return load_target(str(models / "target"))
 
 
-@pytest.fixture(scope="module")
-def collected(
-    models: Path, target: HFTarget, tmp_path_factory: pytest.TempPathFactory
-) -> Collected:
+@pytest.fixture
+def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quickstart:
+    monkeypatch.setattr(short, "time", STOPPED)
+    monkeypatch.setattr(short, "held_out_prompts", lambda count: tuple(SHORT[:count]))
+    monkeypatch.setattr(short, "training_prompts", lambda: iter(SHORT))
+    return Quickstart(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
+
+
+@pytest.fixture
+def collected(demo: Quickstart, monkeypatch: pytest.MonkeyPatch) -> Quickstart:
     """Ten of thirteen prompts, at two temperatures; the trial's pace is given."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(short, "time", STOPPED)
-        patch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
-        return short.collect(
-            target,
-            str(models / "target"),
-            iter(SHORT),
-            tmp_path_factory.mktemp("collected"),
-            temperatures=(0.0, 0.8),
-            seconds=1050.0,  # two texts of a prompt take 100
-            max_new_tokens=6,
-            seed=0,
-            console=Console(quiet=True),
-        )
+    monkeypatch.setattr(short, "COLLECT_SECONDS", 1050.0)  # two texts of a prompt take 100
+    monkeypatch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
+    demo.collect()
+    return demo
 
 
-def test_as_many_prompts_are_collected_as_the_time_allows(collected: Collected) -> None:
-    texts = list(TrajectoryStore.open(collected.store).trajectories())
+def test_as_many_prompts_are_collected_as_the_time_allows(collected: Quickstart) -> None:
+    texts = list(TrajectoryStore.open(collected.folder / "store").trajectories())
     assert [(text.prompt_id, text.temperature) for text in texts] == [
         (str(number), temperature) for number in range(10) for temperature in (0.0, 0.8)
     ]
-    assert collected.tokens == sum(len(text.tokens) for text in texts)
-    assert (collected.prompts, collected.trajectories) == (10, 20)
+    assert collected.collected["tokens"] == sum(len(text.tokens) for text in texts)
+    assert (collected.num_collected, collected.collected["trajectories"]) == (10, 20)
 
 
 def test_a_trial_tells_a_pace_and_a_prompt_without_room_is_refused(target: HFTarget) -> None:
-    assert short.seconds_per_text(target, tuple(SHORT), 6, seed=0) > 0
+    assert short.seconds_per_text(target, SHORT, 6) > 0
     endless = Prompt(id="long", text="return left " * 200)
-    assert short.seconds_per_text(target, (endless, *SHORT), 6, seed=0) > 0
+    assert short.seconds_per_text(target, [endless, *SHORT], 6) > 0
     with pytest.raises(InputError, match="No prompt fits into the 128 positions"):
-        short.seconds_per_text(target, (endless,), 6, seed=0)
+        short.seconds_per_text(target, [endless], 6)
 
 
 def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
-    models: Path, collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, collected: Quickstart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = (models / "draft/model.safetensors").read_bytes()
-    monkeypatch.setattr(short, "time", STOPPED)
     monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 30.0))
-    learnt = short.distil(
-        str(models / "target"),
-        str(models / "draft"),
-        collected,
-        tmp_path,
-        seconds=1260.0,  # eleven steps and five evaluations; one step more would take too long
-        seed=0,
-        console=Console(quiet=True),
-    )
-    assert learnt.steps == 11
-    record = json.loads((learnt.draft / "run.json").read_text())
+    # eleven steps and five evaluations; one step more would take too long
+    monkeypatch.setattr(short, "DISTIL_SECONDS", 1260.0)
+    collected.distil()
+    learnt = collected.folder / "draft"
+    assert collected.distilled.steps == 11
+    record = json.loads((learnt / "run.json").read_text())
     assert record["verb"] == "distill"
     assert record["results"]["steps"] == 11
-    assert (learnt.draft / "model.safetensors").read_bytes() != shipped
+    assert (learnt / "model.safetensors").read_bytes() != shipped
     assert (models / "draft/model.safetensors").read_bytes() == shipped
 
 
 def test_the_trial_of_training_leaves_nothing_behind(
-    models: Path, collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    collected: Quickstart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds_per_step = short.seconds_per_step
 
-    def tried(options: short.DistillOptions) -> tuple[float, float]:
+    def tried(options: short.distill.DistillOptions) -> tuple[float, float]:
+        monkeypatch.undo()  # the clock runs
         step, evaluation = seconds_per_step(options)
         assert step > 0
         assert evaluation > 0
@@ -174,16 +184,8 @@ def test_the_trial_of_training_leaves_nothing_behind(
 
     monkeypatch.setattr(short, "seconds_per_step", tried)
     with pytest.raises(KeyboardInterrupt):
-        short.distil(
-            str(models / "target"),
-            str(models / "draft"),
-            collected,
-            tmp_path,
-            seconds=1.0,
-            seed=0,
-            console=Console(quiet=True),
-        )
-    assert not list(tmp_path.iterdir())
+        collected.distil()
+    assert sorted(path.name for path in collected.folder.iterdir()) == ["prompts.jsonl", "store"]
 
 
 # --------------------------------------------------------------------------- before and after
@@ -192,14 +194,32 @@ def test_the_trial_of_training_leaves_nothing_behind(
 def test_alpha_is_one_for_the_target_itself_and_less_for_another(
     models: Path, target: HFTarget
 ) -> None:
+    drafting = DraftingConfig(draft_length=short.DRAFT_LENGTH)
+    names = [f"independent:{models / name}" for name in ("target", "draft")]
     items = [Item(prompt=p.id, tokens=p.token_ids(target.tokenizer)) for p in SHORT[:3]]
-    samplers = [Sampler(temperature=0.0), Sampler(temperature=0.8)]
-    texts = target_texts(target, items, samplers, max_new_tokens=8, seed=0)
-    assert {t: len(some) for t, some in texts.items()} == {0.0: 3, 0.8: 3}
-    itself = alphas(target, models / "target", texts)
-    assert itself == pytest.approx({0.0: 1.0, 0.8: 1.0}, abs=1e-5)
-    for alpha in alphas(target, models / "draft", texts).values():
-        assert 0 < alpha < 1
+    plan = BenchPlan(
+        target=target,
+        arms=(
+            Arm(name=BASELINE, drafter=NoDrafter()),
+            *open_drafters(names, drafting, target),
+        ),
+        items=tuple(items),
+        samplers=(Sampler(temperature=0.0), Sampler(temperature=0.8)),
+        max_new_tokens=8,
+        repeats=1,
+        warmup=0,
+        cost_rounds=0,
+        with_transformers=False,
+    )
+    run = Bench(plan)
+    assert sum(len(records) for records in run.records()) == 18
+    itself, other = (
+        [found.acceptance.alpha for found in expectations(run) if found.drafter == name]
+        for name in names
+    )
+    assert itself == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert len(other) == 2
+    assert all(0 < alpha < 1 for alpha in other)
 
 
 def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
@@ -229,6 +249,21 @@ def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool =
     )
 
 
+ALPHAS = {(BEFORE, 0.0): 0.5, (AFTER, 0.0): 0.6}
+
+
+def a_report(*records: RunRecord) -> BenchReport:
+    return BenchReport(
+        target="models/target",
+        dtype="float32",
+        records=records,
+        command="draftsmith quickstart",
+        versions={},
+        machine={},
+        max_new_tokens=40,
+    )
+
+
 def test_a_change_is_read_from_records_of_the_same_prompts() -> None:
     records = [
         record
@@ -239,45 +274,47 @@ def test_a_change_is_read_from_records_of_the_same_prompts() -> None:
             a_record(AFTER, prompt, 2.5, steps=16),
         )
     ]
-    (change,) = find_changes(records, {0.0: 0.5}, {0.0: 0.6})
+    change = Change.between(a_report(*records), ALPHAS, 0.0)
     assert (change.before.speedup, change.after.speedup) == pytest.approx((2.0, 3.2))
     assert (change.before.tokens_per_step, change.after.tokens_per_step) == (2.0, 2.5)
-    assert (change.before.alpha, change.after.alpha) == (0.5, 0.6)
+    assert change.alphas == (0.5, 0.6)
     assert change.ratio == pytest.approx(1.6)
-    assert change.same_tokens is True
+    assert change.payload()["identical_to_autoregressive"] is True
     assert (change.accepted, change.fast) == ("more often", "faster")
     records[-1] = a_record(AFTER, 3, 2.5, steps=16, same=False)
-    (change,) = find_changes(records, {0.0: 0.5}, {0.0: 0.6})
-    assert change.same_tokens is False
+    change = Change.between(a_report(*records), ALPHAS, 0.0)
+    assert change.payload()["identical_to_autoregressive"] is False
 
 
 def a_change(
     temperature: float, alphas: tuple[float, float], interval: tuple[float, float] | None
 ) -> Change:
-    before, after = (
-        Side(alpha=alpha, tokens_per_step=1.5, speedup=1.2, speedup_ci95=None) for alpha in alphas
-    )
+    (_, side) = drafter_metrics([a_record(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE)])
     low, high = interval or (1.5, 1.5)
     return Change(
         temperature=temperature,
-        before=before,
-        after=after,
+        before=side,
+        after=side,
+        alphas=alphas,
         ratio=(low + high) / 2,
         ratio_ci95=None if interval is None else Interval(low=low, high=high),
-        same_tokens=None,
     )
 
 
 def an_outcome(*changes: Change) -> Outcome:
     return Outcome(
-        draft="models/draft",
-        collected=Collected(
-            store=Path("store"), prompts=3, trajectories=6, tokens=12_345, seconds=20.0
-        ),
-        distilled=Distilled(draft=Path("draft"), steps=100, tokens=800_000, seconds=61.0),
-        changes=changes,
+        before="models/draft",
+        after="draft",
+        tokens_collected=12_345,
+        trajectories=6,
+        training_prompts=3,
+        collect_seconds=20.0,
+        steps=100,
+        tokens_fed=800_000,
+        distil_seconds=61.0,
         prompts=4,
-        texts=1,
+        texts_of_alpha=4,
+        changes=changes,
         equality=("At temperature 0 <nothing> changed.",),
     )
 
@@ -317,29 +354,22 @@ def test_the_sentence_tells_temperatures_apart() -> None:
     )
 
 
-def test_page_terminal_and_json_tell_the_same() -> None:
+def test_page_terminal_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = an_outcome(a_change(0.8, (0.5, 0.612), (1.1, 1.2)))
-    report = BenchReport(
-        target="models/target",
-        dtype="float32",
-        records=(a_record(BASELINE, 0, 8.0, steps=40),),
-        command="draftsmith quickstart",
-        versions={},
-        machine={},
-        max_new_tokens=40,
-    )
+    report = a_report(a_record(BASELINE, 0, 8.0, steps=40))
     assert outcome.sentence not in render(report, ())
     page = render(replace(report, sections=(outcome.section,)), ())
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(outcome.table())
-    for row in outcome.rows:
-        for cell in row[1:]:
+    show("", outcome.section.columns, outcome.section.rows)
+    printed = capsys.readouterr().out
+    for row in outcome.section.rows:
+        for cell in row:
             assert f"<td>{cell}</td>" in page
-            assert cell in captured.get()
+            assert cell in printed
     assert outcome.sentence in page
     assert "&lt;nothing&gt; changed" in page
-    (entry,) = outcome.payload()["temperatures"]
+    payload = outcome.payload()
+    (entry,) = payload["temperatures"]
     assert entry["after"]["alpha"] == 0.612
     assert entry["speed_ratio_ci95"] == [1.1, 1.2]
-    assert json.dumps(outcome.payload())
+    assert payload["tokens_collected"] == 12_345
+    assert json.dumps(payload)
