@@ -25,7 +25,6 @@ from draftsmith.bench.records import (
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.bench.summary import BenchReport, render
 from draftsmith.commands import quickstart_demo as short
-from draftsmith.commands._tables import show
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.commands.quickstart_demo import (
     AFTER,
@@ -214,8 +213,8 @@ def test_alpha_is_one_for_the_target_itself_and_less_for_another(
     run = Bench(plan)
     assert sum(len(records) for records in run.records()) == 18
     itself, other = (
-        [found.acceptance.alpha for found in expectations(run) if found.drafter == name]
-        for name in names
+        [found.acceptance.alpha for found in expectations(run) if found.drafter == arm.name]
+        for arm in plan.arms[1:]
     )
     assert itself == pytest.approx([1.0, 1.0], abs=1e-5)
     assert len(other) == 2
@@ -359,7 +358,7 @@ def test_page_terminal_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]
     report = a_report(a_record(BASELINE, 0, 8.0, steps=40))
     assert outcome.sentence not in render(report, ())
     page = render(replace(report, sections=(outcome.section,)), ())
-    show("", outcome.section.columns, outcome.section.rows)
+    short.show("", outcome.section.columns, outcome.section.rows)
     printed = capsys.readouterr().out
     for row in outcome.section.rows:
         for cell in row:
