@@ -270,7 +270,7 @@ class Duration:
     def parse(cls, text: str) -> Duration:
         """`2000steps`, `3epochs`, `5Mtokens`. Raises InputError for anything else."""
         amount, ending, _ = _amount(text, "kmg", "steps?|epochs?|tokens?")
-        if not ending:
+        if not ending or "e" in text.lower().strip().removesuffix(ending):  # no 1e3steps
             raise InputError(f"a duration is like 2000steps, 3epochs or 5Mtokens, got {text!r}")
         if not 0 < float(amount) < math.inf:
             raise InputError(f"a duration must be more than 0, got {text!r}")

@@ -494,8 +494,8 @@ def test_text_is_read_from_plain_and_compressed_files_and_jsonl(tmp_path: Path) 
     ("name", "content", "message"),
     [
         ("bad.txt", b"\xff\xfe\xfa", r"bad\.txt is not UTF-8"),
-        ("bad.gz", b"no gzip", r"cannot read .*bad\.gz"),
-        ("bad.xz", b"no xz", r"cannot read .*bad\.xz"),
+        ("bad.gz", b"no gzip", r"bad\.gz: damaged"),
+        ("bad.xz", b"no xz", r"bad\.xz: damaged"),
         ("bad.jsonl", b'{"text": "a"}\n{oops\n', r"bad\.jsonl, line 2"),
         ("bad.jsonl", b'{"body": "a"}\n', r"bad\.jsonl, line 1"),
         ("bad.jsonl", b'{"text": 3}\n', r"line 1: is not a text in the field `text`"),
