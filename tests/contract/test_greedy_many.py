@@ -16,7 +16,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftsmith.bench.equality import divergence
+from draftsmith.bench.run import find_divergence
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.sampling import Sampler
@@ -73,7 +73,7 @@ def test_greedy_text_of_many_prompts_is_plain_text(
     )
     different = 0
     for prompt, expected, one in zip(prompts, plain, made, strict=False):
-        found = divergence(target, prompt, expected[:tokens], one.token_ids, Sampler())
+        found = find_divergence(target, prompt, expected[:tokens], one.token_ids, Sampler())
         if found is not None:
             different += 1
             assert found.gap < 1e-3, (

@@ -11,7 +11,7 @@ from tests.robustness.test_command_line import Command, command, models, refused
 from tests.tiny_models import tiny_tokenizer
 
 from draftsmith.bench.arms import open_drafters
-from draftsmith.bench.equality import first_difference
+from draftsmith.bench.run import first_difference
 from draftsmith.core.generation import Arm
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import structure_options

@@ -76,7 +76,7 @@ class FirstDivergence:
     gap: float
     """Largest minus second largest logit of the target there, one by one, in its own dtype."""
     bound: float
-    """A gap below this is a near-tie that rounding may flip (see `equality`)."""
+    """A gap below this is a near-tie that rounding may flip (see `run.near_tie_bound`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
