@@ -18,7 +18,7 @@ from draftsmith.errors import InputError
 def run(folder: Path) -> None:
     import vllm
 
-    backend = VllmBackend(str(folder / "model"), enforce_eager=True)
+    backend = VllmBackend(str(folder / "model"), engine={"enforce_eager": True})
     made: dict[str, Any] = {"version": vllm.__version__}
     for name, (requests, settings) in pickle.loads((folder / "jobs.pickle").read_bytes()).items():
         try:

@@ -199,7 +199,8 @@ def test_prompts_that_do_not_fit_never_reach_it(vllm: Fake) -> None:
 
 
 def test_the_engine_gives_raw_laws_of_any_width(vllm: Fake) -> None:
-    VllmBackend("tiny", dtype="float32", gpu_memory_utilization=0.5, tensor_parallel_size=2)
+    engine = {"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2}
+    VllmBackend("tiny", dtype="float32", engine=engine)
     assert vllm.options["logprobs_mode"] == "raw_logprobs" and vllm.options["max_logprobs"] == -1
     assert vllm.options["gpu_memory_utilization"] == 0.5
     assert vllm.options["tensor_parallel_size"] == 2

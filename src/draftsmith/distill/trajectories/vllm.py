@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -59,7 +59,7 @@ class VllmBackend:
     Args:
         model: folder or hub id.
         dtype: of weights and arithmetic; auto: as the weights are stored.
-        engine: what else `vllm.LLM` takes: `max_model_len`, `tensor_parallel_size`,
+        engine: other arguments of `vllm.LLM`: `max_model_len`, `tensor_parallel_size`,
             `gpu_memory_utilization`, `enforce_eager`, ...
 
     Raises:
@@ -73,7 +73,7 @@ class VllmBackend:
         dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
-        **engine: Any,
+        engine: Mapping[str, Any] | None = None,
     ) -> None:
         self._vllm = _import_vllm()
         self.name = model
@@ -87,7 +87,7 @@ class VllmBackend:
                 trust_remote_code=trust_remote_code,
                 max_logprobs=-1,  # as many as there are tokens
                 logprobs_mode="raw_logprobs",
-                **engine,
+                **(engine or {}),
             )
             self.vocab_size: int = self._llm.model_config.get_vocab_size()
             self.max_length: int = self._llm.model_config.max_model_len
