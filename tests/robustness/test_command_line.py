@@ -100,6 +100,8 @@ def refused(found: tuple[int, str, str], code: int, *parts: str) -> None:
         (["--prompts", "{tmp}/bad.jsonl"], 2, ["bad.jsonl, line 2: not JSON"]),
         (["--prompts", "{tmp}/empty.jsonl"], 2, ["no prompts"]),
         (["--prompts", "{tmp}/cut.jsonl.gz"], 2, ["cut.jsonl.gz"]),
+        (["--json", "--prompt", "zq " * 100], 2, ["prompt 1 has", "context of 128"]),
+        (["--json", "--prompts", "{tmp}/bad.jsonl"], 2, ["bad.jsonl, line 2: not JSON"]),
     ],
 )
 def test_generate_refuses_in_one_sentence(
@@ -116,8 +118,6 @@ def test_generate_refuses_in_one_sentence(
     words = [word.format(tmp=tmp_path) for word in words]
     if "--target" not in words:
         words = ["--target", str(models / "target"), *words]
-    if "--stream" not in words:  # which prints as it decodes
-        words = ["--json", *words]
     refused(command("generate", *words), code, *parts)
 
 

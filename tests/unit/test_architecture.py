@@ -314,11 +314,15 @@ def test_the_check_sees_each_kind_of_import(
         ("bench.x", "from draftsmith.commands import _tables", 1),
         ("commands.bench", "from draftsmith.commands._tables import show", 0),
         ("commands.plan.fit", "from draftsmith.commands._tables import show", 0),
-        ("commands.plan.x", "from draftsmith.bench._tables import show", 0),
+        ("commands.tune", "from draftsmith.commands.live._x import warn", 1),
+        ("commands.live.serve", "from draftsmith.commands.live._x import warn", 0),
         ("bench.x", "from draftsmith.bench.run import measure", 0),
     ],
 )
-def test_the_check_sees_private_modules(name: str, source: str, count: int, tmp_path: Path) -> None:
+def test_the_check_sees_private_modules(
+    name: str, source: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.py"
     path.write_text(source)
+    monkeypatch.setitem(MODULES, "commands.live._x", path)
     assert bool(private_imports(name, path)) == bool(count)
