@@ -63,8 +63,11 @@ class CapturedOutputs:
     @property
     def signals_BTS(self) -> Tensor | None:
         """Side by side, in the order of the modules; None: no module was captured."""
+        if not self.states:
+            return None
         given = [state for state in self.states if state is not None]
-        return torch.cat(given, -1) if given else None
+        assert len(given) == len(self.states), "a captured module did not run"
+        return torch.cat(given, -1)
 
 
 @contextmanager
