@@ -103,3 +103,9 @@ def test_the_seed_decides_the_cuts() -> None:
 def test_what_cannot_be_used_is_refused(pairs: list[tuple[str, str]], words: str) -> None:
     with pytest.raises(InputError, match=words):
         prefix_pairs(pairs, 0.5, 0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_out_of_its_range_is_refused(share: float) -> None:
+    with pytest.raises(InputError, match="share must lie in"):
+        prefix_pairs([("a", "b")], share, 0)

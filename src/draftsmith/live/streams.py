@@ -26,7 +26,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -60,8 +60,10 @@ def prefix_pairs(
         target_unit: The same for the translations.
 
     Raises:
-        InputError: a side is empty.
+        InputError: a side is empty, or an argument is out of its range.
     """
+    if not 0 <= share < 1:
+        raise InputError(f"share must lie in [0, 1), got {share}")
     wanted = share / (1 - share)
     out = []
     for number, (source, target) in enumerate(pairs):
@@ -86,8 +88,10 @@ def lag_stream(
     """Return the first `lag` units of a sentence, the first 2 * `lag`, ..., and the whole sentence.
 
     Raises:
-        InputError: the text has no word.
+        InputError: the text has no word, or an argument is out of its range.
     """
+    if lag < 1:
+        raise InputError(f"lag must be 1 or more, got {lag}")
     text = text.strip()
     ends = [end for _, end in spans(text, unit)]
     if not ends:
@@ -114,8 +118,10 @@ def make_stream(
     depend on the segment's index, its text and the seed, not on other segments.
 
     Raises:
-        InputError: there are no lines, or one is empty.
+        InputError: there are no lines, one is empty, or an argument is out of its range.
     """
+    if not 0 <= rewrites <= 1:
+        raise InputError(f"rewrites must lie between 0 and 1, got {rewrites}")
     _refuse_empty(sources, "source")
     if references is not None:
         _refuse_empty(references, "reference")
@@ -139,7 +145,13 @@ def make_stream(
 
 
 def spans(text: str, unit: Unit) -> list[tuple[int, int]]:
-    """Return where each unit begins and ends: a word, or a grapheme cluster without white space."""
+    """Return where each unit begins and ends: a word, or a grapheme cluster without white space.
+
+    Raises:
+        InputError: unknown unit.
+    """
+    if unit not in get_args(Unit):
+        raise InputError(f"unknown unit {unit!r}: give one of {', '.join(get_args(Unit))}")
     if unit == "word":
         return [match.span() for match in _WORD.finditer(text)]
     return [(start, end) for start, end in pairwise(borders(text)) if not text[start].isspace()]
