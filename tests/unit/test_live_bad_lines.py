@@ -13,7 +13,7 @@ from tests.feed_cases import WRITERS, as_lines
 from draftsmith.data.jsonl import read_records
 from draftsmith.errors import InputError
 from draftsmith.live.feeds import FEEDS, open_feed
-from draftsmith.live.records import Hypothesis
+from draftsmith.live.records import Hypothesis, UpdateRecord
 
 
 def heard(name: str, feed: Sequence[str]) -> list[Hypothesis]:
@@ -102,6 +102,18 @@ def test_a_file_that_is_not_utf_8_is_named_by_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"seg": 0, "rev": 0, "text": "to"}\n{"seg": 0, "rev": 1, "text": "\xff"}\n')
     with pytest.raises(InputError, match=r"stream\.jsonl, line 2"):
         list(read_records(path, Hypothesis))
+
+
+@pytest.mark.parametrize("key", ["output", "stable", "erased"])
+def test_what_is_known_while_decoding_only_is_no_key_of_a_file(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "records.jsonl"
+    update = {"seg": 0, "rev": 0, "source": "a", "shown": "b", "full": "b", "final": True}
+    update |= {"tokens": 1, "drafted": 0, "accepted": 0}
+    path.write_text(as_lines(update)[0])
+    assert [one.shown for one in read_records(path, UpdateRecord)] == ["b"]
+    path.write_text("".join(as_lines(update, {**update, key: 0})))
+    with pytest.raises(InputError, match=rf"records\.jsonl, line 2: .*{key}"):
+        list(read_records(path, UpdateRecord))
 
 
 # --------------------------------------------------------------------------- of each feed

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,13 @@ from draftsmith.provenance import write_text_atomic
 T = TypeVar("T")
 OnBad = Callable[[InputError], None]
 """Called with the error of an invalid line; without it, the error is raised."""
+IN_MEMORY = {"in_memory": True}
+"""Metadata of a record's field that files do not hold."""
+
+
+def in_memory(kind: Any) -> set[str]:
+    """The names of the fields of this dataclass that files do not hold."""
+    return {field.name for field in fields(kind) if IN_MEMORY.items() <= field.metadata.items()}
 
 
 def read_records(path: Path, kind: type[T]) -> Iterator[T]:
@@ -36,8 +44,13 @@ def read_records(path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def as_record(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """Build a record from these values; errors name the line."""
+    """Build a record from these values; errors name the line.
+
+    Fields with the metadata `IN_MEMORY` are no keys of a file.
+    """
     try:
+        for name in in_memory(kind) & values.keys():
+            raise InputError(f"{name!r} is no key of a file: it is known while decoding only")
         return from_dict(kind, values, where=where)
     except InputError as error:
         if where in str(error):

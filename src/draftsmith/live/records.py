@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from draftsmith.data.jsonl import write_objects
+from draftsmith.data.jsonl import IN_MEMORY, in_memory, write_objects
 from draftsmith.errors import InputError
 
 NUMBERS = 2**53
 """Whole numbers below it are exact in every JSON parser."""
-_NOT_WRITTEN = ("output", "stable", "erased")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +80,11 @@ class UpdateRecord:
     degenerate: bool = False
     """The output is empty or did not end: the previous text is still shown, and drafted from."""
     reference: str | None = None
-    output: tuple[int, ...] = ()
+    output: tuple[int, ...] = field(default=(), metadata=IN_MEMORY)
     """The whole output, without end tokens; not written."""
-    stable: int = 0
+    stable: int = field(default=0, metadata=IN_MEMORY)
     """Characters of `shown` that are not expected to change; not written."""
-    erased: int = 0
+    erased: int = field(default=0, metadata=IN_MEMORY)
     """Characters that were removed from the display; not written."""
 
     def numbered_as(self, hypothesis: Hypothesis) -> UpdateRecord:
@@ -99,7 +98,11 @@ def write_lines(path: Path, records: Iterable[Hypothesis | UpdateRecord]) -> Non
     write_objects(
         path,
         (
-            {k: v for k, v in asdict(one).items() if v is not None and k not in _NOT_WRITTEN}
+            {
+                k: v
+                for k, v in asdict(one).items()
+                if v is not None and k not in in_memory(type(one))
+            }
             for one in records
         ),
     )
