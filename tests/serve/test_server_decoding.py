@@ -220,6 +220,23 @@ def test_what_failed_is_tried_again_from_scratch_and_counted(served: Served, tal
     assert (report["retried"], report["failed"]) == (2, 1)
 
 
+def test_an_update_that_was_emitted_is_not_decoded_again_when_counting_fails(
+    monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
+) -> None:
+    def add(update: object) -> None:
+        raise ValueError("no such counter")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.manager.metrics, "add", add)
+        talk.source(0, 0, "the cat")
+        assert talk.hear("update", "error")["rev"] == 0
+        talk.source(0, 1, "the cat sat")  # answered behind all that the first one caused
+        assert talk.hear("update", "error")["rev"] == 1
+    talk.say("stop")
+    report = talk.hear("bye")["report"]
+    assert (report["retried"], report["failed"]) == (0, 0)
+
+
 @pytest.mark.parametrize("error", [IndexError("out of range"), KeyError("x"), ValueError()])
 def test_a_fault_in_a_model_costs_one_update_and_no_other_session(
     served: Served, talk: Client, error: Exception, caplog: pytest.LogCaptureFixture

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -41,8 +41,7 @@ from draftsmith.serve.protocol import Refused
 if TYPE_CHECKING:
     from draftsmith.serve.sessions import LiveSession
 
-    Batch = list[tuple[LiveSession, InFlightUpdate]]
-
+_Batch: TypeAlias = "list[tuple[LiveSession, InFlightUpdate]]"
 _log = logging.getLogger(__name__)
 MOST_ROWS = 32
 """Sessions in one batch."""
@@ -220,14 +219,15 @@ class Scheduler(threading.Thread):
         ready = [(when, session) for when, session in since if when is not None]
         return [session for _, session in sorted(ready, key=lambda one: one[0])][:MOST_ROWS]
 
-    def _decode(self, batch: Batch) -> None:
+    def _decode(self, batch: _Batch) -> None:
         began = time.perf_counter()
         done: set[int] = set()
 
         def complete(row: int) -> None:
             session, update = batch[row]
-            self.metrics.add(session.complete(update))
-            done.add(row)
+            record = session.complete(update)
+            done.add(row)  # before it is counted: a displayed update is not decoded again
+            self.metrics.add(record)
 
         caches = [session.translator.session for session, _ in batch]
         try:
@@ -249,11 +249,13 @@ class Scheduler(threading.Thread):
         self.metrics.retried.inc()
         try:
             self.engine.run_afresh(update, session.translator.session)
-            self.metrics.add(session.complete(update))
+            record = session.complete(update)
         except Exception as again:  # the other sessions go on
             _log.error("a session cannot be decoded", exc_info=again)
             self.metrics.failed.inc()
             session.fail(error or again)
+        else:
+            self.metrics.add(record)
 
 
 def _goes_on(measurement: SpeedupMeasurement) -> bool:
@@ -266,9 +268,9 @@ def _goes_on(measurement: SpeedupMeasurement) -> bool:
         return False
 
 
-def _batches(sessions: Iterable[LiveSession]) -> Iterator[Batch]:
+def _batches(sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
     """Yield the next update of each session, in one batch per bias."""
-    groups: dict[float, Batch] = {}
+    groups: dict[float, _Batch] = {}
     for session in sessions:
         update = session.next_update()
         if update is not None:
