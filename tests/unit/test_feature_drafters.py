@@ -185,6 +185,49 @@ def test_a_drafter_is_not_bound_to_a_target_of_other_measures(
             drafter.bind(other)
 
 
+class WithoutList:
+    """A tokenizer that does not list its tokens."""
+
+
+class Counted:
+    """A tokenizer that counts how often its tokens are listed."""
+
+    calls = 0
+
+    def get_vocab(self) -> dict[str, int]:
+        self.calls += 1
+        return {"a": 0}
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
+def test_the_vocabulary_is_read_once_per_target(cls: type[Drafter]) -> None:
+    tokenizer = Counted()
+    target = HFTarget(tiny_target(VOCAB, layers=8).model, tokenizer=tokenizer)
+    drafter = bound(cls(), target)
+    drafter.bind(target)
+    assert tokenizer.calls == 1
+    other = HFTarget(tiny_target(VOCAB, layers=8, seed=1).model, tokenizer=tokenizer)
+    drafter.bind(other)
+    drafter.bind(other)
+    assert tokenizer.calls == 2
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
+def test_a_tokenizer_need_not_list_its_tokens(cls: type[Drafter]) -> None:
+    model = tiny_target(VOCAB, layers=8).model
+    bound(cls(), HFTarget(model, tokenizer=WithoutList()))
+
+
+def test_a_captured_module_that_did_not_run_is_an_error(target: HFTarget) -> None:
+    with target.capture(Signals(last_hidden=True)) as captured:
+        pass
+    with pytest.raises(AssertionError, match="did not run"):
+        _ = captured.signals_BTS
+    with target.capture(Signals()) as captured:
+        pass
+    assert captured.signals_BTS is None
+
+
 def test_a_griffin_chain_counts_while_the_text_stays_near_the_top(target: HFTarget) -> None:
     tokens_BT = texts(2, 12, seed=8)
     batch = batch_of(target, tokens_BT)

@@ -84,7 +84,9 @@ class Heads(nn.ModuleList):
         )
         self.layers, self.vocab, self.hidden = layers, vocab, hidden
         for k in range(count):
-            next(self._head(k)[-1].parameters()).data.copy_(weight_VH)
+            last = self._head(k)[-1]
+            assert isinstance(last, nn.Linear)
+            last.weight.data.copy_(weight_VH)
 
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
@@ -162,6 +164,7 @@ class Medusa(Drafter):
         super().__init__(config)
         self.network: Heads | None = None
         self._facts: dict[str, Any] = {}
+        self._bound: list[TargetView] = []  # a list: modules in it do not join this one's tree
 
     def bind(self, target: TargetView) -> None:
         """Read the heads, or without a source make copies of the target's own head.
@@ -170,9 +173,12 @@ class Medusa(Drafter):
             BackendError: the folder cannot be read, or was made for another target.
             InputError: it is bound to another target already.
         """
+        if self._bound and self._bound[0] is target:
+            return
         facts = target_facts(target, self.signals)
         if self.network is not None:  # bound before: the weights stay
             check_bound(self, self._facts, facts)
+            self._bound = [target]
             return
         weight = target.head_weight()
         self._facts = facts
@@ -183,6 +189,7 @@ class Medusa(Drafter):
             self.network = Heads(self.config.heads, self.config.layers, weight)
             self.network.to(dtype=target.dtype, device=target.device)
         self.num_steps = self.longest = len(self.network)
+        self._bound = [target]
 
     def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
         names = list(read_tensors(folder))

@@ -201,10 +201,11 @@ def target_facts(target: TargetView, signals: Signals) -> dict[str, Any]:
 
 
 def _vocabulary(tokenizer: Any) -> str | None:
-    """Digest of the tokens and their ids; None: there is no tokenizer."""
-    if tokenizer is None:
+    """Digest of the tokens and their ids; None: there is no tokenizer, or it does not list them."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if get_vocab is None:
         return None
-    content = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+    content = json.dumps(sorted(get_vocab().items())).encode()
     return hashlib.sha256(content).hexdigest()
 
 
