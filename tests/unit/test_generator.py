@@ -301,6 +301,7 @@ Wrong = Callable[[HFTarget], object]
         (lambda t: SamplingParams(top_p="0.9"), "top_p"),
         (lambda t: Generator(t, "prompt_lokup"), "prompt_lookup"),
         (lambda t: Generator(t, "prompt_lookup+griffin:x"), "joins drafters"),
+        (lambda t: Generator(t, "runs/a+b/draft"), "does not exist"),
         (lambda t: Generator(t, "none", drafter_options={"length": 3}), "length"),
         (lambda t: Generator(t, NoDrafter(), drafter_options={"a": 3}), "drafter_options"),
         (lambda t: Generator(t, dtype="float32"), "loaded already"),

@@ -68,7 +68,8 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
             f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
             f"{nearest(kind, kinds())}."
         )
-    if kind not in kinds() and "+" in spec and not Path(spec).exists():
+    joined = [part.partition(":")[0] for part in spec.split("+")]
+    if len(joined) > 1 and set(joined) <= set(kinds()) and not Path(spec).exists():
         raise InputError(
             f"--drafter {spec!r} joins drafters with '+', which is not supported: give one of them."
         )
