@@ -134,11 +134,22 @@ def test_greedy_text_is_plain_text(case: Case, shape: TreeShape) -> None:
     check_plain_text(case, shape, models().related)
 
 
+independent = pytest.mark.parametrize(
+    "case", [case for case in TEXT_CASES if case.kind == "independent"], ids=str
+)
+
+
 @by_shape
-@pytest.mark.parametrize("case", [c for c in TEXT_CASES if c.kind == "independent"], ids=str)
+@independent
 def test_greedy_text_is_plain_text_with_random_weights(case: Case, shape: TreeShape) -> None:
     """The same with a draft model that knows nothing of the target."""
     check_plain_text(case, shape, models().unrelated)
+
+
+@by_shape
+@independent
+def test_greedy_text_is_plain_text_with_the_target_as_draft(case: Case, shape: TreeShape) -> None:
+    check_plain_text(case, shape, models().target)
 
 
 def check_plain_text(case: Case, shape: TreeShape, draft: HFTarget) -> None:
@@ -154,21 +165,24 @@ def check_plain_text(case: Case, shape: TreeShape, draft: HFTarget) -> None:
     )
     assert texts == expected
     assert reasons == ["length"] * len(prompts)
-    if case.drafts and draft is m.related:
+    if case.drafts and draft is not m.unrelated:
         assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
+@by_shape
 @by_case
-def test_greedy_text_alone_and_with_either_rule(case: Case, rule: str) -> None:
+def test_greedy_text_alone_and_with_either_rule(case: Case, shape: TreeShape, rule: str) -> None:
+    """A batch of one; where a draft model is asked, one that is often right and one that is not."""
     m = models()
     (prompt,) = prompts_of([5])
     expected = [m.reference.text(prompt, NUM_NEW)]
-    options = DecodeOptions(max_new_tokens=NUM_NEW, shape=SHAPES[1], rule=rule)
-    texts, _, _ = run(
-        m.target, case.build(m.related), [prompt], options, predictions_for(case, expected)
-    )
-    assert texts == expected
+    options = DecodeOptions(max_new_tokens=NUM_NEW, shape=shape, rule=rule)
+    for draft in [m.related, m.unrelated] if case.kind == "independent" else [m.related]:
+        texts, _, _ = run(
+            m.target, case.build(draft), [prompt], options, predictions_for(case, expected)
+        )
+        assert texts == expected
 
 
 @by_case
