@@ -103,7 +103,7 @@ def test_a_damaged_shard_stops_or_is_left_out(
 
 
 def test_each_is_logged_with_its_reason(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     spoil(store, "flipped bit", number=0)
     (store / "shard-00002.parquet").unlink()
     there = TrajectoryStore.open(store)

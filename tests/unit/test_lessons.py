@@ -168,7 +168,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     options: DistillOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also of what is held out: the choice falls on texts that can be looked at."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     sha256 = TrajectoryStore.open(tmp_path / "a").header.tokenizer_sha256
     store = TrajectoryStore.create(
         tmp_path / "long", header(tokenizer_sha256=sha256, vocab_size=VOCAB)
@@ -193,7 +193,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
 def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     options: DistillOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     length = 8
     short = replace(options, training=replace(options.training, block_length=length))
@@ -230,7 +230,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     length: int,
     reason: str,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     teacher = HFTarget(tiny_model(context=40), tokenizer)
     texts = ["the cat", "", "", "the dog", "return " * min(length, 40), "the cat"]
@@ -268,7 +268,7 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
     options: DistillOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tokenizer has one token more than the target."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     tokenizer = tiny_tokenizer()
     assert tokenizer.add_tokens(["<new>"]) == 1
     teacher = HFTarget(tiny_model(), tokenizer)

@@ -14,7 +14,7 @@ from draftsmith.commands import pretrain
 def test_no_progress_bar_but_our_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="draftsmith")
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number in range(4):

@@ -47,7 +47,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
     def say(folder: Path) -> list[str]:
         caplog.clear()
-        with caplog.at_level("INFO"):
+        with caplog.at_level("INFO", logger="draftsmith"):
             warn_unfinished(TrajectoryStore.open(folder))
         return list(caplog.messages)
 
