@@ -294,7 +294,8 @@ def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None
 
 
 @pytest.mark.parametrize(
-    ("drafter", "words"), [("eagle3", "0,0,1"), ("griffin", "last"), ("medusa", "last")]
+    ("drafter", "words"),
+    [("eagle3", "0,0,1"), *((kind, "last") for kind in ("eagle", "fspad", "griffin", "medusa"))],
 )
 def test_hidden_states_of_a_drafter_come_by_its_name(
     tmp_path: Path, collect: Command, drafter: str, words: str

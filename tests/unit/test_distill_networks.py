@@ -16,14 +16,17 @@ from draftsmith.commands.distill import DistillOptions
 from draftsmith.distill.students import NetworkStudent
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
-UNLIKE = ("eagle3", "griffin", "medusa")
+EVERYWHERE = ("eagle3", "griffin", "medusa")
 """One kind of each group: layers in the middle, autoregressive over the last one, heads."""
+ELSEWHERE = {"llama": ("eagle",), "mixtral": ("hass",), "qwen2": ("fspad",)}
 PAIRS = [
     (family, kind)
     for family in sorted(FAMILIES)
-    for kind in (KINDS if family == "gemma2" else UNLIKE)
+    for kind in (KINDS if family == "gemma2" else EVERYWHERE + ELSEWHERE[family])
 ]
-"""All kinds with the target that differs most (scaled embeddings, capped logits, windows)."""
+"""All kinds with the target that differs most (scaled embeddings, capped logits, windows). FSPAD
+and EAGLE have networks of their own and HASS trains EAGLE's in another way: each of the three is
+tried with one other family, which differs in what the network copies from the target alone."""
 LONG = ["--duration", "36steps", "--learning-rate", "0.01"]
 """Until something is accepted."""
 TRAINING = [*network_words(6), "--save-every", "3", "--eval-every", "3"]

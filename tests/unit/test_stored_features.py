@@ -21,9 +21,12 @@ from draftsmith.distill.trajectories.shards import write_sealed
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.errors import BackendError
 
+BARE = 14
+"""The row without hidden signals. It has no answer either, so that no text asks for them."""
+
 
 def a_store(folder: Path, feature_type: str = "bfloat16") -> TrajectoryStore:
-    """30 trajectories with hidden signals of width 6."""
+    """30 trajectories with hidden signals of width 6; row BARE lacks them."""
     store = TrajectoryStore.create(folder, header(feature_type=feature_type))
     rng = np.random.default_rng(1)
     kept = []
@@ -31,7 +34,7 @@ def a_store(folder: Path, feature_type: str = "bfloat16") -> TrajectoryStore:
         places = one.prompt_length + one.answer_length
         # multiples of 1/8 below 32: exact in both half types
         states = rng.integers(-100, 100, (places, 6)).astype(np.float32) / 8
-        kept.append(replace(one, features=states))
+        kept.append(replace(one, features=None if len(kept) == BARE else states))
     store.write(3, kept)
     return store
 
@@ -139,10 +142,12 @@ def test_what_does_not_fit_its_text_or_is_not_there_is_named(tmp_path: Path) -> 
         reader.features.check_shapes({stored.row: 99}, 6)
     with pytest.raises(BackendError, match="6 wide, those of this target 7"):
         reader.features.check_shapes({stored.row: len(whole_TS)}, 7)
+    lacking = store.read(3)[BARE]
+    assert lacking.features is None
     with pytest.raises(
-        BackendError, match=r"shard 3 .*, trajectory 44: .*cannot be read .*none of"
+        BackendError, match=rf"shard 3 .*, trajectory {BARE}: .*cannot be read .*none of"
     ):
-        reader.features.check_shapes({44: 1}, 6)
+        reader.features.check_shapes({BARE: lacking.prompt_length}, 6)
     reader.features.check_shapes({stored.row: len(whole_TS)}, 6)
     (path,) = tmp_path.glob("*.safetensors")
     path.unlink()
