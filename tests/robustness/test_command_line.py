@@ -364,7 +364,9 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
 
 
-@pytest.mark.parametrize("part", ["show", "compare", "collect", "distil", "measure_gain", "tell"])
+@pytest.mark.parametrize(
+    "part", ["show", "compare", "collect", "distil", "measure_gain", "print_outcome"]
+)
 def test_an_interrupted_quickstart_leaves_no_report(
     part: str, small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

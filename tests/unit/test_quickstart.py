@@ -4,17 +4,17 @@ it, which never claims more than was measured."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.arms import open_drafters
-from draftsmith.bench.expected import expectations
 from draftsmith.bench.records import (
     BASELINE,
     FirstDivergence,
@@ -22,7 +22,7 @@ from draftsmith.bench.records import (
     RunRecord,
     drafter_metrics,
 )
-from draftsmith.bench.run import Bench, BenchPlan, Item
+from draftsmith.bench.run import BenchPlan, Item
 from draftsmith.bench.summary import BenchReport, render
 from draftsmith.commands import quickstart_demo as short
 from draftsmith.commands.quickstart import QuickstartOptions
@@ -32,7 +32,9 @@ from draftsmith.commands.quickstart_demo import (
     FEWEST_MEASURED_PROMPTS,
     FEWEST_MEASURED_TOKENS,
     MOST_REPEATS,
+    Acceptance,
     Change,
+    Collected,
     Outcome,
     Quickstart,
     fit,
@@ -42,7 +44,6 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
-from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget, load_target
@@ -127,21 +128,22 @@ def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick
 
 
 @pytest.fixture
-def collected(demo: Quickstart, monkeypatch: pytest.MonkeyPatch) -> Quickstart:
+def collected(demo: Quickstart, monkeypatch: pytest.MonkeyPatch) -> Collected:
     """Ten of thirteen prompts, at two temperatures; the trial's pace is given."""
     monkeypatch.setattr(short, "COLLECT_SECONDS", 1050.0)  # two texts of a prompt take 100
     monkeypatch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
-    demo.collect()
-    return demo
+    return demo.collect()
 
 
-def test_as_many_prompts_are_collected_as_the_time_allows(collected: Quickstart) -> None:
-    texts = list(TrajectoryStore.open(collected.folder / "store").trajectories())
+def test_as_many_prompts_are_collected_as_the_time_allows(
+    demo: Quickstart, collected: Collected
+) -> None:
+    texts = list(TrajectoryStore.open(demo.folder / "store").trajectories())
     assert [(text.prompt_id, text.temperature) for text in texts] == [
         (str(number), temperature) for number in range(10) for temperature in (0.0, 0.8)
     ]
-    assert collected.collected["tokens"] == sum(len(text.tokens) for text in texts)
-    assert (collected.num_collected, collected.collected["trajectories"]) == (10, 20)
+    assert collected.tokens == sum(len(text.tokens) for text in texts)
+    assert (collected.prompts, collected.trajectories) == (10, 20)
 
 
 def test_a_trial_tells_a_pace_and_a_prompt_without_room_is_refused(target: HFTarget) -> None:
@@ -153,15 +155,15 @@ def test_a_trial_tells_a_pace_and_a_prompt_without_room_is_refused(target: HFTar
 
 
 def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
-    models: Path, collected: Quickstart, monkeypatch: pytest.MonkeyPatch
+    models: Path, demo: Quickstart, collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = (models / "draft/model.safetensors").read_bytes()
     monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 30.0))
     # eleven steps and five evaluations; one step more would take too long
     monkeypatch.setattr(short, "DISTIL_SECONDS", 1260.0)
-    collected.distil()
-    learnt = collected.folder / "draft"
-    assert collected.distilled.steps == 11
+    distilled = demo.distil(collected)
+    learnt = demo.folder / "draft"
+    assert distilled.result.steps == 11
     record = json.loads((learnt / "run.json").read_text())
     assert record["verb"] == "distill"
     assert record["results"]["steps"] == 11
@@ -170,7 +172,7 @@ def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
 
 
 def test_the_trial_of_training_leaves_nothing_behind(
-    collected: Quickstart, monkeypatch: pytest.MonkeyPatch
+    demo: Quickstart, collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds_per_step = short.seconds_per_step
 
@@ -183,42 +185,61 @@ def test_the_trial_of_training_leaves_nothing_behind(
 
     monkeypatch.setattr(short, "seconds_per_step", tried)
     with pytest.raises(KeyboardInterrupt):
-        collected.distil()
-    assert sorted(path.name for path in collected.folder.iterdir()) == ["prompts.jsonl", "store"]
+        demo.distil(collected)
+    assert sorted(path.name for path in demo.folder.iterdir()) == ["prompts.jsonl", "store"]
 
 
 # --------------------------------------------------------------------------- before and after
 
 
 def test_alpha_is_one_for_the_target_itself_and_less_for_another(
-    models: Path, target: HFTarget
+    models: Path, demo: Quickstart
 ) -> None:
-    drafting = DraftingConfig(draft_length=short.DRAFT_LENGTH)
-    names = [f"independent:{models / name}" for name in ("target", "draft")]
-    items = [Item(prompt=p.id, tokens=p.token_ids(target.tokenizer)) for p in SHORT[:3]]
-    plan = BenchPlan(
-        target=target,
-        arms=(
-            Arm(name=BASELINE, drafter=NoDrafter()),
-            *open_drafters(names, drafting, target),
-        ),
-        items=tuple(items),
-        samplers=(Sampler(temperature=0.0), Sampler(temperature=0.8)),
-        max_new_tokens=8,
-        repeats=1,
-        warmup=0,
-        cost_rounds=0,
-        with_transformers=False,
-    )
-    run = Bench(plan)
-    assert sum(len(records) for records in run.records()) == 18
-    itself, other = (
-        [found.acceptance.alpha for found in expectations(run) if found.drafter == arm.name]
-        for arm in plan.arms[1:]
-    )
-    assert itself == pytest.approx([1.0, 1.0], abs=1e-5)
-    assert len(other) == 2
-    assert all(0 < alpha < 1 for alpha in other)
+    plan = demo.plan(demo.draft, demo.open_draft(str(models / "target")))
+    for sampler in plan.samplers:
+        found = demo.acceptance(plan, sampler)
+        assert found.after == pytest.approx(1.0, abs=1e-5)
+        assert 0 < found.before < 1
+        assert found.texts == 12  # all prompts, not those that fit the time of a measurement
+        assert found.gain_ci95 is not None
+        assert 0 < found.gain_ci95.low < found.after - found.before < found.gain_ci95.high
+
+
+def test_alpha_is_computed_as_far_as_the_draft_models_can_read(demo: Quickstart) -> None:
+    plan = demo.plan(demo.draft, demo.draft)
+    (draft, _) = demo.draft.drafter.drawn_from(Sampler()) or pytest.fail("no draft model")
+    lengths = [len(item.tokens) for item in demo.items]
+    draft.max_length = sorted(lengths)[6]
+    found = demo.acceptance(plan, Sampler())
+    assert found.texts == sum(length <= draft.max_length for length in lengths)
+    assert found.before == found.after
+    assert found.gain_ci95 == Interval(low=0, high=0)
+
+
+def test_a_draft_model_that_can_read_no_prompt_is_refused_at_the_start(
+    models: Path, tmp_path: Path, demo: Quickstart
+) -> None:
+    folder = tmp_path / "models"
+    save_pair(folder, context=4)
+    shutil.rmtree(folder / "target")
+    shutil.copytree(models / "target", folder / "target")
+    with pytest.raises(InputError, match="context of 4 tokens, and the shortest prompt has"):
+        Quickstart(QuickstartOptions(models=folder, out=tmp_path / "out"))
+
+
+def test_no_gain_of_acceptance_is_claimed_that_one_token_decides() -> None:
+    before = [np.array([1.0, 0.0, 0.0, 1.0]) for _ in range(12)]
+    after = [text.copy() for text in before]
+    after[3][1] = 1.0
+    change = replace(a_change(0.0, None), acceptance=Acceptance.between(before, after))
+    assert change.acceptance.after - change.acceptance.before > 20 * short.LEAST_GAIN
+    assert change.accepted == "not measurably more often"
+    for text in after:
+        text[1] = 1.0
+    change = replace(change, acceptance=Acceptance.between(before, after))
+    assert change.accepted == "more often"
+    change = replace(change, acceptance=Acceptance.between(before[:1], after[:1]))
+    assert change.accepted == "not measurably more often", "one text has no interval"
 
 
 def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
@@ -248,7 +269,10 @@ def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool =
     )
 
 
-ALPHAS = {(BEFORE, 0.0): 0.5, (AFTER, 0.0): 0.6}
+def an_acceptance(before: float, after: float, margin: float = 0.01) -> Acceptance:
+    gain = after - before
+    interval = Interval(low=gain - margin, high=gain + margin)
+    return Acceptance(before=before, after=after, gain_ci95=interval, texts=4)
 
 
 def a_report(*records: RunRecord) -> BenchReport:
@@ -273,20 +297,23 @@ def test_a_change_is_read_from_records_of_the_same_prompts() -> None:
             a_record(AFTER, prompt, 2.5, steps=16),
         )
     ]
-    change = Change.between(a_report(*records), ALPHAS, 0.0)
+    change = Change.between(a_report(*records), an_acceptance(0.5, 0.6), 0.0)
     assert (change.before.speedup, change.after.speedup) == pytest.approx((2.0, 3.2))
     assert (change.before.tokens_per_step, change.after.tokens_per_step) == (2.0, 2.5)
-    assert change.alphas == (0.5, 0.6)
+    payload = change.payload()
+    assert (payload["before"]["alpha"], payload["after"]["alpha"]) == (0.5, 0.6)
     assert change.ratio == pytest.approx(1.6)
-    assert change.payload()["identical_to_autoregressive"] is True
+    assert payload["identical_to_autoregressive"] is True
     assert (change.accepted, change.fast) == ("more often", "faster")
     records[-1] = a_record(AFTER, 3, 2.5, steps=16, same=False)
-    change = Change.between(a_report(*records), ALPHAS, 0.0)
+    change = Change.between(a_report(*records), an_acceptance(0.5, 0.6), 0.0)
     assert change.payload()["identical_to_autoregressive"] is False
 
 
 def a_change(
-    temperature: float, alphas: tuple[float, float], interval: tuple[float, float] | None
+    temperature: float,
+    interval: tuple[float, float] | None,
+    acceptance: Acceptance | None = None,
 ) -> Change:
     (_, side) = drafter_metrics([a_record(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE)])
     low, high = interval or (1.5, 1.5)
@@ -294,7 +321,7 @@ def a_change(
         temperature=temperature,
         before=side,
         after=side,
-        alphas=alphas,
+        acceptance=acceptance or an_acceptance(0.5, 0.6),
         ratio=(low + high) / 2,
         ratio_ci95=None if interval is None else Interval(low=low, high=high),
     )
@@ -324,14 +351,20 @@ def an_outcome(*changes: Change) -> Outcome:
         ((0.50, 0.60), (1.05, 1.40), "more often", "faster"),
         ((0.50, 0.60), (0.95, 1.40), "more often", "not measurably faster"),
         ((0.50, 0.60), None, "more often", "not measurably faster"),  # one prompt: anything goes
-        ((0.50, 0.5001), (0.99, 1.01), "no more often", "not measurably faster"),
+        ((0.50, 0.60, 0.11), None, "not measurably more often", "not measurably faster"),
+        (
+            (0.50, 0.5001, 1e-5),  # the table rounds it to nothing
+            (0.99, 1.01),
+            "not measurably more often",
+            "not measurably faster",
+        ),
         ((0.50, 0.45), (0.80, 0.97), "less often", "slower"),
     ],
 )
 def test_what_lies_within_the_noise_is_no_gain(
-    alphas: tuple[float, float], interval: tuple[float, float] | None, accepted: str, fast: str
+    alphas: tuple[float, ...], interval: tuple[float, float] | None, accepted: str, fast: str
 ) -> None:
-    change = a_change(0.8, alphas, interval)
+    change = a_change(0.8, interval, an_acceptance(*alphas))
     assert (change.accepted, change.fast) == (accepted, fast)
     sentence = an_outcome(change).sentence
     assert f"accepted {accepted} at temperature 0.8 than before" in sentence
@@ -342,9 +375,9 @@ def test_what_lies_within_the_noise_is_no_gain(
 
 def test_the_sentence_tells_temperatures_apart() -> None:
     outcome = an_outcome(
-        a_change(0.0, (0.5, 0.6), (1.1, 1.2)),
-        a_change(0.8, (0.5, 0.6), (0.9, 1.2)),
-        a_change(1.0, (0.5, 0.6), (1.1, 1.2)),
+        a_change(0.0, (1.1, 1.2)),
+        a_change(0.8, (0.9, 1.2)),
+        a_change(1.0, (1.1, 1.2)),
     )
     assert outcome.sentence == (
         "After 61 s of distillation on 12,345 tokens of the target the draft model is accepted "
@@ -354,7 +387,7 @@ def test_the_sentence_tells_temperatures_apart() -> None:
 
 
 def test_page_terminal_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = an_outcome(a_change(0.8, (0.5, 0.612), (1.1, 1.2)))
+    outcome = an_outcome(a_change(0.8, (1.1, 1.2), an_acceptance(0.5, 0.612)))
     report = a_report(a_record(BASELINE, 0, 8.0, steps=40))
     assert outcome.sentence not in render(report, ())
     page = render(replace(report, sections=(outcome.section,)), ())

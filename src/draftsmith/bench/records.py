@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
@@ -344,9 +345,24 @@ def bootstrap_interval(
     more)."""
     if len(paces) < 2:
         return None
-    picks = np.random.default_rng(seed).integers(len(paces), size=(draws, len(paces)))
     weight, baseline, candidate = np.array(paces).T
-    ratios = (weight * baseline)[picks].sum(1) / (weight * candidate)[picks].sum(1)
+    return bootstrap_ratio(weight * baseline, weight * candidate, draws=draws, seed=seed)
+
+
+def bootstrap_ratio(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    *,
+    draws: int = BOOTSTRAP_DRAWS,
+    seed: int = 0,
+) -> Interval | None:
+    """Return the 95 % percentile interval of sum(numerators) / sum(denominators) over resampled
+    pairs (2 or more)."""
+    above, below = np.asarray(numerators), np.asarray(denominators)
+    if len(above) < 2:
+        return None
+    picks = np.random.default_rng(seed).integers(len(above), size=(draws, len(above)))
+    ratios = above[picks].sum(1) / below[picks].sum(1)
     return Interval(*map(float, np.quantile(ratios, [0.025, 0.975])))
 
 

@@ -180,11 +180,15 @@ class Round:
 class Bench:
     """A measurement: `prepare` once, then iterate over `records`."""
 
-    def __init__(self, plan: BenchPlan) -> None:
-        self.plan = plan
-        self.on_prepared: Callable[[float], None] | None = None
-        """Called by `prepare` at its end with the seconds of one warm round: the plan may still be
-        narrowed to fewer items or repeats."""
+    def __init__(
+        self, plan: BenchPlan, *, on_prepared: Callable[[float], BenchPlan] | None = None
+    ) -> None:
+        """
+        Args:
+            on_prepared: called by `prepare` at its end with the seconds of one warm round; the plan
+                that it returns is measured: the same with fewer items, repeats or tokens.
+        """
+        self.plan, self._on_prepared = plan, on_prepared
         self._meter: CostMeter | None = None
         self._plain: dict[int, tuple[int, ...]] = {}
         """Plain decoding's tokens at temperature 0, by item."""
@@ -227,8 +231,8 @@ class Bench:
                 self._widths,
             )
             self._meter.measure(COST_WINDOW - 1)
-        if self.on_prepared is not None:
-            self.on_prepared(spent)
+        if self._on_prepared is not None:
+            self.plan = self._on_prepared(spent)
 
     @property
     def costs(self) -> CostTable | None:

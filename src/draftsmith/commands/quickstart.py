@@ -2,7 +2,7 @@
 
     show       one text, as it is decoded
     compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
-    collect    what the target says to code that the models were trained on
+    collect    texts of the target behind code that the models were trained on
     distil     the draft model learns from it
     gain       the draft model before and after, on code that no model was trained on
 

@@ -16,7 +16,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -28,12 +28,12 @@ from rich.text import Text
 
 from draftsmith.bench.arms import open_drafters, time_decode
 from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.expected import expectations
 from draftsmith.bench.records import (
     BASELINE,
     DrafterMetrics,
     Interval,
     bootstrap_interval,
+    bootstrap_ratio,
     paired_paces,
     weighted_speedup,
 )
@@ -54,18 +54,21 @@ from draftsmith.commands import bench, collect, distill, generate
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import show
 from draftsmith.commands.quickstart import QuickstartOptions
+from draftsmith.core import generation
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, encode
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill import tokenizer_training
+from draftsmith.distill.acceptance import Betas, expected_acceptance
 from draftsmith.distill.checkpoint import work_folder
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
-from draftsmith.distill.distilling import make_lesson, make_trainer
+from draftsmith.distill.distilling import DistillResult, make_lesson, make_trainer
 from draftsmith.distill.distributed import start_accelerator
 from draftsmith.distill.students import open_student
 from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
@@ -115,7 +118,7 @@ MOST_REPEATS = 3
 COLLECT_BATCH = 32
 """Texts that are continued together, and prompts of a shard."""
 COLLECTED_TOKENS = 128
-"""Longest text that is learnt from."""
+"""The longest text of the training data."""
 COLLECT_TOP_K = 50
 FEWEST_COLLECTED_PROMPTS = 8
 TRIAL_TOKENS = 12
@@ -155,11 +158,29 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
     demo.choose_threads()
     demo.show()
     comparison = demo.compare()
-    demo.collect()
-    demo.distil()
-    outcome = demo.measure_gain()
-    demo.tell(outcome)
+    collected = demo.collect()
+    distilled = demo.distil(collected)
+    outcome = demo.measure_gain(collected, distilled)
+    demo.print_outcome(outcome)
     return demo.finish(comparison, outcome)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """The size of a collection and its time."""
+
+    tokens: int
+    trajectories: int
+    prompts: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distilled:
+    """The result of a distillation and its time."""
+
+    result: DistillResult
+    seconds: float
 
 
 class Quickstart:
@@ -168,7 +189,8 @@ class Quickstart:
     def __init__(self, options: QuickstartOptions) -> None:
         """
         Raises:
-            InputError: an --out that is used for something else, or no prompts on this machine.
+            InputError: an --out that is used for something else, no prompts on this machine, or a
+                draft model that cannot read them or has another tokenizer than the target.
             BackendError: models that are missing or damaged.
         """
         self.began = time.monotonic()
@@ -179,7 +201,9 @@ class Quickstart:
         self.prompts = held_out_prompts(options.limit or HELD_OUT_PROMPTS)
         self.source, self.shipped = str(models / "target"), str(models / "draft")
         self.target = open_model(ModelConfig(target=self.source))
+        self.items = tuple(Item(prompt=p.id, tokens=encode(p, self.target)) for p in self.prompts)
         self.draft = self.open_draft(self.shipped)
+        check_draft(self.draft, self.target, self.items)
         self.rivals = open_drafters(("prompt_lookup", "lookahead"), DraftingConfig(), self.target)
         self.temperatures = tuple(dict.fromkeys(options.temperatures()))
         self.folder = options.out / DISTILLED
@@ -236,16 +260,16 @@ class Quickstart:
         """Measure all ways to decode, interleaved."""
         self.say_part("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
-        report = self.measure(Bench(plan), COMPARE_SECONDS, self.options.out)
+        report = self.measure(plan, COMPARE_SECONDS, self.options.out)
         self.console.print(terminal_table(report))
         self.say(*speed_sentences(report), *losslessness_sentences(report))
         return report
 
-    def collect(self) -> None:
+    def collect(self) -> Collected:
         """Let the target continue prompts from files that it was trained on, once at each
         temperature: those files hold none of the prompts that are measured on."""
         self.say_part(
-            "Collected: what the target says, and its laws: how probable it finds every next token"
+            "Collected: texts of the target, with the probabilities it gave every next token"
         )
         began = time.monotonic()
         longest = min(COLLECTED_TOKENS, self.options.max_new_tokens)
@@ -276,12 +300,17 @@ class Quickstart:
             "collect",
             options,
         )
-        self.collected, self.num_collected = collect.run(options), len(chosen)
-        self.collect_seconds = time.monotonic() - began
+        made = collect.run(options)
+        return Collected(
+            tokens=made["tokens"],
+            trajectories=made["trajectories"],
+            prompts=len(chosen),
+            seconds=time.monotonic() - began,
+        )
 
-    def distil(self) -> None:
+    def distil(self, collected: Collected) -> Distilled:
         """Train a copy of the shipped draft model on the store."""
-        self.say_part("Distilled: the draft model learns to say what the target says")
+        self.say_part("Distilled: the draft model learns to predict the target's next tokens")
         began = time.monotonic()
         store = self.folder / "store"
         block = block_length(store)
@@ -315,48 +344,81 @@ class Quickstart:
             eval_every=max(1, math.ceil(steps / EVALUATIONS)),
         )
         options.validate()
-        tokens = self.collected["tokens"]
         self.announce(
-            f"The draft model learns from {tokens:,} tokens and their laws in "
-            f"{steps} steps: about {steps * each + evaluations:.0f} s.",
+            f"The draft model learns from {collected.tokens:,} tokens and their probabilities "
+            f"in {steps} steps: about {steps * each + evaluations:.0f} s.",
             "distill",
             options,
         )
-        self.distilled = distill.run(options)
-        self.distil_seconds = time.monotonic() - began
+        result = distill.run(options)
+        return Distilled(result=result, seconds=time.monotonic() - began)
 
-    def measure_gain(self) -> Outcome:
+    def measure_gain(self, collected: Collected, distilled: Distilled) -> Outcome:
         """Measure the draft model before and after, interleaved with plain decoding."""
         self.say_part("Before and after")
         plan = self.plan(
             replace(self.draft, name=BEFORE),
-            replace(self.open_draft(self.distilled.out), name=AFTER),
+            replace(self.open_draft(distilled.result.out), name=AFTER),
         )
-        run = Bench(replace(plan, with_transformers=False, cost_rounds=0))
+        acceptances = {one.temperature: self.acceptance(plan, one) for one in plan.samplers}
         left = WHOLE_SECONDS - (time.monotonic() - self.began)
         seconds = max(SHORTEST_GAIN_SECONDS, min(GAIN_SECONDS, left))
-        report = self.measure(run, seconds, self.folder)
-        alphas = {(one.drafter, one.temperature): one.acceptance.alpha for one in expectations(run)}
-        # what holds of any measurement was said below the first one
+        plan = replace(plan, with_transformers=False, cost_rounds=0)
+        report = self.measure(plan, seconds, self.folder)
+        # sentences on temperatures above 0 are the same for every measurement and stand below the
+        # comparison; what remains was found by comparing these texts at temperature 0
         above_0 = tuple(entry for entry in report.records if entry.temperature > 0)
         known = losslessness_sentences(replace(report, records=above_0))
         return Outcome(
             before=portable_text(self.shipped),
-            after=portable_text(self.distilled.out),
-            tokens_collected=self.collected["tokens"],
-            trajectories=self.collected["trajectories"],
-            training_prompts=self.num_collected,
-            collect_seconds=self.collect_seconds,
-            steps=self.distilled.steps,
-            tokens_fed=self.distilled.tokens,
-            distil_seconds=self.distil_seconds,
+            after=portable_text(distilled.result.out),
+            tokens_collected=collected.tokens,
+            trajectories=collected.trajectories,
+            training_prompts=collected.prompts,
+            collect_seconds=collected.seconds,
+            steps=distilled.result.steps,
+            tokens_fed=distilled.result.tokens,
+            distil_seconds=distilled.seconds,
             prompts=report.num_prompts,
-            texts_of_alpha=min(len(run.baseline_outputs(one)) for one in plan.samplers),
-            changes=tuple(Change.between(report, alphas, one) for one in report.temperatures),
-            equality=tuple(said for said in losslessness_sentences(report) if said not in known),
+            texts_of_alpha=min(one.texts for one in acceptances.values()),
+            changes=tuple(
+                Change.between(report, acceptances[temperature], temperature)
+                for temperature in report.temperatures
+            ),
+            equality=tuple(one for one in losslessness_sentences(report) if one not in known),
         )
 
-    def tell(self, outcome: Outcome) -> None:
+    def acceptance(self, plan: BenchPlan, sampler: Sampler) -> Acceptance:
+        """Compute the acceptance of the plan's two draft models on plain decoding of all prompts,
+        as far as both can read it; these are many more tokens than a slow machine measures."""
+        found = [arm.drafter.drawn_from(sampler) for arm in plan.arms[1:]]
+        models = [one for one in found if one is not None]
+        room = min(draft.max_length or 1 << 40 for draft, _ in models)
+        items = [item for item in plan.items if len(item.tokens) <= room]
+        made = generation.generate(
+            self.target,
+            NoDrafter(),
+            [item.tokens for item in items],
+            plan.decode_options(sampler, plan.seed),
+            batch_size=COLLECT_BATCH,
+        )
+        texts = [
+            Trajectory(
+                prompt_id=item.prompt,
+                forcing="sample",
+                prompt=item.tokens,
+                tokens=one.token_ids[: room - len(item.tokens) + 1],
+                score=math.nan,  # not used
+            )
+            for item, one in zip(items, made, strict=True)
+        ]
+        before, after = (
+            expected_acceptance(self.target, draft, texts, sampler, vocabularies=ids)
+            for draft, ids in models
+        )
+        return Acceptance.between(before, after)
+
+    def print_outcome(self, outcome: Outcome) -> None:
         """Print what the distillation brought."""
         show("", outcome.section.columns, outcome.section.rows)
         self.console.print(Text(outcome.sentence, style="bold"), soft_wrap=True)
@@ -381,31 +443,31 @@ class Quickstart:
 
     def plan(self, *arms: Arm) -> BenchPlan:
         """Plain decoding and these arms on all prompts; what does not fit the time is cut later."""
-        target = self.target
         return BenchPlan(
-            target=target,
+            target=self.target,
             arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
-            items=tuple(Item(prompt=p.id, tokens=encode(p, target)) for p in self.prompts),
+            items=self.items,
             samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
             max_new_tokens=self.options.max_new_tokens,
             seed=self.options.seed,
         )
 
-    def measure(self, run: Bench, seconds: float, out: Path) -> BenchReport:
+    def measure(self, plan: BenchPlan, seconds: float, out: Path) -> BenchReport:
         """Run the rounds that fit; their records go to `out/records.jsonl`."""
 
-        def cut(each: float) -> None:
-            plan, run.plan = run.plan, fit(run.plan, seconds, each)
-            prompts, tokens = len(run.plan.items), run.plan.max_new_tokens
-            often = {1: "once", 2: "twice"}.get(run.plan.repeats, f"{run.plan.repeats} times")
-            share = run.plan.repeats * tokens / plan.max_new_tokens
+        def cut(each: float) -> BenchPlan:
+            fitting = fit(plan, seconds, each)
+            prompts, tokens = len(fitting.items), fitting.max_new_tokens
+            often = {1: "once", 2: "twice"}.get(fitting.repeats, f"{fitting.repeats} times")
+            share = fitting.repeats * tokens / plan.max_new_tokens
             self.say(
                 f"Measuring {len(plan.arm_names(plan.samplers[0]))} ways to continue {prompts} "
                 f"prompts by {tokens} tokens at temperature {_and(self.temperatures)}, {often}, "
                 f"interleaved: about {each * prompts * share:.0f} s."
             )
+            return fitting
 
-        run.on_prepared = cut
+        run = Bench(plan, on_prepared=cut)
         made = bench.measure(run, out)
         return bench.make_report(run, made, self.source, self.record)
 
@@ -459,6 +521,22 @@ def check_out(out: Path) -> None:
         verb = "quickstart"  # interrupted: it never came to its run.json
     if verb != "quickstart":
         raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
+
+
+def check_draft(draft: Arm, target: Target, items: Sequence[Item]) -> None:
+    """InputError when the acceptance of this draft model cannot be computed on any prompt."""
+    found = draft.drafter.drawn_from(Sampler())
+    if found is None:
+        raise InputError(
+            f"The draft model and {target.name} have different tokenizers, so that their "
+            "probabilities cannot be compared: give --models of one tokenizer."
+        )
+    room, shortest = found[0].max_length, min(len(item.tokens) for item in items)
+    if room is not None and shortest > room:
+        raise InputError(
+            f"The draft model has a context of {room} tokens, and the shortest prompt has "
+            f"{shortest}: give --models with a longer context."
+        )
 
 
 def clear(out: Path) -> None:
@@ -543,43 +621,65 @@ def seconds_per_step(options: distill.DistillOptions) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Acceptance:
+    """Expected acceptance of a drafted token before and after, from the probabilities of both
+    models at every position of the same texts of plain decoding: no draw is in it."""
+
+    before: float
+    after: float
+    gain_ci95: Interval | None
+    """Bootstrap interval of after - before, over texts; None for one text."""
+    texts: int
+
+    @classmethod
+    def between(cls, before: Sequence[Betas], after: Sequence[Betas]) -> Acceptance:
+        """Average over all tokens of the texts. Arguments: per text, the acceptance of each
+        token."""
+        lengths = [len(text) for text in before]
+        old, new = ([float(text.sum()) for text in side] for side in (before, after))
+        gains = [b - a for a, b in zip(old, new, strict=True)]
+        return cls(
+            before=sum(old) / sum(lengths),
+            after=sum(new) / sum(lengths),
+            gain_ci95=bootstrap_ratio(gains, lengths),
+            texts=len(lengths),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """The draft model before and after at one temperature."""
 
     temperature: float
     before: DrafterMetrics
     after: DrafterMetrics
-    alphas: tuple[float, float]
-    """Expected acceptance of a drafted token, from the laws of both models at every position of the
-    texts of plain decoding: no draw is in it."""
+    acceptance: Acceptance
     ratio: float | None
     """Seconds per token before / after."""
     ratio_ci95: Interval | None
     """Bootstrap interval over prompts."""
 
     @classmethod
-    def between(
-        cls, report: BenchReport, alphas: Mapping[tuple[str, float], float], temperature: float
-    ) -> Change:
-        """Read the change from a measurement of BEFORE and AFTER; `alphas`: of each, by
-        temperature."""
+    def between(cls, report: BenchReport, acceptance: Acceptance, temperature: float) -> Change:
+        """Read the change from a measurement of BEFORE and AFTER."""
         found = {one.name: one for one in report.metrics if one.temperature == temperature}
         paces = paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
         return cls(
             temperature=temperature,
             before=found[BEFORE],
             after=found[AFTER],
-            alphas=(alphas[BEFORE, temperature], alphas[AFTER, temperature]),
+            acceptance=acceptance,
             ratio=weighted_speedup(paces),
             ratio_ci95=bootstrap_interval(paces),
         )
 
     @property
     def accepted(self) -> str:
-        """How often, in words."""
-        gain = self.alphas[1] - self.alphas[0]
-        if abs(gain) < LEAST_GAIN:
-            return "no more often"
+        """How often, in words; a change is claimed only where 0 lies outside the interval."""
+        gain = self.acceptance.after - self.acceptance.before
+        interval = self.acceptance.gain_ci95
+        if interval is None or interval.low <= 0 <= interval.high or abs(gain) < LEAST_GAIN:
+            return "not measurably more often"
         return "more often" if gain > 0 else "less often"
 
     @property
@@ -593,8 +693,15 @@ class Change:
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """(figure, before, after, gain)."""
-        before, after, (old, new) = self.before, self.after, self.alphas
-        more = ""
+        before, after = self.before, self.after
+        old, new, interval = (
+            self.acceptance.before,
+            self.acceptance.after,
+            self.acceptance.gain_ci95,
+        )
+        points, more = f"{100 * (new - old):+.1f} points", ""
+        if interval is not None:
+            points += f" ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
         if before.tokens_per_step and after.tokens_per_step:
             more = f"{100 * (after.tokens_per_step / before.tokens_per_step - 1):+.0f} %"
         faster = "" if self.ratio is None else f"{100 * (self.ratio - 1):+.0f} %"
@@ -604,8 +711,8 @@ class Change:
         return (
             (
                 "acceptance (alpha)",
-                *(f"{100 * alpha:.1f} %" for alpha in self.alphas),
-                f"{100 * (new - old):+.1f} points",
+                *(f"{100 * alpha:.1f} %" for alpha in (old, new)),
+                points,
             ),
             ("tokens per step (tau)", *steps, more),
             ("measured speed-up", times(before.speedup), times(after.speedup), faster),
@@ -619,7 +726,10 @@ class Change:
                 "speedup": side.speedup,
                 "speedup_ci95": _pair(side.speedup_ci95),
             }
-            for side, alpha in zip((self.before, self.after), self.alphas, strict=True)
+            for side, alpha in (
+                (self.before, self.acceptance.before),
+                (self.after, self.acceptance.after),
+            )
         )
         same = [one.identical_to_autoregressive for one in (self.before, self.after)]
         return {
@@ -662,10 +772,10 @@ class Outcome:
         accepted = _by_temperature((c.temperature, c.accepted) for c in self.changes)
         fast = _by_temperature((c.temperature, c.fast) for c in self.changes)
         better = any(c.accepted == "more often" or c.fast == "faster" for c in self.changes)
-        said = "is" if better else "is no better: it is"
+        verb = "is" if better else "is no better: it is"
         return (
             f"After {self.distil_seconds:.0f} s of distillation on {self.tokens_collected:,} "
-            f"tokens of the target the draft model {said} accepted {accepted} than before, and "
+            f"tokens of the target the draft model {verb} accepted {accepted} than before, and "
             f"decoding with it is {fast}."
         )
 
@@ -673,17 +783,18 @@ class Outcome:
     def method(self) -> str:
         """How it was measured."""
         prompts = "1 prompt" if self.prompts == 1 else f"{self.prompts} prompts"
+        texts = "1 text" if self.texts_of_alpha == 1 else f"{self.texts_of_alpha} texts"
         return (
             f"Both draft models draft with --draft-length {DRAFT_LENGTH}: two tokens more after a "
-            f"draft that was accepted whole, one less after any other. {prompts} were decoded with "
-            "both and plainly, interleaved; alpha is computed on the output of plain decoding. "
-            "These prompts are from files that nothing was collected from, and that "
-            "models/mini-code was not trained on."
+            "draft that was accepted whole, one less after any other. Alpha is computed on "
+            f"{texts} of plain decoding at each temperature; the rest is measured on {prompts}, "
+            "decoded with both and plainly, interleaved. These prompts are from files that nothing "
+            "was collected from, and that models/mini-code was not trained on."
         )
 
     @property
     def section(self) -> Section:
-        """The table, and what is said of it."""
+        """The table and its sentences."""
         return Section(
             title="Before and after distillation",
             sentences=(self.sentence, self.method, *self.equality),
@@ -696,8 +807,8 @@ class Outcome:
         plain = asdict(replace(self, changes=(), equality=()))
         del plain["changes"], plain["equality"]
         temperatures = [change.payload() for change in self.changes]
-        said = {"sentence": self.sentence, "draft_length": DRAFT_LENGTH}
-        return {**said, **plain, "temperatures": temperatures}
+        first = {"sentence": self.sentence, "draft_length": DRAFT_LENGTH}
+        return {**first, **plain, "temperatures": temperatures}
 
 
 def _by_temperature(words: Iterable[tuple[float, str]]) -> str:
