@@ -113,7 +113,7 @@ def test_it_says_how_far_a_promise_reaches() -> None:
     assert evidence(candidate(0.97, 0.95, 0.99), 18) == ""
     for value in (0.97, 1.9):
         said = evidence(candidate(value, 0.9, 2.0, prompts=1), 18)
-        assert said.startswith("one prompt was judged: the interval is that of the measured costs")
+        assert said.startswith("one prompt was measured: the interval is that of the measured")
 
 
 def test_it_says_from_which_batch_size_on_drafting_no_longer_pays() -> None:

@@ -157,7 +157,7 @@ def test_a_single_batch_size_says_nothing_of_batches(
     assert code == 0, err
     payload = json.loads(out)
     assert payload["recommendation"]["batches"] == ""
-    assert payload["recommendation"]["evidence"].startswith("one prompt was judged")
+    assert payload["recommendation"]["evidence"].startswith("one prompt was measured")
     # the rounds of the cost table differ, and are all that can
     assert all(one["prompts"] == 1 for one in payload["candidates"])
     assert any(one["low"] < one["high"] for one in payload["candidates"])
@@ -331,7 +331,7 @@ def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
         return target
 
     monkeypatch.setattr(hf, "load_target", ended)
-    with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to judge"):
+    with pytest.raises(InputError, match=r"suite\.txt: no prompt gave a step to measure"):
         tuned(models, tmp_path, "--drafter", "prompt_lookup")
 
 

@@ -79,7 +79,7 @@ class TuneConfig(Configuration):
     limit: int | None = 16
     """Use only the first prompts of the suite."""
     max_new_tokens: int = 64
-    """Tokens to generate for each prompt; steps behind the first are judged."""
+    """Tokens to generate for each prompt; steps behind the first are measured."""
     temperature: float = 0.0
     """0 takes the most probable token; 1 draws from the model's own law."""
     batch_sizes: str = "1"

@@ -1,8 +1,9 @@
 """Expected acceptance of a measurement's draft models, computed without any draw.
 
-The output of plain decoding is the target's own at that temperature, so that
-both models' laws along it give the acceptance of decoding (`distill.acceptance`), DistillBeam's
-sequence-level one (eq. 10), and what the closed formulas make of it (eq. 11 and 12).
+The output of plain decoding is drawn from the target's own distribution at that temperature. So the
+probabilities of both models along it give the acceptance rate of decoding (`distill.acceptance`)
+and DistillBeam's sequence-level rate (eq. 10). The closed formulas predict tokens per step and
+speed-ups from it (eq. 11 and 12).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _texts(outputs: list[BaselineOutput], target: Target, draft: Target) -> Iter
                 forcing="sample",
                 prompt=one.item.tokens,
                 tokens=one.tokens,
-                score=math.nan,  # nobody asked for it
+                score=math.nan,  # not used
                 language=one.item.language,
                 tag=one.item.tag,
             )

@@ -258,12 +258,12 @@ class Tuner:
         """Try chains of doubling lengths, then around the best of them; trees; auto.
 
         Raises:
-            InputError: no prompt gave a step to judge.
+            InputError: no prompt gave a step to measure.
         """
-        chains = self._judged(candidate.entries(candidate.lengths))
+        chains = self._decode_all(candidate.entries(candidate.lengths))
         if not chains:
             raise InputError(
-                f"--suite {self._config.suite}: no prompt gave a step to judge, since each text "
+                f"--suite {self._config.suite}: no prompt gave a step to measure, since each text "
                 "ended in the step of its prompt; give prompts with longer texts, or a larger "
                 "--max-new-tokens."
             )
@@ -271,9 +271,9 @@ class Tuner:
         assert best.length is not None
         nearby = candidate.entries(between(best.length, candidate.lengths))
         others = (*nearby, *candidate.trees, candidate.controlled(costs))
-        return [*chains, *self._judged(others)]
+        return [*chains, *self._decode_all(others)]
 
-    def _judged(self, entries: Iterable[CandidateShape]) -> list[Measurement]:
+    def _decode_all(self, entries: Iterable[CandidateShape]) -> list[Measurement]:
         """Decode with all; drop those that finished every text in the step of its prompt."""
         return [measurement for entry in entries if (measurement := self._try(entry)).prompts]
 
@@ -313,7 +313,7 @@ class Tuner:
                 meter, costs = self._measure(rows)
                 priced = meter.table()
                 # a controller goes by what steps of such a batch cost
-                auto = self._judged(one.controlled(costs[one.name]) for one in self._candidates)
+                auto = self._decode_all(one.controlled(costs[one.name]) for one in self._candidates)
                 own = [one for one in measurements if one.depth is not None] + auto
             for candidate in self._candidates:
                 estimates = [

@@ -73,7 +73,7 @@ def extrapolated(law: AcceptanceLaw, target_params: float) -> list[str]:
 def show(title: str, columns: Sequence[str], rows: Iterable[Cells]) -> None:
     """Print a table, numbers on the right."""
     table = Table(title=title, title_justify="left")
-    filled = [[said(cell) for cell in row] for row in rows]
+    filled = [[cell_text(cell) for cell in row] for row in rows]
     for place, column in enumerate(columns):
         numeric = all(_is_number(row[place]) for row in filled)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -87,7 +87,7 @@ def show_values(title: str, values: dict[str, str | float | None]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in values.items():
         if value is not None:
-            table.add_row(name, said(value))
+            table.add_row(name, cell_text(value))
     console().print(table)
 
 
@@ -103,7 +103,7 @@ def say_written(folder: Path | None) -> None:
         say([str(folder)], "wrote")
 
 
-def said(value: str | float | None) -> str:
+def cell_text(value: str | float | None) -> str:
     """Return a cell as text: numbers to six digits, parameters of models to nine."""
     if value is None:
         return ""

@@ -110,7 +110,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     record.write(options.out, results=facts)
     console = Console(highlight=False)
     console.print(results.terminal_table(report))
-    with _notes().status("reading what plain decoding said, for expected acceptance"):
+    with _notes().status("scoring the output of plain decoding, for expected acceptance"):
         found = expectations(bench)  # last: what was measured is safe by now
     if found:
         expected = {(one.drafter, one.temperature): one.metrics() for one in found}
@@ -162,13 +162,13 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
             bench.prepare(lambda text: progress.update(task, description=text))
             total = bench.plan.num_records
             progress.update(task, description="measuring", total=total)
-            said = time.monotonic()
+            last_note = time.monotonic()
             for lines in bench.records():
                 append_jsonl(path, *lines)
                 made.extend(lines)
                 progress.update(task, completed=len(made))
-                if progress.disable and time.monotonic() - said > 30:
-                    said = time.monotonic()
+                if progress.disable and time.monotonic() - last_note > 30:
+                    last_note = time.monotonic()
                     notes.print(f"{len(made)} of {total} measured")
     except KeyboardInterrupt:
         if made:

@@ -200,8 +200,8 @@ class TopLaws:
     vocab_size: int | None = None
     """Entries of the teacher's head, from which these are; None: not known."""
     highest: int | None = None
-    """No id is higher, and every place holds a token. None: not checked yet, which waits for the
-    device."""
+    """The highest id, once it is known that no cell is empty. None: not checked; the check waits
+    for the device."""
 
     def __len__(self) -> int:
         return len(self.ids_NK)

@@ -123,11 +123,11 @@ class Eagle3(FeatureDrafter):
         self.num_steps = self.config.num_forwards
 
     def _signals_for(self, target: TargetView) -> Signals:
-        said = None
+        layers = None
         if self.config.source:
             folder = Path(self.config.source)
-            said = fused_by(read_config(folder), int(target.config.num_hidden_layers), folder)
-        return self.signals_of(target.config) if said is None else Signals(layers=said)
+            layers = fused_by(read_config(folder), int(target.config.num_hidden_layers), folder)
+        return self.signals_of(target.config) if layers is None else Signals(layers=layers)
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         known, own = target.vocab_size, self.config.draft_vocab

@@ -38,7 +38,7 @@ class Observation:
     draft_ppl: float
     alpha: float
     moe: float | None = None
-    """95 % margin of alpha; None: not said."""
+    """95 % margin of alpha; None: not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class LengthCount:
     accepted: int
     count: int
     prompt: str | None = None
-    """Whose text the steps are of; None: not said."""
+    """The prompt whose continuation had these steps; None: not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

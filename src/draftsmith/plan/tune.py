@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """The indices of prompts that gave a step to judge by."""
+        """The indices of prompts that gave a step to measure."""
         return tuple(place for place, widths in enumerate(self.widths_P) if widths)
 
     @property
@@ -157,7 +157,7 @@ def speedup(
     )
     steps = steps_W.sum()
     if not steps:
-        raise ValueError("there is no step to judge speed by")
+        raise ValueError("there is no step to measure speed by")
     seconds_W = np.array([costs.by_width[width] for width in measurement.widths])
     widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
     return float(tokens * costs.plain / (steps * (widest_W @ seconds_W)))
@@ -203,7 +203,7 @@ def evidence(winner: Candidate, tried: int) -> str:
     prompts = len(winner.measurement.prompts)
     if prompts == 1:
         return (
-            "one prompt was judged: the interval is that of the measured costs alone, and says "
+            "one prompt was measured: the interval is that of the measured costs alone, and says "
             "nothing of other prompts"
         )
     if winner.speedup <= 1.0:

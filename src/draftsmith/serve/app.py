@@ -254,7 +254,7 @@ class Connection:
                 async with asyncio.timeout(self.idle_seconds):  # wait_for may miss a cancellation
                     frame = await self.socket.receive()
             except TimeoutError:
-                self._refuse(Refused("idle", "nothing was said for too long", fatal=True))
+                self._refuse(Refused("idle", "no message came for too long", fatal=True))
                 return
             if frame["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(frame.get("code") or 1000)

@@ -99,8 +99,8 @@ class RunSetting:
 
     @property
     def has_several(self) -> bool:
-        """Whether it learnt from several trajectories of a prompt; how many beams each one has is
-        not known where the search chose (`--beams auto`)."""
+        """Whether the training data holds several trajectories of a prompt; how many beams each
+        one has is not known where the search chose (`--beams auto`)."""
         return (self.beams or 1) > 1 or (self.forcing == "beam" and self.beams is None)
 
 

@@ -63,8 +63,8 @@ def run(options: LiveMakeExamplesOptions) -> dict[str, Any]:
         target_unit=options.target_unit,
     )
     write_objects(options.out, _examples(made, options))
-    said = f"wrote {options.out}: {len(made)} examples of {len(pairs)} pairs"
-    Console(highlight=False, markup=False, soft_wrap=True).print(said)
+    note = f"wrote {options.out}: {len(made)} examples of {len(pairs)} pairs"
+    Console(highlight=False, markup=False, soft_wrap=True).print(note)
     return {"out": str(options.out), "pairs": len(pairs), "examples": len(made)}
 
 

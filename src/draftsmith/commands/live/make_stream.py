@@ -57,8 +57,8 @@ def run(options: LiveMakeStreamOptions) -> dict[str, Any]:
     )
     write_lines(options.out, made)
     segments = made[-1].seg + 1
-    said = f"wrote {options.out}: {segments} segments, {len(made)} updates"
-    Console(highlight=False, markup=False, soft_wrap=True).print(said)
+    note = f"wrote {options.out}: {segments} segments, {len(made)} updates"
+    Console(highlight=False, markup=False, soft_wrap=True).print(note)
     return {"out": str(options.out), "segments": segments, "updates": len(made)}
 
 

@@ -209,7 +209,7 @@ def notes(result: ReplayResult) -> str:
     odd = ", ".join(f"{name} {count}" for name, count in result.degenerate.items() if count)
     return (
         f"NE counts: {result.signature}. c: cost of drafts, in decoding steps per output token.\n"
-        f"Outputs that said nothing or did not end, of {result.updates} per setting: "
+        f"Empty outputs and outputs that did not end, of {result.updates} per setting: "
         f"{odd or 'none'}; what was shown before stays, their tokens and seconds count."
     )
 

@@ -46,8 +46,8 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
     record = start_run("plan check", options)
     predictions = read_predictions(options.predictions)
     found = read_measured(options.records)
-    rows, said = compare(predictions, found)
-    if not rows and not said:
+    rows, warnings = compare(predictions, found)
+    if not rows and not warnings:
         wanted = sorted(name for one in predictions for name in one.drafts.values())
         raise InputError(
             f"none of the drafts of {options.predictions} was measured in these folders: it is "
@@ -60,7 +60,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
             "comparisons": rows,
             "inside": sum(row.inside is True for row in judged),
             "judged": len(judged),
-            "warnings": said,
+            "warnings": warnings,
         }
     )
     if options.out is not None:
@@ -81,7 +81,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
             for row in rows
         ],
     )
-    say(said)
+    say(warnings)
     if judged:
         inside = f"{payload['inside']} of {len(judged)} figures of pre-trained drafts"
         say([inside], "inside the interval")
@@ -193,7 +193,8 @@ def _from_summary(path: Path) -> list[dict[str, Any]]:
 
 
 def _draft_length(folder: Path) -> int | None:
-    """Return the draft length by run.json; None: the drafters' own, a changing one, or not said."""
+    """Return the draft length by run.json; None: the drafters' own, a changing one, or not
+    recorded."""
     try:
         record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         length = record["options"]["drafting"]["draft_length"]

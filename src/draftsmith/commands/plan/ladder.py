@@ -190,9 +190,9 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     found = ladder(setting, named, build)
     pays = found.recommended is not None
     lines = commands(options, found, shapes, facts.context) if pays else []
-    said = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
+    warnings = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
     if spread.cov is None or spread.residual is None:
-        said.append(
+        warnings.append(
             "there are no intervals: the errors of the coefficients are not known; give them with "
             "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
         )
@@ -222,7 +222,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
             "ci95": found.ci95,
             "rungs": rungs,
             "commands": [one.text for one in lines],
-            "warnings": said,
+            "warnings": warnings,
         }
     )
     write_json_atomic(options.out / "ladder.json", payload)
@@ -233,7 +233,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         path.chmod(0o755)
     record.write(options.out)
     _show(found)
-    say(said)
+    say(warnings)
     say_written(options.out)
     return payload
 
@@ -242,9 +242,9 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
     """Collect the facts from options, config.json and (training tokens) the run.json beside it.
 
     Raises:
-        InputError: something that nobody tells.
+        InputError: a fact that neither the options nor the folder give.
     """
-    said: list[str] = []
+    warnings: list[str] = []
     folder = None if options.target is None else Path(options.target)
     if folder is None or not folder.is_dir():
         if options.target_params is None:
@@ -255,7 +255,7 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
         vocabulary = {"vocab_size": options.vocab_size, "tie_word_embeddings": True}
         config: Config = {"model_type": "llama", **vocabulary}
         params, context = parse_count(options.target_params, "--target-params"), None
-        said.append(
+        warnings.append(
             f"sizes of drafts are those of Llama with a vocabulary of {options.vocab_size} "
             "(--vocab-size): a target's folder would tell"
         )
@@ -268,13 +268,13 @@ def target_facts(options: PlanLadderOptions) -> TargetFacts:
             params = parse_count(options.target_params, "--target-params")
         if config.get("model_type") not in FAMILIES:
             kind, config = config.get("model_type"), {**config, "model_type": "llama"}
-            said.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
+            warnings.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
     return TargetFacts(
         params=params,
         tokens=_training_tokens(options, folder),
         context=context,
         config=config,
-        warnings=tuple(said),
+        warnings=tuple(warnings),
     )
 
 
@@ -302,7 +302,7 @@ def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
         return parse_count(str(tokens), "results.tokens")
     except (AssertionError, OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            "give --target-tokens: how many tokens the target was trained on is not said beside it"
+            "give --target-tokens: the number of tokens that the target was trained on is not known"
         ) from None
 
 

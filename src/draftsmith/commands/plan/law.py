@@ -57,14 +57,14 @@ def run(options: PlanLawOptions) -> dict[str, Any]:
     observations = [
         one for path in options.observations for one in read_observations(path, options.protocol)
     ]
-    curves, said = per_target(observations)
+    curves, notes = per_target(observations)
     lacking = one_target(observations) if curves and not options.predict else None
     fit = None
     if lacking is None:
         with naming(*options.observations):
             fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
     warnings = (lacking,) if fit is None else fit.warnings
-    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*warnings, *said)))
+    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*warnings, *notes)))
     if options.out is not None:
         from draftsmith.plan import plots
 

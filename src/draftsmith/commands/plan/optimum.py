@@ -89,9 +89,9 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         draft = draft_of(
             setting, draft_params, cost_ratio=options.cost_ratio, integer=options.integer
         )
-    said = [*sizing.warnings, *extrapolated(law, target_params)]
+    warnings = [*sizing.warnings, *extrapolated(law, target_params)]
     if draft is not None and draft.gamma == 0:
-        said.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
+        warnings.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
     best = sizing.best
     plain = {"gamma": 0.0, "throughput": 1 / (2 * target_params), "speedup": 1.0}
     found = (
@@ -104,7 +104,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         "se": sizing.se,
         "sensitivity": sizing.sensitivity,
         "draft": None,
-        "warnings": said,
+        "warnings": warnings,
     }
     if draft is not None:
         distance = None if best is None else abs(draft.params - best.params) / target_params
@@ -121,7 +121,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         plots.save([plots.optimum.draw(setting, sizing, available)], options.out)
         record.write(options.out, results=payload)
     _show(sizing, draft)
-    say(said)
+    say(warnings)
     say_written(options.out)
     return payload
 

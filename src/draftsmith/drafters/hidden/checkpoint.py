@@ -90,8 +90,10 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]
-        said = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
-        raise BackendError(f"The drafter in {folder} {said}: it is of another kind, or incomplete.")
+        difference = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
+        raise BackendError(
+            f"The drafter in {folder} {difference}: it is of another kind, or incomplete."
+        )
     for name, one in sorted(found.items()):
         if one.shape != wanted[name].shape:
             raise BackendError(
@@ -237,10 +239,10 @@ def check_bound(drafter: nn.Module, bound: dict[str, Any], facts: dict[str, Any]
 
 
 def _difference(known: dict[str, Any], facts: dict[str, Any]) -> str | None:
-    for name, said in _WORDS.items():
+    for name, phrase in _WORDS.items():
         one, other = known.get(name), facts[name]
         if one is not None and other is not None and one != other:
-            return f"one with {said.format(one)}, and this one has {said.format(other)}"
+            return f"one with {phrase.format(one)}, and this one has {phrase.format(other)}"
     return None
 
 
@@ -334,13 +336,15 @@ def fused_by(config: LlamaConfig, count: int, folder: Path) -> tuple[int, ...] |
     """
     nested = getattr(config, "eagle_config", None) or {}
     inside = nested.get(LAYERS)
-    said, first = (inside, 0) if inside else (getattr(config, LAYERS, None), 1)
-    if not said:
+    numbers, first = (inside, 0) if inside else (getattr(config, LAYERS, None), 1)
+    if not numbers:
         return None
-    good = isinstance(said, list) and len(said) == 3 and all(isinstance(one, int) for one in said)
-    if not good or not all(first <= one < first + count for one in said):
+    good = (
+        isinstance(numbers, list) and len(numbers) == 3 and all(isinstance(n, int) for n in numbers)
+    )
+    if not good or not all(first <= one < first + count for one in numbers):
         raise BackendError(
-            f"The drafter in {folder} was made for another target: {LAYERS} is {said!r} in its "
+            f"The drafter in {folder} was made for another target: {LAYERS} is {numbers!r} in its "
             f"config.json, which should be three numbers from {first} to {first + count - 1}."
         )
-    return tuple(one - first for one in said)
+    return tuple(one - first for one in numbers)
