@@ -25,6 +25,7 @@ import functools
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ import tyro
 from draftsmith.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
+    from pydantic_core import SchemaValidator
 
 T = TypeVar("T")
 
@@ -138,31 +140,78 @@ def _override_one(options: T, path: Sequence[str], text: str, key: str) -> T:
 
 
 def _from_text(kind: Any, text: str, name: str) -> Any:
-    """A text of `key=value` as the type `kind`: the first of its readings that fits."""
-    readings: list[Any] = [None] if text.lower() in ("none", "null") else []
-    readings += [_WORDS[text.lower()]] if text.lower() in _WORDS else []
-    for number in (int, float):
+    """A text of `key=value` as the type `kind`; commas separate the items of a list."""
+    inner = bare(kind)
+    origin, args = get_origin(inner), get_args(inner)
+    reading: Any = text
+    if origin in (Union, types.UnionType):
+        # text goes to the numbers before it goes to `str`, which takes anything
+        for member in sorted(args, key=lambda member: bare(member) is str):
+            with contextlib.suppress(InputError):
+                return _from_text(member, text, name)
+    elif origin in (tuple, list):
+        reading = [item.strip() for item in text.split(",")] if text.strip() else []
+        each = origin is list or Ellipsis in args
+        kinds = args[:1] * len(reading) if each else args
+        if len(kinds) == len(reading):
+            items = zip(kinds, reading, strict=True)
+            reading = [_from_text(*item, f"{name}[{at}]") for at, item in enumerate(items)]
+    elif origin is Literal:
+        reading = next((choice for choice in args if str(choice) == text), text)
+    elif inner in (bool, type(None)):
+        reading = {**_WORDS, "none": None, "null": None}.get(text.lower(), text)
+    elif inner in (int, float):
         with contextlib.suppress(ValueError):
-            readings.append(number(text))
-    items = [item.strip() for item in text.split(",")] if text.strip() else []
-    readings += [text, items]
-    with contextlib.suppress(ValueError):
-        readings.append(list(map(float, items)))
-    with contextlib.suppress(ValueError):
-        readings.append(list(map(int, items)))
-    for reading in readings:
-        with contextlib.suppress(InputError):
-            return _validated(kind, reading, name, "")
-    return _validated(kind, text, name, "")
+            reading = inner(text)
+    return _validated(kind, reading, name, "")
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _validator(kind: Any) -> SchemaValidator:
     from pydantic import ConfigDict, TypeAdapter
+    from pydantic_core import SchemaValidator
 
     # in a list, because a dataclass takes its configuration from what it is in
-    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
-    return TypeAdapter(list[kind], config=config)
+    adapter = TypeAdapter(list[kind], config=ConfigDict(strict=True, extra="forbid"))
+    return SchemaValidator(cast(Any, _exact(adapter.core_schema)), {"strict": True})
+
+
+_INEXACT: dict[Any, Callable[[Any, Any], bool]] = {
+    "float": lambda _, value: type(value) is int and abs(value) > sys.float_info.max,
+    "literal": lambda schema, value: all(
+        (type(value), value) != (type(one), one) for one in schema["expected"]
+    ),
+    "lax-or-strict": lambda _, value: isinstance(value, str) and "\0" in value,  # a path
+}
+"""What strict pydantic still converts: 10**400 to infinity, true to the literal 1, a NUL in a path;
+by the type of the schema."""
+
+
+def _exact(schema: Any) -> Any:
+    """The schema, which also refuses what is `_INEXACT`."""
+    from pydantic_core import PydanticCustomError, core_schema
+
+    if isinstance(schema, (list, tuple)):
+        return type(schema)(map(_exact, schema))
+    if not isinstance(schema, dict):
+        return schema
+    inner: Any = {key: _exact(value) for key, value in schema.items()}
+
+    def check(value: Any) -> Any:
+        if _INEXACT[inner["type"]](inner, value):
+            raise PydanticCustomError("inexact", "another type")
+        return value
+
+    wrapped = inner.get("type") in _INEXACT
+    return core_schema.no_info_before_validator_function(check, inner) if wrapped else inner
+
+
+def _plain(value: object) -> Any:
+    """What JSON can hold of a Python object."""
+    plain = as_dict(value)
+    if plain is value:
+        raise TypeError(f"expected plain values, got {_show(value)}")
+    return plain
 
 
 def _validated(kind: Any, value: Any, name: str, place: str) -> Any:
@@ -170,13 +219,14 @@ def _validated(kind: Any, value: Any, name: str, place: str) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(json.dumps([value], default=as_dict))[0]
+        return _validator(kind).validate_json(json.dumps([value], default=_plain))[0]
     except ValidationError as error:
-        raise _wrong(error, kind, value, name, place) from None
+        raise _wrong(error, kind, as_dict(value), name, place) from None
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"options of {_name(kind)}{place} cannot be used: {error}") from None
+        what = f"option {name}" if name else f"options of {_name(kind)}"
+        raise InputError(f"{what}{place} cannot be used: {error}") from None
 
 
 def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str) -> InputError:
@@ -184,7 +234,10 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
     # a name that nobody knows explains the one that is missing
     first, *_ = sorted(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
     if first["type"] == "json_invalid":  # JSON holds half a character as an escape, text does not
-        return InputError(f"options of {_name(kind)}{place}: expected whole characters")
+        what = f"option {name}" if name else f"options of {_name(kind)}"
+        deep = "recursion" in first["msg"]
+        wrong = "its brackets are nested too deeply" if deep else "expected whole characters"
+        return InputError(f"{what}{place}: {wrong}")
     for key in first["loc"][1:]:
         if get_origin(kind := bare(kind)) in (Union, types.UnionType):
             members = [member for member in get_args(kind) if member is not type(None)]
@@ -206,6 +259,9 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
                 break
             kind, name = args[0 if each else int(key)], f"{name}[{key}]"
         elif isinstance(value, Mapping):
+            if first["loc"][-2:] == (key, "[key]"):
+                kind, value = args[0], key
+                break
             text = str(key)  # a key may hold anything, a message is one line
             kind, name = args[1], f"{name}.{text if text.isprintable() else repr(text)}"
         else:
@@ -247,16 +303,17 @@ def _show(value: object) -> str:
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 
 
-def _amount(text: str, prefixes: str, endings: str = "") -> tuple[Decimal, str, int]:
+def _amount(
+    text: str, prefixes: str, endings: str = "", number: str = r"[0-9]*\.?[0-9]+"
+) -> tuple[Decimal, str, int]:
     """(amount, ending, power of 1000 that its prefix stands for); 0 for what is none of these."""
-    number = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)"
-    form = rf"{number}\s*([{prefixes}]?)\s*({endings})"
-    match = re.fullmatch(form, text.strip(), re.IGNORECASE)
+    form = rf"({number})\s*([{prefixes}{prefixes.upper()}]?)\s*({endings})"
+    match = re.fullmatch(form, text.strip())
     if match is None:
         return Decimal(0), "", 0
     power = _POWERS[match[2].lower()]
     # decimal: 2.4T is 2.4e12 to the last bit
-    return Decimal(match[1]).scaleb(3 * power), match[3].lower(), power
+    return Decimal(match[1]).scaleb(3 * power), match[3], power
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,10 +327,10 @@ class Duration:
     def parse(cls, text: str) -> Duration:
         """`2000steps`, `3epochs`, `5Mtokens`. Raises InputError for anything else."""
         amount, ending, _ = _amount(text, "kmg", "steps?|epochs?|tokens?")
-        if not ending or "e" in text.lower().strip().removesuffix(ending):  # no 1e3steps
+        if not ending:
             raise InputError(f"a duration is like 2000steps, 3epochs or 5Mtokens, got {text!r}")
         if not 0 < float(amount) < math.inf:
-            raise InputError(f"a duration must be more than 0, got {text!r}")
+            raise InputError(f"a duration must be more than 0 and finite, got {text!r}")
         unit = cast(Literal["step", "epoch", "token"], ending.removesuffix("s"))
         return cls(amount=float(amount), unit=unit)
 
@@ -285,8 +342,8 @@ class Duration:
 
 def parse_bytes(text: str, flag: str) -> int:
     """`500MB`, `20G`, `1.5GiB` in bytes. Raises InputError naming the flag for anything else."""
-    size, ending, power = _amount(text, "kmgt", "i?b?")
-    if ending.startswith("i"):
+    size, ending, power = _amount(text, "kmgt", "[iI]?[bB]?")
+    if ending[:1] in ("i", "I"):
         size *= Decimal("1.024") ** power
     if size < 1:
         raise InputError(f"{flag} must be a size such as 500MB or 20GB, got {text!r}")
@@ -298,7 +355,8 @@ def parse_count(text: str, name: str) -> float:
 
     Raises InputError naming `name` for anything else and for less than 1.
     """
-    count = float(_amount(text, "kmbt")[0])
+    number = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+    count = float(_amount(text, "kmbt", number=number)[0])
     if not 1 <= count < math.inf:
         raise InputError(
             f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B "

@@ -6,17 +6,21 @@ import contextlib
 import enum
 import math
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from draftsmith.config import (
+    Duration,
     as_dict,
     from_dict,
     override,
+    parse_bytes,
     parse_list,
 )
 from draftsmith.errors import InputError
@@ -45,6 +49,9 @@ class Outer:
     where: Path = Path("here")
     colour: Colour = Colour.RED
     table: dict[str, float] = field(default_factory=dict)
+    levels: dict[int, int] = field(default_factory=dict)
+    pair: tuple[str, int] = ("a", 1)
+    switches: tuple[bool, ...] = ()
     note: str | None = None
     inner: Inner = field(default_factory=Inner)
 
@@ -64,6 +71,9 @@ GOOD: dict[str, Any] = {
     "where": "there",
     "colour": "blue",
     "table": {"x": 1},
+    "levels": {"1": 2},
+    "pair": ["b", 2],
+    "switches": [True],
     "note": "n",
     "inner": {"rate": 1, "names": ["u", "v"]},
 }
@@ -108,6 +118,15 @@ def test_values_may_be_python_objects_of_the_field() -> None:
         ({"inner": {"rat": 1}}, "'rat' in inner; did you mean 'rate'"),
         ({"inner": 3}, "expected options of Inner in inner"),
         ({"width": 13}, "bad luck"),
+        ({"width": np.int64(4)}, r"plain values, got np\.int64\(4\)"),
+        ({"width": reduce(lambda inner, _: [inner], range(300), [])}, "Outer: .* too deep"),
+        ({"note": "\ud800"}, "Outer: expected whole characters"),
+        ({"inner": {"rate": 10**400}}, "option inner.rate: expected float, got 1000"),
+        ({"where": "a\0b"}, "option where: expected Path"),
+        ({"kind": 3.0}, "one of a, b, 3, got 3.0"),
+        ({"kind": True}, "one of a, b, 3, got True"),
+        ({"levels": {"x": 2}}, "option levels: expected int, got 'x'"),
+        ({"levels": {1: "x"}}, r"option levels\.1: expected int, got 'x'"),
     ],
 )
 def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
@@ -133,6 +152,8 @@ def test_override_parses_text_by_the_type_of_the_field() -> None:
         "inner.rate=2",
         "inner.names=p,q",
         "note=none",
+        "pair=c,3",
+        "switches=yes,off",
     ]
     options = override(Outer(width=1), words)
     assert options.width == 7
@@ -145,6 +166,8 @@ def test_override_parses_text_by_the_type_of_the_field() -> None:
     assert options.kind == 3
     assert options.inner == Inner(rate=2.0, names=("p", "q"))
     assert options.note is None
+    assert options.pair == ("c", 3)
+    assert options.switches == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +181,35 @@ def test_override_parses_text_by_the_type_of_the_field() -> None:
         ("width=three", "expected int"),
         ("on=perhaps", "expected bool"),
         ("inner=3", "expected options of Inner"),
+        ("layers=1,x", r"option layers\[1\]: expected int, got 'x'"),
+        ("pair=a", "option pair: expected 2 values, got 1"),
     ],
 )
 def test_a_wrong_override_is_named(word: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         override(Outer(width=1), [word])
+
+
+@pytest.mark.parametrize("text", ["1e3MB", "1e-3GB", "1e999GB", "5.GB", "0", "GB", "5XB"])
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--size must be a size such as 500MB"):
+        parse_bytes(text, "--size")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5\u017fteps", "is like 2000steps"),
+        ("5STEPS", "is like 2000steps"),
+        ("5.steps", "is like 2000steps"),
+        ("1e3steps", "is like 2000steps"),
+        ("0steps", "more than 0"),
+        (f"5{'0' * 400}steps", "and finite"),
+    ],
+)
+def test_a_text_that_is_no_duration_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Duration.parse(text)
 
 
 def test_comma_lists() -> None:
