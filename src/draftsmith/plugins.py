@@ -14,8 +14,10 @@ The groups, each with what its entry points name:
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -28,10 +30,24 @@ SUITES = "draftsmith.prompt_suites"
 TARGETS = "draftsmith.targets"
 
 
-@cache
 def offered(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of this group; the metadata of all installed packages are read once."""
+    """The entry points of this group. The metadata of installed packages are read again after a
+    folder of packages changed."""
+    return entry_points_of(group, tuple(map(_changed, sys.path)))
+
+
+@lru_cache(maxsize=16)
+def entry_points_of(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of this group; `folders`: where packages are, as `_changed` gives them."""
     return tuple(entry_points(group=group))
+
+
+def _changed(folder: str) -> tuple[str, int]:
+    """The folder and the time of its last change; 0: it does not exist."""
+    try:
+        return folder, os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return folder, 0
 
 
 def plugin_names(group: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -55,13 +56,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (site / f"{module}.py").write_text(source)
         modules.append(module)
         importlib.invalidate_caches()
-        plugins.offered.cache_clear()
+        plugins.entry_points_of.cache_clear()
 
     yield put
     for module in modules:
         sys.modules.pop(module, None)
     for remembered in (
-        plugins.offered,
+        plugins.entry_points_of,
         divergence._known_or_installed,
         verify_step._rule_class,
     ):
@@ -225,6 +226,24 @@ def test_a_name_that_two_packages_offer_is_an_error(group: str, install: Install
     assert plugin_names(group).count("same") == 1
     with pytest.raises(InputError, match=r"both offer .same."):
         load_plugin(group, "same", ())
+
+
+def test_a_package_that_is_installed_while_the_process_runs_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    info = site / "late-1.0.dist-info"
+    site.mkdir()
+    os.utime(site, (1, 1))
+    monkeypatch.syspath_prepend(str(site))
+    with pytest.raises(InputError, match="Unknown drafter 'late'"):
+        drafter_class("late")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{DRAFTERS}]\nlate = late_module:DRAFTER\n")
+    assert "late" in plugin_names(DRAFTERS)
+    with pytest.raises(BackendError, match="late_module"):
+        drafter_class("late")
 
 
 def test_built_in_names_are_taken(install: Install) -> None:
