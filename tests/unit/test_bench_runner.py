@@ -273,3 +273,25 @@ def test_nothing_is_collected_inside_a_timed_run() -> None:
     with pytest.raises(ValueError, match="stop"), no_garbage_collection():
         raise ValueError("stop")
     assert gc.isenabled()
+
+
+def test_what_is_loaded_is_left_out_inside_and_counts_again_outside(target: HFTarget) -> None:
+    """In a process that has not frozen anything itself."""
+    before = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        run = Bench(make_plan(target, samplers=(Sampler(),), repeats=1))
+        run.prepare()
+        assert gc.get_freeze_count() == 0
+        for _ in run.records():
+            assert gc.get_freeze_count() > 1000
+        assert gc.get_freeze_count() == 0
+        with no_garbage_collection():
+            assert gc.get_freeze_count() > 1000
+            with no_garbage_collection():
+                pass
+            assert gc.get_freeze_count() > 1000
+        assert gc.get_freeze_count() == 0
+    finally:
+        if before:
+            gc.freeze()

@@ -27,7 +27,6 @@ Scores are the logits after penalties and bias, as plain decoding sees them.
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +50,7 @@ from draftsmith.core.cache import lay_out
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, encode, generate, pieces, prediction
 from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.transfer import loaded_frozen
 from draftsmith.core.types import LengthPolicy, Signals
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.none import NoDrafter
@@ -208,6 +208,7 @@ class Bench:
             order = (*names[shift:], *names[:shift])
             yield Round(repeat=repeat, sampler=sampler, group=group, order=order)
 
+    @loaded_frozen()
     def prepare(self, on_step: Callable[[str], None] | None = None) -> None:
         """Warm up and measure the cost table."""
         plan, spent = self.plan, 0.0
@@ -246,9 +247,7 @@ class Bench:
 
     def records(self) -> Iterator[tuple[RunRecord, ...]]:
         """Run all rounds; yield the records of one round at a time."""
-        gc.collect()
-        gc.freeze()  # what is loaded stays: no collection needs to look at it again
-        try:
+        with loaded_frozen():
             rounds = list(self.rounds())
             wanted = self.plan.cost_rounds
             if wanted is None:
@@ -258,8 +257,6 @@ class Bench:
                     due = (number + 1) * wanted // len(rounds) - number * wanted // len(rounds)
                     self._meter.measure(due)
                 yield self._round(entry)
-        finally:
-            gc.unfreeze()
 
     # ------------------------------------------------------------------ one round
 

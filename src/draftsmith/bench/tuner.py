@@ -30,6 +30,7 @@ from draftsmith.bench.costs import (
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import loaded_frozen
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
@@ -194,6 +195,7 @@ class Tuner:
             seed=config.sampling.seed,
         )
 
+    @loaded_frozen()
     def tune(self) -> Tuning:
         """Measure costs, decode with every shape, predict."""
         warn_if_busy()
