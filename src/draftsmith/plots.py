@@ -104,11 +104,13 @@ class Plot(Generic[P, Absent]):
 def plot(
     *, name: str, title: str, caption: str | None = None
 ) -> Callable[[Callable[P, Figure | Absent]], Plot[P, Absent]]:
-    """Make a plot of the decorated function, whose docstring is the caption if none is given."""
+    """Make a plot of the decorated function. Its docstring is the caption; one that holds values
+    of the code is given as `caption` instead."""
 
     def decorate(figure: Callable[P, Figure | Absent]) -> Plot[P, Absent]:
-        said = " ".join((figure.__doc__ or "").split()) if caption is None else caption
-        return Plot(name=name, title=title, caption=said, figure=figure)
+        text = caption or " ".join((figure.__doc__ or "").split())
+        assert text, f"the plot {name} has neither a caption nor a docstring"
+        return Plot(name=name, title=title, caption=text, figure=figure)
 
     return decorate
 

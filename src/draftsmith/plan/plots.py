@@ -141,7 +141,6 @@ def draft_sizes(
     caption=f"{tables.VALIDATED}, one prompt at a time on one GPU; whiskers are 95 % intervals.",
 )
 def latencies(points: Sequence[LatencyPoint]) -> Figure:
-    """Draw measured latency against the distance from N*, a colour per draft family."""
     names = {"ttft": "time to first token", "ttot": "total time", "tpot": "time per token"}
     figure = blank(9.6, 3.6)
     axes = list(figure.subplots(1, len(names)))
