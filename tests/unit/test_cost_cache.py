@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def lookup(length: int = 4, **config: object) -> Arm:
     return Arm(name="d", drafter=drafter, shape=TreeShape.chain(length))
 
 
+Messages = Callable[[], list[str]]
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Messages:
+    """The messages that were logged so far."""
+    caplog.set_level(logging.INFO, "draftsmith")
+    return lambda: [one.getMessage() for one in caplog.records]
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -46,7 +58,7 @@ def the_file(sampler: Sampler | None = None, arm: Arm | None = None, **work: obj
 
 def test_what_was_stored_is_loaded(cache: Path) -> None:
     assert the_file().load() is None
-    assert the_file().store(COSTS) is None
+    assert the_file().store(COSTS)
     kept = the_file().load()
     assert isinstance(kept, Kept)
     assert kept.costs == COSTS
@@ -103,31 +115,37 @@ def test_what_costs_do_not_depend_on_is_not() -> None:
         '{"key": {}, "measured": "x", "costs": GOOD}',
     ],
 )
-def test_a_file_that_is_damaged_or_of_something_else_is_not_used(content: str) -> None:
+def test_a_file_that_is_damaged_or_of_something_else_is_not_used(
+    content: str, messages: Messages
+) -> None:
     file = the_file()
     file.path.parent.mkdir(parents=True)
     good = json.dumps(as_dict(COSTS))
     file.path.write_text(content.replace("KEY", json.dumps(file.key)).replace("GOOD", good))
-    said = file.load()
-    assert isinstance(said, str)
-    assert file.path.name in said
-    assert file.store(COSTS) is None
+    assert file.load() is None
+    (said,) = messages()
+    assert file.path.name in said and "measuring again" in said
+    assert file.store(COSTS)
     assert isinstance(file.load(), Kept)
 
 
-def test_bytes_that_are_no_text_are_not_used() -> None:
+def test_bytes_that_are_no_text_are_not_used(messages: Messages) -> None:
     file = the_file()
     file.path.parent.mkdir(parents=True)
     file.path.write_bytes(b"\xff\xfe\x00")
-    assert isinstance(file.load(), str)
+    assert file.load() is None
+    (said,) = messages()
+    assert "cannot be read" in said
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing_and_says_so(cache: Path) -> None:
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_says_so(
+    cache: Path, messages: Messages
+) -> None:
     (cache / "draftsmith").write_text("a file where a folder should be")
-    said = the_file().store(COSTS)
-    assert said is not None
+    assert not the_file().store(COSTS)
+    (said,) = messages()
     assert "not kept" in said
-    the_file().load()
+    assert the_file().load() is None
 
 
 def test_costs_can_be_asked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:

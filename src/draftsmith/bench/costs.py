@@ -511,37 +511,45 @@ class CostFile:
 
     A file names what its seconds belong to and counts for just that. A file that cannot be read, or
     belongs to something else, is ignored; a folder that cannot be written keeps nothing. Both are
-    logged, neither stops a run.
+    logged here, neither stops a run.
     """
 
     path: Path
     key: dict[str, Any]
     """All that they depend on."""
 
-    def load(self) -> Kept | str | None:
-        """Read the kept costs; None: there are none; or return why the file cannot be used."""
+    def load(self) -> Kept | None:
+        """Read the kept costs; None: there are none that can be used."""
         if os.environ.get(REFRESH, "") not in ("", "0"):
             return None
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
-                return f"{portable_text(str(self.path))} holds costs of something else"
+                _log.info("%s holds costs of something else: measuring again", self.place)
+                return None
             costs = from_dict(StepCosts, content["costs"])
             return Kept(costs=costs, measured=str(content["measured"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return f"{portable_text(str(self.path))} cannot be read"
+            _log.info("%s cannot be read: measuring again", self.place)
+            return None
 
-    def store(self, costs: StepCosts) -> str | None:
-        """Write the costs; return why that failed, or None."""
+    @property
+    def place(self) -> str:
+        """The path, as messages name it."""
+        return portable_text(str(self.path))
+
+    def store(self, costs: StepCosts) -> bool:
+        """Write the costs; False: that failed."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         content = {"key": self.key, "measured": today, "costs": as_dict(costs)}
         try:
             write_json_atomic(self.path, content)
         except (DraftsmithError, OSError) as error:
-            return f"costs are not kept: {error}"
-        return None
+            _log.info("costs are not kept: %s", error)
+            return False
+        return True
 
 
 def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> CostFile:
@@ -635,15 +643,12 @@ def costs_of(
 ) -> StepCosts:
     """Return the step costs up to the arm's depth; `others`: a phrase about other programs."""
     file = cost_file(target, arm, sampler, workload)
-    place = portable_text(str(file.path))
     kept = file.load()
-    if isinstance(kept, Kept):
+    if kept is not None:
         summary, day = _summary(kept.costs), kept.measured
         again = f"({REFRESH}=1 measures again)"
-        _log.info("%s: %s; measured on %s, from %s %s", arm.name, summary, day, place, again)
+        _log.info("%s: %s; measured on %s, from %s %s", arm.name, summary, day, file.place, again)
         return kept.costs
-    if kept is not None:
-        _log.info("%s: measuring again", kept)
     if others is not None:
         _log.info(
             "%s: costs measured now will be off, and they are kept; close them and measure again "
@@ -654,8 +659,8 @@ def costs_of(
     began = time.monotonic()
     costs = measure(target, arm, sampler, workload)
     spent = time.monotonic() - began
-    kept_where = file.store(costs) or f"kept in {place}"
-    _log.info("%s: %s; measured in %.1f s, %s", arm.name, _summary(costs), spent, kept_where)
+    kept_where = f", kept in {file.place}" if file.store(costs) else ""
+    _log.info("%s: %s; measured in %.1f s%s", arm.name, _summary(costs), spent, kept_where)
     return costs
 
 
