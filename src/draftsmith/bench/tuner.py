@@ -191,7 +191,7 @@ class Tuner:
             sampler=sampler,
             max_new_tokens=config.max_new_tokens,
             rule=config.drafting.used_rule,
-            allow_lossy=config.drafting.lossy,
+            allow_lossy=config.drafting.is_lossy(),
             seed=config.sampling.seed,
         )
 

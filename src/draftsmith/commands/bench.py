@@ -95,7 +95,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
         samplers=samplers,
         max_new_tokens=options.max_new_tokens,
         rule=options.drafting.used_rule,
-        lossy=options.drafting.lossy,
+        lossy=options.drafting.is_lossy(),
         batch_size=options.batch_size,
         repeats=options.repeats,
         warmup=options.warmup,

@@ -130,9 +130,9 @@ def run(options: GenerateOptions) -> GenerateReport:
         shape=arm.shape,
         policy=arm.policy,
         rule=options.drafting.used_rule,
-        allow_lossy=options.drafting.lossy,
+        allow_lossy=options.drafting.is_lossy(),
     )
-    lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.lossy else None
+    lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.is_lossy() else None
     if lossy is not None:
         notes.print(lossy, style="bold")
     later = sum(len(prompt.turns) for prompt in prompts)

@@ -141,9 +141,8 @@ class DraftingConfig(Configuration):
                     f"with KIND one of {', '.join(sorted(kinds))}"
                 )
 
-    @property
-    def lossy(self) -> bool:
-        """The output law is not the target's. (A rule of an installed package is loaded to see.)"""
+    def is_lossy(self) -> bool:
+        """Whether the output law is not the target's. A rule of an installed package is loaded."""
         from draftsmith.core.types import Proposal
         from draftsmith.core.verify_step import make_rule
 
