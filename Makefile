@@ -27,7 +27,7 @@ help:
 	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
 	@echo "make live-demo   live translation of the small model, as a page in your browser"
 	@echo "make smoke       a selection for every edit (under a minute)"
-	@echo "make test        the tests (minutes);  make test-full: the long statistical runs"
+	@echo "make test        the tests (minutes);  make test-full: those that take long"
 	@echo "make engines     an environment with vLLM, Ray;  make test-engines: what needs it"
 	@echo "make check       lint and types;  make format: let ruff rewrite the sources"
 	@echo "make docs        the documentation as a site in site/;  make docs-serve: in your browser"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from draftsmith.distill.config import DistillConfig, PretrainConfig
 from draftsmith.distill.distributed import trackers
