@@ -48,7 +48,7 @@ class NoiseReused(AssertionError):
 
 
 @lru_cache(maxsize=1 << 14)
-def split(cdf_K: tuple[float, ...], low: float, high: float) -> list[tuple[int, Span]]:
+def split(cdf_K: tuple[float, ...], low: float, high: float) -> tuple[tuple[int, Span], ...]:
     """The branches that the range [low, high) of u allows at a draw with this CDF, each with its
     part of the range. Many rows meet the same few laws."""
     least = _NEGLIGIBLE * (high - low)
@@ -58,7 +58,7 @@ def split(cdf_K: tuple[float, ...], low: float, high: float) -> list[tuple[int, 
         if right - left > least:
             branches.append((column, (left, right)))
         start = end
-    return branches
+    return tuple(branches)
 
 
 @dataclass(slots=True)

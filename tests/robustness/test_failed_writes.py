@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill import checkpoint as save
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.tokenizer_training import train_bpe
 from draftsmith.errors import BackendError, InputError
@@ -81,7 +80,9 @@ def write_model(out: Path) -> None:
     tokenizer = train_bpe(["a b c"], 300, 64)
     record = start_run("pretrain", {})
     model = LlamaForCausalLM(config)
-    save.write_model(out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model")
+    checkpoints.write_model(
+        out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model"
+    )
 
 
 @pytest.mark.parametrize("error", WRAPPED, ids=str)

@@ -28,7 +28,7 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 
 
 def test_no_public_name_is_the_name_of_a_module() -> None:
-    """Importing `draftsmith.x` binds the module to `x` of the package, over any function there."""
+    """Importing a module binds it to its name in the package, over any function there."""
     modules = {module.name for module in pkgutil.iter_modules(draftsmith.__path__)}
     assert not modules & set(draftsmith.__all__)
 

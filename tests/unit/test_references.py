@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import draftsmith
 from draftsmith import plugins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,15 +67,15 @@ def lost_paths(text: str) -> Iterator[str]:
 
 
 @functools.cache
-def names_in(module: str) -> dict[str, ast.stmt]:
-    """The names that a module's text defines or imports, each with its statement."""
-    found: dict[str, ast.stmt] = {}
+def names_in(module: str) -> set[str]:
+    """The classes, functions and variables that a module's text defines at its top level."""
+    found: set[str] = set()
     for one in ast.parse(MODULES[module].read_text(encoding="utf-8")).body:
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found[one.name] = one
+            found.add(one.name)
         elif isinstance(one, (ast.Assign, ast.AnnAssign)):
             targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-            found |= {name.id: one for name in targets if isinstance(name, ast.Name)}
+            found |= {name.id for name in targets if isinstance(name, ast.Name)}
     return found
 
 
@@ -85,7 +86,7 @@ def is_there(dotted: str) -> bool:
         module, _, last = module.rpartition(".")
         rest.insert(0, last)
     if not module:  # `draftsmith.Law`
-        return rest[0] in (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+        return rest[0] in {*draftsmith.__all__, "__all__", "__version__"}
     return not rest or rest[0] in names_in(module)
 
 
