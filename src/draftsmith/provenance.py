@@ -22,7 +22,6 @@ import hashlib
 import json
 import logging
 import math
-import mmap
 import os
 import platform
 import re
@@ -331,10 +330,15 @@ def system_error(error: Exception) -> OSError:
 
 def _whole_lines(size: int, file: Any) -> int:
     """Length of `file` up to and including its last line feed."""
-    if not size:
-        return 0
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.rfind(b"\n") + 1
+    end = size
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return int(start + found + 1)
+        end = start
+    return 0
 
 
 def _sync(path: Path) -> None:

@@ -481,12 +481,17 @@ def test_settings_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("way", "prompt", "references", "words"),
     [
-        ("greedy", (), (), "'x' .*empty prompt"),
-        ("greedy", (1,) * 64, (), "'x' .*longer than the context of 64"),
-        ("greedy", (1, VOCAB), (), f"'x' .*outside the vocabulary of {VOCAB}"),
+        ("greedy", (), (), "'x' is empty: give at least one token"),
+        ("greedy", (1,) * 64, (), "'x' has 64 tokens, but .* a context of 64: shorten it"),
+        (
+            "greedy",
+            (1, VOCAB),
+            (),
+            f"'x' holds token {VOCAB}, but .* has {VOCAB}: .* another tokenizer",
+        ),
         ("gold", (1,), (), "no reference"),
         ("gold", (1,), ((1, 2), ()), "empty reference"),
-        ("gold", (1,), ((1, -1),), "token of a reference outside the vocabulary"),
+        ("gold", (1,), ((1, -1),), f"holds token -1, but .* has {VOCAB}"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(

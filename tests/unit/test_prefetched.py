@@ -12,7 +12,7 @@ import torch
 from tests.small_trainer import CONFIG, make_source, make_trainer, weights
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.distill.batches import AHEAD, Prefetched
+from draftsmith.distill.batches import AHEAD, BatchSource, Prefetched, TextRows
 from draftsmith.distill.trainer import Trainer
 from draftsmith.errors import BackendError
 
@@ -134,6 +134,17 @@ def test_a_source_that_its_own_thread_frees_is_no_error(
     assert not assembling() and not failures
 
 
+@pytest.mark.parametrize("with_text", [False, True])
+def test_training_ends_the_thread_of_its_source(tmp_path: Path, with_text: bool) -> None:
+    source: BatchSource = Prefetched(make_source())
+    if with_text:
+        source = TextRows(first=source, text=make_source())
+    trainer = make_trainer(tmp_path, source=source)
+    assert trainer.train().steps == CONFIG.steps
+    assert not assembling()
+    assert trainer.source is source
+
+
 def test_training_in_advance_is_training(tmp_path: Path) -> None:
     """Interrupted at a step that is damaged, and continued: the same weights."""
     wanted = make_trainer(tmp_path / "plain")
@@ -149,5 +160,4 @@ def test_training_in_advance_is_training(tmp_path: Path) -> None:
     assert found.train().steps == CONFIG.steps
     expected = weights(wanted)
     assert all(torch.equal(value, expected[name]) for name, value in weights(found).items())
-    del found
     assert not assembling()

@@ -61,6 +61,15 @@ def test_parts_together_are_the_batch() -> None:
         source.batch(0, 4, 5)
 
 
+def test_evaluation_ends_with_its_last_batch() -> None:
+    source = TrajectoryBlocks(DOCUMENTS[:5], end_id=END, length=14, batch_blocks=2, seed=None)
+    rows = sum(len(source.batch(step).tokens_BT) for step in range(source.num_batches))
+    assert rows == len(source.blocks)
+    for step in (source.num_batches, source.num_batches + 1):
+        with pytest.raises(InputError, match="do not fill"):
+            source.batch(step)
+
+
 def test_laws_can_be_left_out() -> None:
     bare = TrajectoryBlocks(
         [one.without_logprobs() for one in DOCUMENTS],

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
 from draftsmith import provenance
 from draftsmith.core.types import Signals
+from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.shards import error_bound, read_sealed, write_sealed
 from draftsmith.distill.trajectories.store import (
     MANIFEST,
@@ -417,6 +420,33 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert not store.has(number)
         with pytest.raises(InputError, match=f"no shard {number}"):
             store.read(number)
+
+
+def test_rows_are_parsed_as_they_were_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is read once; what cannot be read or parsed names the shard."""
+    store = TrajectoryStore.create(tmp_path, header())
+    store.write(0, make(3))
+    path = tmp_path / "shard-00000.parquet"
+    good = path.read_bytes()
+    reads = iter([good, good[:-1]])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda _: next(reads))
+        check_same(store.read(0), make(3))
+        with pytest.raises(BackendError, match=r"shard 0 of .* is damaged"):
+            store.read(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.pq, "ParquetFile", partial(fail, pa.ArrowInvalid("odd rows")))
+        with pytest.raises(BackendError, match=r"cannot read .*shard-00000\.parquet: odd rows; "):
+            store.read(0)
+    path.unlink()
+    with pytest.raises(BackendError, match=r"cannot read .*shard-00000\.parquet"):
+        store.read(0)
+
+
+def fail(error: Exception, *_: object) -> None:
+    raise error
 
 
 # --------------------------------------------------------------------------- the budget

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftsmith.config import require
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.law import Law
 from draftsmith.core.sampling import History, Sampler
@@ -81,6 +82,7 @@ class AcceptanceReport:
                 predicted. It is tau / (c gamma + 1) (DistillBeam, eq. 12), with tau the tokens per
                 step of the token-weighted alpha (eq. 11).
         """
+        require(gamma is None or gamma >= 1, f"gamma must be at least 1, got {gamma}")
         tau = Share(alpha=self.alpha, tokens=self.tokens).results(gamma)["tau_predicted"]
         speedup = None
         if tau is not None and gamma is not None and cost_ratio is not None:
@@ -171,6 +173,7 @@ def expected_acceptance(
 ) -> list[Betas]:
     """Per trajectory, beta at each of its tokens. As `measure_acceptance`, without the summing."""
     sampler = sampler or Sampler(temperature=1.0)
+    require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
     width = max(target.vocab_size, draft.vocab_size)
     ids = shared_vocabulary(draft, target) if vocabularies is None else vocabularies
     for one in trajectories:

@@ -77,9 +77,9 @@ class Prefetched:
                      asked    0 runs   runs
 
     The first step shows which parts this process asks for; the thread then assembles the same parts
-    of the following steps, in order. Any other request (a resumed run, an
-    evaluation) is answered directly. A thread in place of a worker process: arrow, numpy and torch
-    release the interpreter where it counts, and nothing is forked that holds devices or locks.
+    of the following steps, in order. Any other request (a resumed run, an evaluation) is answered
+    directly. It is a thread and no worker process: arrow, numpy and torch release the interpreter
+    where it counts, and nothing is forked that holds devices or locks.
 
     Args:
         source: its batches must depend on (step, part, parts) alone.
@@ -121,6 +121,17 @@ class Prefetched:
         if self._run is not None:
             self._run.stop()
             self._run = None
+
+
+def close(source: BatchSource) -> None:
+    """End the threads that assemble the batches of a source, or of those that it is made of."""
+    if isinstance(source, Prefetched):
+        source.close()
+    elif isinstance(source, InLoop):
+        close(source.source)
+    elif isinstance(source, TextRows):
+        close(source.first)
+        close(source.text)
 
 
 class _Run:
@@ -172,12 +183,10 @@ def _assemble(
         put((None, error))
 
 
-def blocks_per_step(batch_tokens: int, length: int) -> int:
+def blocks_per_step(batch_tokens: int, length: int, flag: str = "--block-length") -> int:
     """How many blocks of this length a batch has. Raises InputError where they do not fill it."""
     if length < 2 or batch_tokens < length or batch_tokens % length:
-        raise InputError(
-            f"--batch-tokens {batch_tokens} must be a multiple of --block-length {length}"
-        )
+        raise InputError(f"--batch-tokens {batch_tokens} must be a multiple of {flag} {length}")
     return batch_tokens // length
 
 
@@ -572,7 +581,7 @@ class TrajectoryBlocks:
         """Rows `part, part + parts, ...` of the step's blocks; InputError if there are none."""
         rows = range(step * self.batch_blocks, (step + 1) * self.batch_blocks)
         if self.seed is None:
-            rows = rows[: len(self.blocks) - rows.start]
+            rows = rows[: max(0, len(self.blocks) - rows.start)]
         chosen = [self._block(row) for row in rows[part::parts]]
         if not chosen:
             raise InputError(f"{self.batch_blocks} blocks per batch do not fill {parts} parts")

@@ -152,7 +152,8 @@ class TrainerConfig(ScheduleConfig):
 
     def __post_init__(self) -> None:
         self.validate()
-        each_at_least(1, self, "steps", "save_every", "keep")
+        each_at_least(1, self, "save_every")
+        require(self.steps >= 1 and self.keep >= 1, "steps and keep must be at least 1")
 
     @property
     def decay_from(self) -> int:

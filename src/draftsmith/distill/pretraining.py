@@ -87,6 +87,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
+    source = make_source(options, data, steps)  # in front of the model: it refuses
     held = make_held_out(data, longest)
     model = make_model(options, data, longest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -97,7 +98,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     trainer = Trainer(
         drafter=Independent.learner(model),
         objective=CrossEntropy(),
-        source=make_source(options, data, steps),
+        source=source,
         config=trainer_config(options, steps),
         folder=work,
         identity={
@@ -356,10 +357,13 @@ def make_source(options: PretrainConfig, data: Data, steps: int) -> BatchSource:
             stand_in=data.stand_in,
         )
 
+    longest = training.long_block_length
+    if longest is not None:
+        blocks_per_step(training.batch_tokens, longest, "--long-block-length")  # refuses
     first = packed(training.block_length, options.seed)
-    if training.long_block_length is None:
+    if longest is None:
         return Prefetched(first)
-    second = packed(training.long_block_length, options.seed + 2**32)
+    second = packed(longest, options.seed + 2**32)
     second_from = round(steps * (1 - training.long_share))
     return Prefetched(Phases(first=first, second=second, second_from=second_from))
 

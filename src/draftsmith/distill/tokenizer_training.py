@@ -157,7 +157,10 @@ def choose_subset(counts: NDArray[np.int64], keep: int, always: set[int]) -> Sub
 
 def token_counts(documents: Iterable[Tokens], vocab_size: int) -> NDArray[np.int64]:
     """How often each id occurs."""
-    return np.bincount(np.concatenate([[], *documents]).astype(np.int64), minlength=vocab_size)
+    counts = np.zeros(vocab_size, np.int64)
+    for document in documents:
+        counts += np.bincount(document, minlength=vocab_size)
+    return counts
 
 
 def most_frequent(counts: NDArray[np.int64], keep: int, always: set[int]) -> Tokens:

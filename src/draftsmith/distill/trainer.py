@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
-from draftsmith.distill.batches import BatchSource
+from draftsmith.distill.batches import BatchSource, close
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.config import DistillConfig, PretrainConfig, TrainerConfig
@@ -216,6 +216,7 @@ class Trainer:
                 if self._stop is None:
                     values = self._evaluate(final=True)
             finally:
+                close(self.source)
                 for callback in self.callbacks:
                     callback.on_end(self)
         if self._stop == signal.SIGINT:

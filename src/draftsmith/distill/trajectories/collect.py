@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftsmith.config import require
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
@@ -145,13 +146,24 @@ def check_request(request: CollectRequest, settings: CollectSettings, target: Ta
     Raises:
         InputError: naming the prompt.
     """
-    bad = reason_to_skip(
-        request, settings=settings, limit=target.max_length, vocab_size=target.vocab_size
+    who, prompt = f"Prompt {request.prompt_id!r}", request.prompt
+    references = request.references if settings.forcing == "gold" else ()
+    limit, vocab_size = target.max_length, target.vocab_size
+    require(bool(prompt), f"{who} is empty: give at least one token.")
+    require(
+        limit is None or len(prompt) < limit,
+        f"{who} has {len(prompt)} tokens, but {target.name} has a context of {limit}: shorten it "
+        "so that at least one token fits behind it.",
     )
-    if bad is None and settings.forcing == "gold" and not all(request.references):
-        bad = "empty reference"
-    if bad is not None:
-        raise InputError(f"Prompt {request.prompt_id!r} cannot be used with {target.name}: {bad}.")
+    outside = [t for tokens in (prompt, *references) for t in tokens if not 0 <= t < vocab_size]
+    if outside:
+        raise InputError(
+            f"{who} holds token {outside[0]}, but {target.name} has {vocab_size}: it was made with "
+            "another tokenizer."
+        )
+    require(all(references), f"{who} has an empty reference: leave it out, or end it.")
+    needed = settings.forcing == "gold"
+    require(bool(references) or not needed, f"{who} has no reference, which gold forcing needs.")
 
 
 # --------------------------------------------------------------------------- the backend

@@ -143,6 +143,16 @@ class CheckedFile:
         except OSError as error:
             raise self.unreadable(error) from error
 
+    def content(self) -> bytes:
+        """All bytes of the file. Raises BackendError where they are not those that were written."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise self.unreadable(error) from error
+        if hashlib.sha256(data).hexdigest() != self._whole:
+            raise self._damaged()
+        return data
+
     def _check_pieces(self, numbers: Sequence[int]) -> None:
         step = _DIGITS + 1
         with self.path.open("rb") as file:

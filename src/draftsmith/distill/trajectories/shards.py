@@ -463,7 +463,7 @@ def prompt_key(tokens: Sequence[int]) -> str:
     return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]
 
 
-_UNKNOWN = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 """What a disk without locks says."""
 
 
@@ -478,7 +478,7 @@ def held(path: Path, *, busy: str | None = None) -> Iterator[None]:
         InputError: somebody is, and it says `busy`; without that they are waited for. Or the file
             cannot be made.
     """
-    lock = FileLock(path, timeout=0 if busy else -1)
+    lock = FileLock(path, timeout=0 if busy else -1, fallback_to_soft=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -380,17 +380,19 @@ class TrajectoryStore:
     def read(self, number: int) -> list[Trajectory]:
         """The trajectories of a shard. Raises InputError (none there), BackendError (damaged)."""
         rows, features = self._files(self.shard(number))
-        rows.check()
-        if features is None:
-            return shard_rows.from_parquet(rows.path.read_bytes(), {})
-        features.check()
+        data, states = rows.content(), {}
+        if features is not None:
+            features.check()
+            try:
+                states = load_file(features.path)
+            except (OSError, SafetensorError) as error:
+                raise features.unreadable(error) from error
+            for row, states_TS in states.items():
+                FeatureFile(features, number).check(int(row), states_TS)
         try:
-            states = load_file(features.path)
-        except (OSError, SafetensorError) as error:
-            raise features.unreadable(error) from error
-        for row, states_TS in states.items():
-            FeatureFile(features, number).check(int(row), states_TS)
-        return shard_rows.from_parquet(rows.path.read_bytes(), states)
+            return shard_rows.from_parquet(data, states)
+        except pa.ArrowException as error:
+            raise rows.unreadable(error) from error
 
     def check(self, number: int) -> None:
         """Raises BackendError unless all files of a shard are there, as they were written.
