@@ -313,7 +313,9 @@ def test_a_law_of_ones_own_brings_its_intervals(plan: Any, tmp_path: Path) -> No
     found = plan(*words)
     assert found["law"]["residual"] == pytest.approx(math.sqrt(0.0009 * 1.03))
     path.write_text(json.dumps({**law, "mse": "low", "n": 103}))
-    assert "'mse' and 'n' must be those of a fit, got 'low'" in plan(*words, code=2)
+    assert f"option mse in {path}: expected float or none, got 'low'" in plan(*words, code=2)
+    path.write_text(json.dumps({**law, "mse": 0.0009, "n": 3}))
+    assert "'mse' and 'n' must be those of a fit, got 0.0009 and 3" in plan(*words, code=2)
 
 
 def test_coefficients_that_are_given_have_no_errors_of_others(plan: Any, tmp_path: Path) -> None:
