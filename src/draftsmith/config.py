@@ -376,8 +376,8 @@ class Leading:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Marks a text in a union with numbers or words: only one that matches `pattern` is let by, so
-    that a misspelt word is still noticed."""
+    """Marks a text in a union with numbers or words: it must match `pattern`, so that a misspelt
+    word is refused."""
 
     pattern: str
 

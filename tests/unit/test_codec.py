@@ -254,7 +254,7 @@ def law(ids: object, log_p: object) -> TopK:
         (law([[1, 2**33]], [[-1, -2]]), "the vocabulary has 9 tokens"),
         (law([[1, 2]], [[-1, -2, -3]]), "same shape"),
         (law([1, 2], [-1, -2]), "same shape"),
-        (law([range(10)], [[-9] * 10]), "a law of 10 ids does not fit 9 tokens"),
+        (law([range(10)], [[-9] * 10]), "logprobs of 10 ids do not fit 9 tokens"),
         (law([[1, 2], [3, 3]], [[-1, -2]] * 2), "place 1 holds an id twice"),
         (law([[3, 2, 3]], [[-1, -2, -3]]), "holds an id twice"),
         (law([[1, 2]], [[5.0, 3.0]]), "not logits"),

@@ -431,7 +431,7 @@ def test_laws_that_cannot_be_the_students_are_refused(objective: Objective) -> N
     empty = replace(setup.top(), log_p_NK=torch.full((B * T, K), -math.inf))
     for laws, message in (
         (foreign, f"the student's vocabulary has {V}"),
-        (empty, "a law holds no token at all"),
+        (empty, "logprobs without any token"),
         (None, "carries no laws"),
     ):
         with pytest.raises(InputError, match=message):

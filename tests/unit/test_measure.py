@@ -110,11 +110,14 @@ def test_acceptance_is_the_overlap_of_the_laws_at_every_token(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_tiny_transformer_is_measured_as_a_plain_forward_has_it(temperature: float) -> None:
+def test_a_tiny_transformer_is_measured_as_a_plain_forward_has_it(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "MAX_LOGITS", 4 * 64 * 5)
     target, draft = tiny_target(64, seed=0), tiny_target(64, seed=1, layers=1)
     texts = ragged(64)
     sampler = Sampler(temperature=temperature)
-    found = expected_acceptance(target, draft, texts, sampler, max_logits=4 * 64 * 5)
+    found = expected_acceptance(target, draft, texts, sampler)
     for one, betas in zip(texts, found, strict=True):
         laws = []
         for model in (target, draft):
@@ -146,8 +149,8 @@ def test_pieces_and_batches_do_not_change_the_answer(monkeypatch: pytest.MonkeyP
     whole = expected_acceptance(target, draft, ragged(64))
     monkeypatch.setattr(acceptance, "CHUNK", 3)  # prompts in pieces too
     for batch_size, columns in ((1, 1), (2, 4), (6, 7)):
-        sizes = {"batch_size": batch_size, "max_logits": batch_size * columns * 64}
-        pieces = expected_acceptance(target, draft, ragged(64), **sizes)
+        monkeypatch.setattr(acceptance, "MAX_LOGITS", batch_size * columns * 64)
+        pieces = expected_acceptance(target, draft, ragged(64), batch_size=batch_size)
         for left, right in zip(whole, pieces, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-9)
 
@@ -179,10 +182,11 @@ def test_long_prompts_are_fed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(target.widths) == max(draft.widths) == 4
 
 
-def test_no_more_logits_exist_at_once_than_allowed() -> None:
+def test_no_more_logits_exist_at_once_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = Spy(tiny_target(64)), Spy(tiny_target(64, seed=1))
     most = 64 * 3 * 4
-    expected_acceptance(target, draft, ragged(64), batch_size=3, max_logits=most)
+    monkeypatch.setattr(acceptance, "MAX_LOGITS", most)
+    expected_acceptance(target, draft, ragged(64), batch_size=3)
     for spy in (target, draft):
         assert max(spy.asked) == most
     whole = sum(len(one.tokens) for one in ragged(64)) * 64

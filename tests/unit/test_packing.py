@@ -306,5 +306,5 @@ def test_a_mixture_of_cut_laws_is_over_the_union_of_what_they_keep() -> None:
 
 def test_a_mixture_needs_laws() -> None:
     bare = Trajectory(prompt_id="p", forcing="beam", prompt=(1,), tokens=(2,), score=0.0)
-    with pytest.raises(InputError, match="needs a store with laws"):
+    with pytest.raises(InputError, match="needs a store with logprobs"):
         Multi(aggregate="mixture").apply(plain(bare))

@@ -44,8 +44,10 @@ SAID_EVERY = 30.0
 
 
 def run(options: CollectOptions) -> dict[str, Any]:
-    """Collect what is missing in `options.out`; what the store holds then, and how many shards are
-    of this run."""
+    """Collect what is missing in `options.out`.
+
+    Returns what the store holds then, and how many shards this run wrote.
+    """
     from draftsmith.core.types import Signals
     from draftsmith.distill import tokenizer_training
     from draftsmith.distill.trajectories.collect import reason_to_skip

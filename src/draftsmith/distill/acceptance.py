@@ -168,7 +168,6 @@ def expected_acceptance(
     sampler: Sampler | None = None,
     *,
     batch_size: int = 8,
-    max_logits: int = MAX_LOGITS,
     vocabularies: Vocabularies | None = None,
 ) -> list[Betas]:
     """Per trajectory, beta at each of its tokens. As `measure_acceptance`, without the summing."""
@@ -187,7 +186,7 @@ def expected_acceptance(
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
         batch = [trajectories[i] for i in numbers]
-        columns = max(1, min(CHUNK, max_logits // (len(batch) * width)))
+        columns = max(1, min(CHUNK, MAX_LOGITS // (len(batch) * width)))
         by_target = _logits(target, batch, columns, lambda ids: ids)
         by_draft = _logits(draft, batch, columns, ids.to_draft)
         # both go through the same places: b rows of `batch`, token i of each

@@ -666,7 +666,7 @@ def _below(ours: TrajectoryBatch, text: TrajectoryBatch, rows: Tensor) -> Trajec
     if (ours.features_BTS is None) != (text.features_BTS is None):
         raise InputError(
             "rows of plain text have no hidden states, the trajectories beside them do: let a "
-            "target in memory say those of both"
+            "target in memory compute those of both"
         )
 
     def joined(name: str, fill: float) -> Tensor | None:

@@ -231,7 +231,7 @@ class FittingConfig(Configuration):
     """Which texts of a store are learnt from, and how they are put into blocks."""
 
     on_bad_shard: Literal["stop", "skip"] = "stop"
-    """A damaged shard of a store: stop, or say it and learn from the others."""
+    """A damaged shard of a store: stop, or warn and train on the others."""
     long_texts: Literal["cut", "drop"] = "cut"
     """A text that is longer than --block-length loses its end, or is left out."""
     one_per_block: bool = False
@@ -318,7 +318,7 @@ class DistillConfig(Configuration):
     """A distillation: the target, the drafter, the data, the objective and the training."""
 
     target: str
-    """Folder or hub id of the target: its tokenizer, and its laws with --laws teacher."""
+    """Folder or hub id of the target: its tokenizer, and its logprobs with --laws teacher."""
     drafter: str
     """A draft model to start from (folder or hub id), or a kind of drafter over hidden states:
     eagle, eagle3, hass, fspad, griffin, medusa, or one of these with a folder, KIND:FOLDER."""

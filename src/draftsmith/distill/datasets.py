@@ -79,7 +79,7 @@ class TrainingData:
     longest: int
     """Tokens of the longest text that is learnt from, as far as a block goes."""
     furthest: int
-    """The same of all texts that are read, held-out ones and plain ones too: at most so many."""
+    """An upper bound of the same for all texts that are read, held-out and plain ones too."""
     facts: dict[str, Any]
     """What run.json says about the data; `data` in it decides whether a run may be resumed."""
     teacher: str | None = None
@@ -219,7 +219,7 @@ class Mixture:
         return means, sum(top.ids_NK.nbytes + top.log_p_NK.nbytes for top in means)
 
     def _lacking(self) -> InputError:
-        return InputError("--aggregate mixture needs a store with laws; collect with --top-k")
+        return InputError("--aggregate mixture needs a store with logprobs; collect with --top-k")
 
 
 def _best(group: Sequence[TrainingExample], most: int | None) -> Sequence[TrainingExample]:
@@ -494,11 +494,11 @@ def text_blocks(options: DistillConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTexts:
-    """What can be learnt of a store."""
+    """The texts of a store that a run is trained on."""
 
     store: TrajectoryStore
     good: tuple[Shard, ...]
-    """The shards that are learnt from."""
+    """The shards that are read."""
     bad: tuple[int, ...]
     """Numbers of the shards that are damaged."""
     documents: tuple[TrainingExample, ...]

@@ -270,7 +270,7 @@ def _renamed(state: dict[str, Any], other: dict[Any, Any]) -> dict[str, Any]:
 
 @runtime_checkable
 class Pooling(Protocol):
-    """An objective whose loss may hang on what all places of a step say together."""
+    """An objective whose loss may depend on sums over all positions of a step."""
 
     @property
     def pools(self) -> bool:

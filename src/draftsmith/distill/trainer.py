@@ -455,7 +455,7 @@ class Trainer:
             raise BackendError(
                 f"{self.skipped_in_a_row} steps in a row (now step {self.step}) had "
                 + (
-                    "no gradient: no place of their texts counts, or nothing is left to learn"
+                    "no gradient: no position of their texts counts, or nothing is left to learn"
                     if finite
                     else "a non-finite loss or gradient; lower the learning rate or check the data"
                 )

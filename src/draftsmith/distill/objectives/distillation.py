@@ -224,11 +224,11 @@ def check_laws(places: LossPositions, vocab: int) -> None:
         highest = int(laws.ids_NK.masked_fill(_whole(laws) | empty_NK, 0).max())
         if highest >= vocab:
             raise InputError(
-                f"a law holds token {highest}, the student's vocabulary has {vocab}; "
+                f"logprobs hold token {highest}, the student's vocabulary has {vocab}; "
                 "distil a student with the teacher's tokenizer"
             )
     if not bool((laws.log_p_NK.amax(-1) > -math.inf).all()):
-        raise InputError("a law holds no token at all; collect the trajectories again")
+        raise InputError("logprobs without any token; collect the trajectories again")
 
 
 def both_logits(laws: FullLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
@@ -421,6 +421,10 @@ class Acceptance:
 
     cells: int | None = None
     """As `Distillation` has it."""
+
+    def __post_init__(self) -> None:
+        if self.cells is not None and self.cells < 1:
+            raise InputError(f"cells must be at least 1, got {self.cells}")
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""

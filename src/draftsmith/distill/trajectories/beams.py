@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -333,7 +332,10 @@ def auto_search(
     max_width: int,
     mass_gain: float,
     most_beams: int,
-    **search: Any,
+    max_new_tokens: int,
+    length_penalty: float = 0.0,
+    top_k: int = 0,
+    cost: TeacherCost | None = None,
 ) -> list[list[Hypothesis]]:
     """Per prompt as many hypotheses as add probability (see `worthwhile`), best first.
 
@@ -344,7 +346,7 @@ def auto_search(
     Args:
         most_beams: of a forward: so many prompts are searched at once that all their beams fit in
             (one at least).
-        search: what else `beam_search` takes.
+        max_new_tokens, length_penalty, top_k, cost: see `beam_search`.
     """
     kept: list[list[Hypothesis]] = [[] for _ in prompts]
     open_places = list(range(len(prompts)))
@@ -353,7 +355,15 @@ def auto_search(
         at_once = max(1, most_beams // width)
         for start in range(0, len(open_places), at_once):
             places = open_places[start : start + at_once]
-            found = beam_search(target, [prompts[i] for i in places], width=width, **search)
+            found = beam_search(
+                target,
+                [prompts[i] for i in places],
+                width=width,
+                max_new_tokens=max_new_tokens,
+                length_penalty=length_penalty,
+                top_k=top_k,
+                cost=cost,
+            )
             for i, hypotheses in zip(places, found, strict=True):
                 count = worthwhile([one.score for one in hypotheses], mass_gain)
                 kept[i] = hypotheses[:count]

@@ -310,12 +310,6 @@ class TransformersBackend:
         prompts = [job.request.prompt for job in batch]
         # whole laws of all beams, those that die too, would fill the memory: they are read after
         noted = (settings.top_k or 0) if settings.signals == Signals() else 0
-        how: dict[str, Any] = {
-            "max_new_tokens": settings.max_new_tokens,
-            "length_penalty": settings.length_penalty,
-            "top_k": noted,
-            "cost": self.cost,
-        }
         if settings.beams == "auto":
             found = auto_search(
                 self.target,
@@ -323,10 +317,21 @@ class TransformersBackend:
                 max_width=settings.max_beams,
                 mass_gain=settings.mass_gain,
                 most_beams=self.batch_size,
-                **how,
+                max_new_tokens=settings.max_new_tokens,
+                length_penalty=settings.length_penalty,
+                top_k=noted,
+                cost=self.cost,
             )
         else:
-            found = beam_search(self.target, prompts, width=settings.beams, **how)
+            found = beam_search(
+                self.target,
+                prompts,
+                width=settings.beams,
+                max_new_tokens=settings.max_new_tokens,
+                length_penalty=settings.length_penalty,
+                top_k=noted,
+                cost=self.cost,
+            )
         return [
             (
                 job,

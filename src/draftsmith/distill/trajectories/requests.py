@@ -201,10 +201,10 @@ def check_stored_features(
             raise InputError(
                 f"this drafter reads hidden states ({wanted}), and the store {store.folder} holds "
                 f"{spell_features(store.header.signals) or 'none'}: collect with --features "
-                f"{wanted}, or let the target say them with --laws teacher"
+                f"{wanted}, or let the target compute them with --laws teacher"
             )
     if with_text:
         raise InputError(
-            "--text has no stored hidden states, which this drafter reads: let the target say them "
-            "with --laws teacher, or leave out --text"
+            "--text has no stored hidden states, which this drafter reads: let the target compute "
+            "them with --laws teacher, or leave out --text"
         )

@@ -264,10 +264,10 @@ def _check_shapes(top: TopK, vocab_size: int) -> None:
             f"got {ids_NK.shape} and {log_p_NK.shape}"
         )
     if ids_NK.shape[1] > vocab_size:
-        raise InputError(f"a law of {ids_NK.shape[1]} ids does not fit {vocab_size} tokens")
+        raise InputError(f"logprobs of {ids_NK.shape[1]} ids do not fit {vocab_size} tokens")
     if ids_NK.size and not 0 <= ids_NK.min() <= ids_NK.max() < vocab_size:
         raise InputError(
-            f"a law holds ids from {ids_NK.min()} to {ids_NK.max()}, the vocabulary has "
+            f"logprobs hold ids from {ids_NK.min()} to {ids_NK.max()}, the vocabulary has "
             f"{vocab_size} tokens"
         )
 
@@ -288,7 +288,7 @@ _PLAIN = {
     "language": pa.string(),
     "tag": pa.string(),
 }
-# A column per part of the laws: each compresses by itself, the upper parts well (see `codec`).
+# A column per part of the laws: each compresses by itself, the upper parts well.
 LAW_COLUMNS = tuple(f"laws_{part}" for part in EncodedLaws._fields)
 _SCHEMA = pa.schema(_PLAIN | {column: pa.large_binary() for column in LAW_COLUMNS})
 
@@ -464,7 +464,7 @@ def prompt_key(tokens: Sequence[int]) -> str:
 
 
 _UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""What a disk without locks says."""
+"""Errors of a disk without locks."""
 
 
 @contextlib.contextmanager

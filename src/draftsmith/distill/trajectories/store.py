@@ -247,7 +247,7 @@ class TrajectoryStore:
     def check_teacher(
         self, target: str, revision: str | None, tokenizers: Sequence[str], vocab_size: int
     ) -> None:
-        """Raises InputError when another target than this one said the laws.
+        """Raises InputError when the logprobs are those of another target than this one.
 
         `target` as the user gave it, all else as in a header; one of `tokenizers` must be its
         digest. Weights are compared by their digests, or else by commits, or by names.

@@ -1,4 +1,4 @@
-"""Trajectories, and what is asked for: prompts, settings and the backends that answer."""
+"""This module defines trajectories, the requests for them and the interface of the backends."""
 
 from __future__ import annotations
 

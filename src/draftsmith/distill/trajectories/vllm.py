@@ -296,8 +296,8 @@ class VllmBackend:
         log_p_NC = np.array(log_p, np.float64).reshape(-1, top_k + 1)
         if np.isnan(log_p_NC).any():
             raise BackendError(
-                f"The laws of {self.name!r} hold NaN: its weights or dtype are broken (try --dtype "
-                "float32)."
+                f"The logprobs of {self.name!r} hold NaN: its weights or dtype are broken (try "
+                "--dtype float32)."
             )
         order_NK = np.argsort(ids_NC[:, 1:], axis=1)
         return Laws(

@@ -62,7 +62,7 @@ def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
     if batch.features_BTS is None:
         raise InputError(
             "these trajectories hold no hidden states: collect them with --features last, or let "
-            "the target say them with --laws teacher"
+            "the target compute them with --laws teacher"
         )
     feature_BTS = batch.features_BTS
     if noise:
