@@ -271,8 +271,8 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
     args = get_args(kind)
     if first["type"] == "value_error":
         inner = first["ctx"]["error"]
-        said = f"options of {_name(kind)}{place} cannot be used: {inner}"
-        return inner if isinstance(inner, InputError) else InputError(said)
+        sentence = f"options of {_name(kind)}{place} cannot be used: {inner}"
+        return inner if isinstance(inner, InputError) else InputError(sentence)
     if dataclasses.is_dataclass(kind):
         where = f" in {name}{place}" if name else place
         return InputError(f"expected options of {_name(kind)}{where}, got {_show(value)}")

@@ -22,7 +22,7 @@ from draftsmith.distill.trajectories.beams import (
     beam_search,
     worthwhile,
 )
-from draftsmith.distill.trajectories.teacher import TeacherCost, Text, judge
+from draftsmith.distill.trajectories.teacher import TeacherCost, Text, score_texts
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
@@ -276,7 +276,7 @@ def test_laws_of_the_search_are_those_of_the_whole_text(
         prompts, beam_search(target, prompts, width=5, max_new_tokens=25, top_k=6), strict=True
     ):
         texts = [Text(prompt=prompt, tokens=one.tokens) for one in found]
-        whole = judge(target, texts, top_k=6, signals=Signals(), cost=TeacherCost())
+        whole = score_texts(target, texts, top_k=6, signals=Signals(), cost=TeacherCost())
         for one, opinion in zip(found, whole, strict=True):
             assert one.top is not None and len(one.top) == len(one.tokens)
             np.testing.assert_array_equal(one.top.ids_NK, opinion.laws.top.ids_NK)

@@ -24,7 +24,7 @@ from draftsmith.distill.trajectories.collect import (
     check_settings,
     draws,
 )
-from draftsmith.distill.trajectories.teacher import TeacherCost, Text, judge, stable_top
+from draftsmith.distill.trajectories.teacher import TeacherCost, Text, score_texts, stable_top
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -177,7 +177,7 @@ def test_no_forward_returns_more_logits_than_allowed(
     monkeypatch.setattr(HFTarget, "forward", watched)
     monkeypatch.setattr(teacher, "LOGITS_AT_ONCE", 3 * 2 * VOCAB)
     texts = [Text(prompt=PROMPTS[4], tokens=tuple(range(VOCAB))), Text(prompt=(3,), tokens=(4, 2))]
-    judge(target, texts, top_k=3, signals=Signals(), cost=TeacherCost())
+    score_texts(target, texts, top_k=3, signals=Signals(), cost=TeacherCost())
     assert max(seen) == 3 * 2 * VOCAB
 
 
@@ -186,10 +186,12 @@ def test_equal_prompts_are_read_once(target: HFTarget) -> None:
     prompt = PROMPTS[4]
     texts = [Text(prompt=prompt, tokens=(1, 2)), Text(prompt=prompt, tokens=(3, 4, 5))]
     cost = TeacherCost()
-    both = judge(target, texts, top_k=4, signals=Signals(layers=(1,)), cost=cost)
+    both = score_texts(target, texts, top_k=4, signals=Signals(layers=(1,)), cost=cost)
     assert cost.tokens == 10 + (1 + 2) + (1 + 3)
     for text, opinion in zip(texts, both, strict=True):
-        (alone,) = judge(target, [text], top_k=4, signals=Signals(layers=(1,)), cost=TeacherCost())
+        (alone,) = score_texts(
+            target, [text], top_k=4, signals=Signals(layers=(1,)), cost=TeacherCost()
+        )
         assert alone.features_TS is not None and opinion.features_TS is not None
         np.testing.assert_allclose(opinion.features_TS, alone.features_TS, atol=1e-6)
         np.testing.assert_array_equal(opinion.laws.top.ids_NK, alone.laws.top.ids_NK)

@@ -443,7 +443,7 @@ def test_references_that_are_cut_are_counted_with_their_reason(
     again = command("collect", *words, "--out", str(out))
     assert (again["written"], again["cut"]) == (0, expected)
     capsys.readouterr()
-    recipe.say(TrajectoryStore.open(out).summary(), out)
+    recipe.print_summary(TrajectoryStore.open(out).summary(), out)
     assert "cut 2 references: longer than --max-new-tokens 4\n" in capsys.readouterr().err
     whole = tmp_path / "whole"
     enough = ["--prompts", str(prompts), "--limit", "1", "--max-new-tokens", "40", "--gold"]
@@ -469,7 +469,7 @@ def test_checks_are_told_of_only_while_they_last(
         scale=ScaleConfig(shard_size=2),
     )
     for every, told in ((60.0, []), (0.0, ["checked 1 of 3 shards", "checked 2 of 3 shards"])):
-        monkeypatch.setattr(recipe, "SAID_EVERY", every)
+        monkeypatch.setattr(recipe, "PRINT_EVERY", every)
         recipe.run(options)
         err = capsys.readouterr().err
         assert [line for line in err.splitlines() if line.startswith("checked")] == told
@@ -487,7 +487,7 @@ def test_progress_moves_within_a_shard(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(recipe, "SAID_EVERY", 0.0)
+    monkeypatch.setattr(recipe, "PRINT_EVERY", 0.0)
     options = CollectOptions(
         model=ModelConfig(target=str(folder / "target")),
         prompts=folder / "prompts.jsonl",
@@ -503,7 +503,7 @@ def test_progress_goes_by_tokens_where_prompts_end_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With several temperatures no prompt is done before the last of them."""
-    monkeypatch.setattr(recipe, "SAID_EVERY", 0.0)
+    monkeypatch.setattr(recipe, "PRINT_EVERY", 0.0)
     requests = [CollectRequest(prompt_id=str(n), prompt=(1,)) for n in range(10)]
     header = StoreHeader(
         target="t", tokenizer_sha256="", vocab_size=2, top_k=1, settings={}, prompts_sha256=""

@@ -39,7 +39,7 @@ class CollectOptions(CollectConfig, VerbOptions):
     """Collect a target's continuations and logprobs, to distil a draft model from."""
 
 
-SAID_EVERY = 30.0
+PRINT_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
 
@@ -96,7 +96,7 @@ def run(options: CollectOptions) -> dict[str, Any]:
         )
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and scale.backend == "vllm" and settings.forcing in ("beam", "gold"):
-        limit -= 1  # vLLM judges a text as part of a prompt, and wants room for one token more
+        limit -= 1  # vLLM scores a text as part of a prompt, and wants room for one token more
     plans = split(
         requests,
         scale.shard_size,
@@ -117,10 +117,10 @@ def run(options: CollectOptions) -> dict[str, Any]:
         done = collect(options, plans, settings, store)
         summary = store.summary()
         record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
-    say(summary, options.out)
-    said = {"out": str(options.out), "bytes_per_token": summary.bytes_per_token}
+    print_summary(summary, options.out)
+    result = {"out": str(options.out), "bytes_per_token": summary.bytes_per_token}
     names = ("trajectories", "tokens", "bytes", "feature_bytes", "skipped", "cut")
-    return said | {name: getattr(summary, name) for name in names} | {"written": done.written}
+    return result | {name: getattr(summary, name) for name in names} | {"written": done.written}
 
 
 def collect(
@@ -135,19 +135,21 @@ def collect(
     from draftsmith.distill.trajectories.workers import RayPool, collect_local, collect_ray
 
     with CollectProgress(plans, store) as progress:
-        told, checked = progress.on_shard, progress.on_check
+        on_shard, on_check = progress.on_shard, progress.on_check
         if not options.scale.ray:
             make = make_backend(options, progress.on_batch)
-            return collect_local(plans, make, settings, store, on_shard=told, on_check=checked)
+            return collect_local(plans, make, settings, store, on_shard=on_shard, on_check=on_check)
         pool = RayPool(workers=options.scale.workers, gpus=float(torch.cuda.is_available()))
         make = make_backend(options)
-        return collect_ray(plans, make, settings, store, pool=pool, on_shard=told, on_check=checked)
+        return collect_ray(
+            plans, make, settings, store, pool=pool, on_shard=on_shard, on_check=on_check
+        )
 
 
 def make_backend(
     options: CollectOptions, on_batch: Callable[[int, int], None] | None = None
 ) -> MakeBackend:
-    """What loads the target, here or in a worker; `on_batch` is told by those that can, and here
+    """What loads the target, here or in a worker; `on_batch` is called by those that can, and here
     only, what is done of a shard."""
     if options.scale.backend == "vllm":
         return partial(_vllm, options.model)
@@ -199,7 +201,7 @@ class CollectProgress:
         self.task = self.bar.add_task(
             "collecting", total=self.total, completed=self.before, status=""
         )
-        self.began = self.said = time.monotonic()
+        self.began = self.printed = time.monotonic()
 
     def __enter__(self) -> CollectProgress:
         self.bar.start()
@@ -215,8 +217,8 @@ class CollectProgress:
             self.began = now  # the rate is that of collecting
         status = f"checked {done:,} of {total:,} shards" if done < total else ""
         self.bar.update(self.task, status=status)
-        if status and self.bar.disable and now - self.said >= SAID_EVERY:
-            self.said = now
+        if status and self.bar.disable and now - self.printed >= PRINT_EVERY:
+            self.printed = now
             _say(status)
 
     def on_shard(self, done: ShardDone) -> None:
@@ -238,15 +240,15 @@ class CollectProgress:
         spent = max(now - self.began, 1e-9)
         status = f"{tokens / spent:,.0f} tokens/s"
         self.bar.update(self.task, completed=prompts, status=status)
-        if self.bar.disable and now - self.said >= SAID_EVERY:
-            self.said = now
+        if self.bar.disable and now - self.printed >= PRINT_EVERY:
+            self.printed = now
             if prompts > self.before:
                 left = (self.total - prompts) * spent / (prompts - self.before)
                 status += f"  {left / 60:.1f} min left"
             _say(f"{prompts:,} of {self.total:,} prompts  {status}")
 
 
-def say(summary: StoreSummary, out: Path) -> None:
+def print_summary(summary: StoreSummary, out: Path) -> None:
     """One line about the store, and one per reason for skipping or cutting."""
     each = summary.bytes_per_token
     size = "" if each is None else f", {each:.0f} bytes per token"

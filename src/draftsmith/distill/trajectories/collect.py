@@ -28,8 +28,8 @@ from draftsmith.distill.trajectories.teacher import (
     Laws,
     TeacherCost,
     Text,
-    judge,
     read_laws,
+    score_texts,
 )
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
@@ -188,7 +188,7 @@ class TransformersBackend:
         target: the teacher.
         batch_size: sequences that are continued at a time, beams counted one by one.
         drafter: bound to the target; it makes collecting faster and changes nothing.
-        on_done: told after every batch how many prompts and tokens of this call are done.
+        on_done: called after every batch with the numbers of prompts and tokens done in this call.
 
     `cost` adds up what was asked of the teacher, over all calls.
     """
@@ -261,12 +261,12 @@ class TransformersBackend:
                 Text(prompt=one.prompt, tokens=one.tokens) for _, one in some if one.top is None
             ]
             how: dict[str, Any] = {"top_k": settings.top_k, "signals": settings.signals}
-            judged = iter(judge(self.target, texts, cost=self.cost, **how) if texts else ())
+            scored = iter(score_texts(self.target, texts, cost=self.cost, **how) if texts else ())
             for job, one in some:
                 if one.top is None:
-                    said = next(judged)
-                    laws = said.laws
-                    one = replace(one, top=laws.top, score=laws.score, features=said.features_TS)
+                    found = next(scored)
+                    laws = found.laws
+                    one = replace(one, top=laws.top, score=laws.score, features=found.features_TS)
                 yield job, one
 
     # ------------------------------------------------------------ ways to make texts

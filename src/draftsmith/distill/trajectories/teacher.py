@@ -140,7 +140,7 @@ class TeacherOutput:
 
 
 @torch.inference_mode()
-def judge(
+def score_texts(
     target: Target,
     texts: Sequence[Text],
     *,

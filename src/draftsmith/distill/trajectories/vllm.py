@@ -194,8 +194,8 @@ class VllmBackend:
             tokens = until_end(list(request.references[draw.index]), self.end_ids)
             kept = tuple(tokens[: self._room(request, settings)])
             texts.append(Text(prompt=request.prompt, tokens=kept))
-        judged = self._judge(texts, top_k)
-        for (request, draw), text, laws in zip(jobs, texts, judged, strict=True):
+        scored = self._score(texts, top_k)
+        for (request, draw), text, laws in zip(jobs, texts, scored, strict=True):
             yield request.continued(
                 settings.forcing, text.tokens, score=laws.score, top=laws.top, index=draw.index
             )
@@ -205,7 +205,7 @@ class VllmBackend:
     ) -> Iterator[Trajectory]:
         requests = [request for request, _ in jobs]
         beams = self._beams(requests, settings)
-        judged = self._judge(
+        scored = self._score(
             [
                 Text(prompt=request.prompt, tokens=tokens)
                 for request, some in zip(requests, beams, strict=True)
@@ -214,7 +214,7 @@ class VllmBackend:
             top_k,
         )
         for request, some in zip(requests, beams, strict=True):
-            ranked = sorted(((next(judged), tokens) for tokens in some), key=lambda x: -x[0].score)
+            ranked = sorted(((next(scored), tokens) for tokens in some), key=lambda x: -x[0].score)
             count = len(ranked)
             if settings.beams == "auto":
                 count = worthwhile([laws.score for laws, _ in ranked], settings.mass_gain)
@@ -224,12 +224,12 @@ class VllmBackend:
                 )
 
     def _room(self, request: CollectRequest, settings: CollectSettings) -> int:
-        """Most tokens that can be judged behind a prompt: vLLM wants a place for one more."""
+        """Most tokens that can be scored behind a prompt: vLLM wants a place for one more."""
         return min(settings.max_new_tokens, self.max_length - len(request.prompt) - 1)
 
     # ------------------------------------------------------------ the engine
 
-    def _judge(self, texts: Sequence[Text], top_k: int) -> Iterator[Laws]:
+    def _score(self, texts: Sequence[Text], top_k: int) -> Iterator[Laws]:
         """The laws of known texts, one after the other. Each must be shorter than the context.
 
         prompt fed      p0 p1 p2 y0 y1 #
