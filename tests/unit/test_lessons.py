@@ -260,7 +260,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     assert lesson.facts["tight"] == (2 if shorter == longer else 1)
     assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in caplog.text
     path.write_text(json.dumps({"prompt": ""}))
-    with pytest.raises(InputError, match="can be continued and learnt from: empty prompt"):
+    with pytest.raises(InputError, match="can be continued and used: empty prompt"):
         online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
 
 

@@ -85,7 +85,7 @@ def test_distill_warns_of_an_interrupted_collection_until_it_has_ended(
     assert end.value.code == 0
     (warning,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
     assert f"{out} has no run.json" in warning and "the collection has not ended" in warning
-    assert "the 2 shards that are there are learnt from" in warning
+    assert "the 2 shards that are there are used" in warning
     assert "the same `collect` command again does what is missing" in warning
     command("collect", *collect_words(folder, out))
     assert said(out) == []

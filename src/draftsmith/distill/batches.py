@@ -548,7 +548,7 @@ class TrajectoryBlocks:
         one_per_block: documents do not share blocks.
 
     Raises:
-        InputError: nothing can be learnt from the documents.
+        InputError: no token of the documents counts.
     """
 
     def __init__(

@@ -228,7 +228,7 @@ class ScaleConfig(Configuration):
 
 @dataclass(frozen=True, kw_only=True)
 class FittingConfig(Configuration):
-    """Which texts of a store are learnt from, and how they are put into blocks."""
+    """Which texts of a store are used, and how they are put into blocks."""
 
     on_bad_shard: Literal["stop", "skip"] = "stop"
     """A damaged shard of a store: stop, or warn and train on the others."""

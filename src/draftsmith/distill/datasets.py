@@ -71,13 +71,13 @@ EVALUATION_BLOCKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What a distillation learns from."""
+    """The data of a distillation."""
 
     source: BatchSource
     held_out: EvaluationSource | None
     steps_per_epoch: float
     longest: int
-    """Tokens of the longest text that is learnt from, as far as a block goes."""
+    """Tokens of the longest text that is trained on, as far as a block goes."""
     furthest: int
     """An upper bound of the same for all texts that are read, held-out and plain ones too."""
     facts: dict[str, Any]
@@ -564,7 +564,7 @@ def warn_unfinished(store: TrajectoryStore) -> None:
     else:
         return
     _log.info(
-        f"warning: {store.folder} {what}; the {there} shards that are there are learnt from, and "
+        f"warning: {store.folder} {what}; the {there} shards that are there are used, and "
         "the same `collect` command again does what is missing"
     )
 
@@ -753,7 +753,7 @@ def online_lesson(
     held = [r for r in requests if r.prompt_id in chosen]
     if not requests:
         raise InputError(
-            f"no prompt of {options.prompts} can be continued and learnt from: {', '.join(skipped)}"
+            f"no prompt of {options.prompts} can be continued and used: {', '.join(skipped)}"
         )
     if not kept:
         raise InputError("--hold-out leaves no prompt to learn from")
@@ -761,7 +761,7 @@ def online_lesson(
     if tight:
         _log.info(
             f"{tight} prompts leave less than --max-new-tokens {most} of --block-length {length}: "
-            "a longer answer is learnt up to there"
+            "a longer answer is used up to there"
         )
     settings = CollectSettings(
         forcing="sample" if options.beams is None else "beam",

@@ -211,7 +211,7 @@ def make_model(options: PretrainConfig, data: Data, context: int) -> PreTrainedM
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Tokenised text and what is to be said about it."""
+    """Tokenised text, its vocabulary and its facts for the record."""
 
     tokenizer: Any
     train: list[tokenizer_training.Tokens]

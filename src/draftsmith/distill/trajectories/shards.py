@@ -469,14 +469,14 @@ _UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 @contextlib.contextmanager
 def held(path: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Nobody else is in here with this path: the file is made, locked, and removed at the end.
+    """Hold a lock on this path: the file is made, locked, and removed at the end.
 
     The system frees the lock of a process that dies; the empty file that stays is free. Disks that
     know no locks have none: nothing is refused there.
 
     Raises:
-        InputError: somebody is, and it says `busy`; without that they are waited for. Or the file
-            cannot be made.
+        InputError: another holds it, with the message `busy`; without one it is waited for. Or
+            the file cannot be made.
     """
     lock = FileLock(path, timeout=0 if busy else -1, fallback_to_soft=False)
     try:
