@@ -40,7 +40,7 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
     cut = argument.pop("cut", None)
     trainer = build(
         folder,
-        {"evaluate_every": 2, **argument},
+        {"eval_every": 2, **argument},
         evaluations=[choosing()],
         callbacks=[SignalTo(*cut)] if cut else [],
     )

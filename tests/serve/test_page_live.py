@@ -23,8 +23,8 @@ def final_text(served: Served, source: str, bias: float) -> str:
         served.manager.target, served.manager.template("cats"), LiveConfig(bias=bias)
     )
     update = alone.update(source, final=True)
-    assert update is not None and update.text
-    return update.text
+    assert update is not None and update.shown
+    return update.shown
 
 
 def test_what_is_typed_is_translated(live: Page, served: Served) -> None:
