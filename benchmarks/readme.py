@@ -208,8 +208,17 @@ def fill(page: str, lines: list[str]) -> None:
     write_text_atomic(path, before + BEGIN + "\n".join(lines).rstrip("\n") + "\n" + END + after)
 
 
+def machine() -> list[str]:
+    """The machine of the quickstart run."""
+    path = ROOT / "runs" / "quickstart" / "run.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))["machine"]
+    return [f"{found['cpu'] or 'A CPU'}, {found['cpus']} cores, no GPU.", ""]
+
+
 def main() -> None:
-    first = ["Two cores of a server CPU.", "", *quickstart()]
+    first = [*machine(), *quickstart()]
     fill("README.md", first)
     fill("docs/measured.md", [*first, *core(), *drafters(), *live()])
 
