@@ -142,10 +142,20 @@ class _Run:
         self._stopped = threading.Event()
         keys = ((step, part, parts) for step in count(first) for part in mine)
         arguments = (source, keys, self._ready, self._stopped)
-        self._thread = threading.Thread(
-            target=_assemble, args=arguments, name="batches", daemon=True
-        )
+        threads, alone = torch.get_num_threads(), threading.Event()
+
+        def work() -> None:
+            # Without threads of its own: where OpenMP has more threads than there are cores, all
+            # of them sleep between operations, and a step takes 1.3 times as long (libgomp).
+            torch.set_num_threads(1)
+            torch.get_num_threads()  # the first call in a thread adopts the number of all
+            alone.set()
+            _assemble(*arguments)
+
+        self._thread = threading.Thread(target=work, name="batches", daemon=True)
         self._thread.start()
+        alone.wait()
+        torch.set_num_threads(threads)  # the number is the thread's own, but new ones inherit it
 
     def take(self, *key: int) -> TrajectoryBatch | None:
         """The next batch if it is that of `key`, else None."""
