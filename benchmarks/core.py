@@ -312,7 +312,7 @@ def memory(size: Size) -> list[Figure]:
 
 
 def resident_bytes() -> int:
-    """Of this process (Linux)."""
+    """Return the resident memory of this process (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return 1024 * int(line.split()[1])

@@ -8,7 +8,7 @@ Path = tuple[int, ...]
 
 
 def paths_of(tree: DraftTree, row: int) -> list[Path]:
-    """Of all real nodes, in their order."""
+    """Return the path of each real node, in their order."""
     out: list[Path] = []
     for token, parent in zip(tree.tokens_BN[row], tree.parents_BN[row], strict=True):
         if parent == PADDING:

@@ -67,7 +67,7 @@ LOSSES = {
 SEEDS = 3
 PROSE_WORDS = 60
 TEXT_CHARACTERS = 3_000_000
-"""Of pre-training text: several times what any run reads."""
+"""Length of the pre-training text: several times what any run reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from draftsmith.provenance import machine_summary, warn_if_busy, write_json_atom
 from draftsmith.targets.hf import load_target
 
 LENGTHS = (1, 8)
-"""Of chains: the one that a draft this dear can best afford, and the paper's."""
+"""Chain lengths: the best one for a draft of this cost, and the paper's."""
 PROMPTS = 24
 REPEATS = 3
 

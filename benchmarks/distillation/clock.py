@@ -17,7 +17,7 @@ from draftsmith.targets.hf import HFTarget
 def by_the_clock(
     target: HFTarget, arms: Sequence[Arm], exam: Evaluation, temperature: float, *, repeats: int
 ) -> tuple[DrafterMetrics, ...]:
-    """Of plain decoding and of these arms, on the exam's prompts. The machine must be idle."""
+    """Time plain decoding and these arms on the evaluation's prompts. The machine must be idle."""
     bench = Bench(
         BenchPlan(
             target=target,

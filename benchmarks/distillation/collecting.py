@@ -44,7 +44,7 @@ class Size:
     prompts: int
     tokens: int
     prompt_tokens: int
-    """Of the random prompts."""
+    """Length of each random prompt."""
     batch_size: int
 
 
@@ -86,7 +86,7 @@ class Figure:
     ours_ms_per_token: float
     theirs_ms_per_token: float
     tokens: int
-    """Of all texts that we collected in a round."""
+    """Tokens of all texts that we collected in a round."""
     same_texts: float
     """Share of texts that both sides found (half precision flips near-ties)."""
     teacher_forwards: int

@@ -321,7 +321,7 @@ def best_run(some: Sequence[Evaluated]) -> Run:
 
 
 def gain(base: Evaluated, seeds: Sequence[Evaluated]) -> Difference:
-    """Of the chosen setting over the undistilled draft, on the other half of the prompts."""
+    """Compare the chosen setting with the undistilled draft on the other half of the prompts."""
     rest = halves(base)[1]
     return difference(
         seeds[0].run.name.removesuffix("-s0"),
@@ -332,7 +332,7 @@ def gain(base: Evaluated, seeds: Sequence[Evaluated]) -> Difference:
 
 
 def halves(one: Evaluated) -> tuple[slice, slice]:
-    """Of the prompts: what is chosen by, and what is judged by."""
+    """Split the prompts: the first half chooses a setting, the second half measures it."""
     middle = len(one.marks.decoded[0].tokens) // 2
     return slice(middle), slice(middle, None)
 

@@ -46,7 +46,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the step."""
+    """The sizes of a training step."""
 
     places: int
     vocab: int

@@ -33,7 +33,7 @@ from draftsmith.data.text import TextConfig
 from mini_code import train_missing
 
 STEPS = (150, 600)
-"""Of the shipped draft model's 3,000 of pre-training."""
+"""Steps of pre-training; the shipped draft model has 3,000."""
 QUICK_STEPS = (2, 4)
 OBJECTIVES = ("sft", "lk")
 

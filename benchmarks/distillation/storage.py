@@ -47,7 +47,7 @@ class Row:
     kept_mass: float
     """Mean probability of the K tokens."""
     largest_sum: float
-    """Of the decoded probabilities of a place."""
+    """The largest sum of the decoded probabilities of one position."""
     log_p_error_mean: float
     """Nats."""
     log_p_error_max: float

@@ -31,7 +31,7 @@ OPTIONS = (
     "duration",
     "learning_rate",
 )
-"""Of a row: what makes its setting beside the factors of a comparison."""
+"""Columns that define the setting of a row, beside the factors of a comparison."""
 Pick = Callable[[Scores], Sequence[Decoded]]
 """Which of an exam's decodings are looked at."""
 
@@ -63,7 +63,7 @@ def difference(
     of: Pick = attrgetter("chains"),
     seed: int = 0,
 ) -> Difference:
-    """Of two settings, each with the marks of its seeds."""
+    """Compare two settings, each with the scores of its seeds."""
     rng = np.random.Generator(np.random.PCG64(seed))
     one, other = _counts(first, of), _counts(second, of)
     drawn_RP = _prompts(one.shape[-1], rng)  # the same prompts for both: they are paired

@@ -25,7 +25,7 @@ PANELS = {
 
 
 def save_pictures(record: Mapping[str, Any], folder: Path) -> None:
-    """Of the parts that are there: tokens per step, figures by depth, ablations."""
+    """Draw the parts that the record has: tokens per step, metrics by depth, ablations."""
     plots: list[Plot[[], Never]] = []
     if "methods" in record:
         plots.append(

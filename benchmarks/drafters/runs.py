@@ -33,7 +33,7 @@ DYNAMIC = FeatureDrafter.default_shape
 """EAGLE-2's tree."""
 BATCH_TOKENS = 2048
 LEARNING_RATE = 3e-3
-"""Of all drafters; what others give is a part of the study (`rates`), by which it was chosen."""
+"""The rate of all drafters; the part `rates` of the study compares it with others."""
 
 
 COMMON = ("seed", "recompute")
@@ -45,11 +45,11 @@ class Amounts:
     """How much of everything."""
 
     prompts: int
-    """Learnt from."""
+    """Prompts whose texts are trained on."""
     choosing_prompts: int
-    """Of the exam by which settings are chosen."""
+    """Prompts of the evaluation that chooses settings."""
     final_prompts: int
-    """Of the exam whose figures are reported."""
+    """Prompts of the evaluation whose metrics are reported."""
     exam_tokens: int
     steps: int
     seeds: int
@@ -122,7 +122,7 @@ class Stage:
     """A part of a training."""
 
     share: float
-    """Of the steps."""
+    """Share of the steps."""
     forwards: int
     rate: float
 

@@ -50,7 +50,7 @@ STEPS: dict[str, type[Griffin]] = {"ours": Griffin, "published": SquareGriffin}
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the drafter and its text, and how often a step is timed."""
+    """The sizes of the drafter and its text, and how often a step is timed."""
 
     places: int
     hidden: int

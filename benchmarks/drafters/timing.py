@@ -20,8 +20,11 @@ from draftsmith.targets.hf import load_target
 
 
 def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Of each drafter in its own shape and as a chain, by temperature: speed-up over plain decoding
-    with its 95 % interval over prompts, and the tokens per step of the same texts."""
+    """Measure each drafter in its own shape and as a chain, by temperature.
+
+    Returns its speed-up over plain decoding with the 95 % interval over prompts, and the tokens per
+    step of the same texts.
+    """
     missing = [name for name, run in runs.items() if not is_trained(run)]
     if missing:
         raise SystemExit(f"--timed: train these first (--only ...): {', '.join(missing)}")

@@ -45,7 +45,7 @@ from models import llama_8b_part, llama_110m, random_prompts
 RESULT = Path(__file__).resolve().parents[1] / "results" / "drafters_trees.json"
 SHAPE = TreeShape(widths=(10,) * 6, keep=59)
 BUILDING_BAR, VERIFYING_BAR = 0.10, 0.05
-"""Of the target's forward."""
+"""Shares of the target's forward that building and verifying a tree may cost."""
 LAYERS, ALL_LAYERS = 2, 32
 CONTEXT = 256
 
@@ -56,7 +56,7 @@ class Size:
 
     rounds: int
     repeats: int
-    """Of what is short, per round."""
+    """How often a short operation is timed in a round."""
 
 
 FULL = Size(rounds=15, repeats=5)

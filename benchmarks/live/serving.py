@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _mean(metrics: str, name: str) -> float:
-    """Of a Prometheus histogram."""
+    """Return the mean of a Prometheus histogram."""
     found = dict(line.split(" ") for line in metrics.splitlines() if line.startswith(name))
     return round(float(found[f"{name}_sum"]) / max(float(found[f"{name}_count"]), 1.0), 4)
 

@@ -77,7 +77,7 @@ class Case:
 
     name: str
     accepted_RT: np.ndarray
-    """Of a draft as long as can be, at each place of each row."""
+    """Accepted tokens of the longest possible draft at each position of each row."""
     offered_RT: np.ndarray
     """How much there is to draft there."""
     costs: StepCosts

@@ -79,7 +79,7 @@ class Verdict:
     fixed_speedup: float
     auto_speedup: float
     loss: float
-    """Of the controller against the best fixed length."""
+    """The controller's loss against the best fixed length."""
     loss_low: float
     loss_high: float
     """95 %, prompts drawn anew."""
@@ -126,7 +126,7 @@ def undrafted(one: Priced) -> Priced:
 
 
 def together(some: Sequence[Priced]) -> Priced:
-    """Of sets decoded one after the other."""
+    """Add up sets of prompts that are decoded one after the other."""
     return Priced(
         seconds_P=np.concatenate([one.seconds_P for one in some]),
         tokens_P=np.concatenate([one.tokens_P for one in some]),

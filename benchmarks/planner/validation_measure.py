@@ -61,7 +61,7 @@ class Amounts:
     """How much of everything."""
 
     steps: int
-    """Of 2,048 tokens."""
+    """Training steps of 2,048 tokens."""
     text: str
     """What is trained on, of the standard library."""
     prompts: int
@@ -72,7 +72,7 @@ class Amounts:
     """Draft length."""
     repeats: int
     rounds: int
-    """Of the cost table."""
+    """Rounds of the cost table."""
 
 
 # --------------------------------------------------------------------------- train, observe

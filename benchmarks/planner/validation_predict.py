@@ -13,7 +13,7 @@ from draftsmith.plan.fit import FORMS, fit_form
 from draftsmith.plan.length_policy import StepCosts
 
 FORM = "logarithmic"
-"""Of the laws that predict; the others are given too."""
+"""The form of the scaling laws that predict; the other forms are reported, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

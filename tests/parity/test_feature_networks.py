@@ -83,7 +83,7 @@ def concatenated(w: Weights, prefix: str, e: Array, f: Array) -> Array:
 
 
 def layer(w: Weights, x: Array) -> tuple[Array, Array]:
-    """Of x itself attention, without a norm; (state to predict from, state to go on with)."""
+    """Attention reads x without a norm. Returns the states to predict from and to go on with."""
     r = x + attention(w, "layers.0.self_attn", x)
     added = gated(w, "layers.0.mlp", rms(r, w["layers.0.post_attention_layernorm.weight"]))
     halves = np.split(added, added.shape[-1] // H, axis=-1)

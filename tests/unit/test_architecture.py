@@ -326,3 +326,16 @@ def test_the_check_sees_private_modules(
     path.write_text(source)
     monkeypatch.setitem(MODULES, "commands.live._x", path)
     assert bool(private_imports(name, path)) == bool(count)
+
+
+def test_descriptions_have_a_verb_or_a_noun_in_front() -> None:
+    """None begins with "Of", in the package, the tests and the benchmarks."""
+    root = Path(__file__).resolve().parents[2]
+    found = [
+        f"{path.relative_to(root)}:{number}"
+        for folder in ("src", "tests", "benchmarks")
+        for path in sorted((root / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if line.lstrip().startswith('"' * 3 + "Of ")
+    ]
+    assert not found

@@ -185,8 +185,8 @@ def test_it_is_of_what_is_accepted_alone(
     rule: str,
     temperatures: tuple[float, ...],
 ) -> None:
-    """Of a drawn token by rejection. By `match` it is sum p q, and p of a token that is no draw;
-    without draws every rule accepts an equal choice."""
+    """By rejection a drawn token has this rate. By `match` it is sum p q, and p of a token that is
+    no draw; without draws every rule accepts an equal choice."""
     found = of(a_bench(target, draft, proposal=proposal, rule=rule, **UNTIMED))
     assert {heat for _, heat in found} == set(temperatures)
 

@@ -195,7 +195,7 @@ class Agreement:
 
 
 def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
-    """Of one step, where nothing is left out by the drafter's later masks."""
+    """In one step the drafter's later masks leave nothing out."""
     batches, drafter = held("top"), Unrolled()
     drafter.num_steps = 1
     evaluations = [

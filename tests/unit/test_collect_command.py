@@ -416,7 +416,7 @@ def test_a_store_that_was_too_small_from_the_first_shard_on_is_gone_on_with(
 def test_references_that_are_cut_are_counted_with_their_reason(
     tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a context of 128 tokens the second prompt leaves 3."""
+    """The second prompt leaves 3 tokens in a context of 128."""
     tokenizer = tiny_tokenizer()
     deep = tokenizer.decode(tokenizer.encode("return left " * 200)[:125])
     assert len(tokenizer.encode(deep)) == 125

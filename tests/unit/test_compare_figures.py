@@ -183,7 +183,7 @@ def test_a_figure_without_data_gives_its_reason(name: str) -> None:
 
 
 def test_every_timed_drafter_has_a_bar_the_fastest_first() -> None:
-    """Of networks with one objective, too, and of those that learn nothing."""
+    """Networks with one objective have bars, too, and so have drafters without training."""
     runs = [
         a_run("h", drafter="hass", tau=4.0, speedup=1.6),
         a_run("g", drafter="griffin", tau=4.2, speedup=1.5),

@@ -194,7 +194,7 @@ def runs(rates: Callable[[int], float], count: int, seed: int) -> Accepted:
 def loss(
     rates: Callable[[int], float], costs: StepCosts, *, count: int = 256, rows: int = 24
 ) -> float:
-    """Of the controller, against the best fixed length (or none) for all rows."""
+    """The controller's loss against the best fixed length (or none) for all rows."""
     texts = [runs(rates, count, seed) for seed in range(rows)]
     policy = CostAware(costs=costs)
     mine = sum(decode(policy, text, costs, count) for text in texts)
@@ -229,7 +229,7 @@ SMALL = StepCosts(
     draft_D=tuple((0.15 + 0.2 * n) * (n > 0) for n in range(DEPTH + 1)),
     in_vain=1.35,
 )
-"""Of an 8 M target and a draft model on a CPU: the first drafted token is the dear one."""
+"""Costs of an 8 M target and a draft model on a CPU: the first drafted token costs most."""
 
 
 def test_what_is_useless_is_soon_known_to_be() -> None:

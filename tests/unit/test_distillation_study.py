@@ -54,7 +54,7 @@ def a_lab(folder: Path, *, quick: bool = False) -> Any:
 
 
 def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
-    """Of prompts that take so many steps each."""
+    """Make scores of prompts that take so many steps each."""
     from evaluation import Decoded, Scores
 
     decoded = Decoded(
@@ -69,7 +69,7 @@ def some_marks(*tokens: int, steps: int = 10, temperature: float = 0.0) -> Any:
 
 @pytest.fixture(scope="module")
 def scope(tmp_path_factory: pytest.TempPathFactory) -> Scope:
-    """Of every short run that the study plans, with made-up marks: nothing is trained."""
+    """Every short run that the study plans has made-up scores: nothing is trained."""
     import distillbeam
     from beam_parts import PARTS
     from study import Evaluated

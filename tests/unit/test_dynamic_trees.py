@@ -92,7 +92,7 @@ def test_the_best_paths_are_kept(seed: int, widths: tuple[int, ...], keep: int) 
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("keep", [2, 7])
 def test_equal_scores_leave_no_orphans(keep: int, *, certain: bool) -> None:
-    """Of equals the first is kept, and a parent comes before its child."""
+    """The first of equal nodes is kept, and a parent comes before its child."""
     for seed in range(20):
         table = Table(vocab=6, rows=1, seed=seed, ties=True, certain=certain)
         tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=keep))

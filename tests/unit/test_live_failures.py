@@ -93,7 +93,7 @@ def test_a_draft_for_other_words_can_be_dropped(
 
 
 def test_a_closing_full_stop_can_be_left_out_of_the_draft(endless: HFTarget) -> None:
-    """Of the last token alone; what is shown stays."""
+    """Only the last token is left out; what is shown stays."""
     dot, comma = (endless.tokenizer.encode(sign)[0] for sign in ".,")
     translator = a_translator(endless, trim_full_stop=True)
     for tokens, draft in (

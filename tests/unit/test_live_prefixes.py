@@ -107,5 +107,5 @@ def test_what_cannot_be_used_is_refused(pairs: list[tuple[str, str]], words: str
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_out_of_its_range_is_refused(share: float) -> None:
-    with pytest.raises(InputError, match="share must lie in"):
+    with pytest.raises(InputError, match="--prefixes must lie in"):
         prefix_pairs([("a", "b")], share, 0)

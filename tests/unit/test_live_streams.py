@@ -141,9 +141,9 @@ def test_every_hypothesis_carries_the_reference_of_its_segment() -> None:
         ({"references": ["x", "y", " "]}, "reference line 3 is empty"),
         ({"sources": []}, "at least one source"),
         ({"sources": ["a", "", "c"]}, "source line 2 is empty"),
-        ({"lag": 0}, "lag must be 1 or more"),
-        ({"lag": -1}, "lag must be 1 or more"),
-        ({"rewrites": 2.0}, "rewrites must lie between 0 and 1"),
+        ({"lag": 0}, "--lag must be at least 1"),
+        ({"lag": -1}, "--lag must be at least 1"),
+        ({"rewrites": 2.0}, "--rewrites must lie between 0 and 1"),
         ({"unit": "words"}, "unknown unit 'words'"),
     ],
 )

@@ -33,7 +33,7 @@ def begins_with_a_token(model: HFTarget) -> HFTarget:
 
 @torch.no_grad()
 def nats(ids: list[int]) -> list[float]:
-    """Of every token but the first, by one forward of the bare model per token."""
+    """Score every token but the first, by one forward of the bare model per token."""
     bare = tiny_model().double().eval()
     out = []
     for place in range(1, len(ids)):

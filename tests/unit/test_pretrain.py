@@ -230,7 +230,7 @@ def test_long_blocks_and_document_masks_run(corpus: Path, tmp_path: Path) -> Non
 def test_parts_of_a_step_without_a_block_are_refused_before_anything_is_read(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 256 tokens there are two of the long blocks at the end."""
+    """256 tokens hold two of the long blocks at the end."""
     monkeypatch.setattr(pretraining, "read_data", None)
     divided = options(corpus, tmp_path, long_block_length=128, gradient_accumulation=3)
     with pytest.raises(InputError, match=r"only 2 blocks of 128 tokens \(--batch-tokens 256\)"):

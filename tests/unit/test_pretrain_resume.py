@@ -150,7 +150,7 @@ def test_another_tokenizer_in_the_same_folder_does_not_continue_a_run(
 
 
 def phases(corpus: Path, out: Path, duration: str) -> PretrainOptions:
-    """Of ten steps the last five have long blocks, and the rate decays in the last one alone."""
+    """The last five of ten steps have long blocks, and the rate decays in the last one alone."""
     schedule: dict[str, Any] = {"schedule": "stable", "decay_share": 0.1}
     return options(corpus, out, duration=duration, long_block_length=32, long_share=0.5, **schedule)
 

@@ -157,3 +157,14 @@ class SessionLimits(Configuration):
         at_least(1, "--sessions", self.sessions)
         good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
         require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
+
+
+def check_stream(lag: int, rewrites: float = 0.0) -> None:
+    """Raise InputError for a lag or a chance of rewrites out of its range."""
+    at_least(1, "--lag", lag)
+    require(0 <= rewrites <= 1, f"--rewrites must lie between 0 and 1: {rewrites}")
+
+
+def check_prefixes(share: float) -> None:
+    """Raise InputError for a share of prefixes out of its range."""
+    require(0 <= share < 1, f"--prefixes must lie in [0, 1): {share}")

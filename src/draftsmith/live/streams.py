@@ -31,6 +31,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from draftsmith.errors import InputError
+from draftsmith.live.config import check_prefixes, check_stream
 from draftsmith.live.display import borders
 from draftsmith.live.records import Hypothesis
 
@@ -62,8 +63,7 @@ def prefix_pairs(
     Raises:
         InputError: a side is empty, or an argument is out of its range.
     """
-    if not 0 <= share < 1:
-        raise InputError(f"share must lie in [0, 1), got {share}")
+    check_prefixes(share)
     wanted = share / (1 - share)
     out = []
     for number, (source, target) in enumerate(pairs):
@@ -90,8 +90,7 @@ def lag_stream(
     Raises:
         InputError: the text has no word, or an argument is out of its range.
     """
-    if lag < 1:
-        raise InputError(f"lag must be 1 or more, got {lag}")
+    check_stream(lag)
     text = text.strip()
     ends = [end for _, end in spans(text, unit)]
     if not ends:
@@ -120,8 +119,7 @@ def make_stream(
     Raises:
         InputError: there are no lines, one is empty, or an argument is out of its range.
     """
-    if not 0 <= rewrites <= 1:
-        raise InputError(f"rewrites must lie between 0 and 1, got {rewrites}")
+    check_stream(lag, rewrites)
     _refuse_empty(sources, "source")
     if references is not None:
         _refuse_empty(references, "reference")

@@ -131,8 +131,8 @@ class LiveSession:
         self._decoded: deque[PendingUpdate] = deque(maxlen=KEPT_UPDATES)
         # used by the manager, in the event loop alone
         self.outboxes: dict[Outbox, bool] = {}
-        """Of the connections that receive its events. True: it keeps the session open; False: it
-        only reads."""
+        """Each connection receives events through its outbox. True: the connection keeps the
+        session open; False: it only reads."""
         self.left = time.monotonic()
         """When the last connection that kept it open was closed."""
 

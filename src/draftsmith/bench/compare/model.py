@@ -95,7 +95,7 @@ class RunSetting:
     """All other options that change the result, the seed aside; of a setting, those in which runs
     of the comparison differ."""
     label: str | None = None
-    """Of a setting, where the others do not tell runs apart, or say nothing."""
+    """The name of a setting whose other fields are empty or equal; None: they describe it."""
 
     @property
     def has_several(self) -> bool:

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, at_least, require
+from draftsmith.config import Leading, at_least
 from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
 from draftsmith.data.text import read_text
 from draftsmith.errors import InputError
+from draftsmith.live.config import check_prefixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class LiveMakeExamplesOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        require(0 <= self.prefixes < 1, f"--prefixes must lie in [0, 1): {self.prefixes}")
+        check_prefixes(self.prefixes)
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
         check_prompt(self.template, "--template")

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, at_least, require
+from draftsmith.config import Leading, at_least
 from draftsmith.data.text import read_text
+from draftsmith.live.config import check_stream
 from draftsmith.live.records import write_lines
 
 
@@ -37,10 +38,9 @@ class LiveMakeStreamOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        at_least(1, "--lag", self.lag)
+        check_stream(self.lag, self.rewrites)
         at_least(1, "--limit", self.limit)
         at_least(0, "--seed", self.seed)
-        require(0 <= self.rewrites <= 1, f"--rewrites must lie between 0 and 1: {self.rewrites}")
 
 
 def run(options: LiveMakeStreamOptions) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class VllmBackend:
         fed = [self._vllm.TokensPrompt(prompt_token_ids=list(tokens)) for tokens in prompts]
         try:
             return call(fed, params, use_tqdm=False)
-        except Exception as error:
+        except Exception as error:  # whatever an engine and its processes raise
             raise BackendError(
                 f"vLLM failed while it ran {self.name!r}: {_sentence(error)}"
             ) from error
