@@ -166,7 +166,7 @@ def test_laws_that_are_not_as_expected_are_no_laws(
         (replace(SETTINGS, forcing="beam", beams=2, length_penalty=0.5), "length_penalty 0"),
         (replace(SETTINGS, forcing="beam", beams=7), "at most 6 beams"),
         (replace(SETTINGS, forcing="beam", beams="auto", max_beams=7), "at most 6 beams"),
-        (replace(SETTINGS, top_k=13), "top_k"),
+        (replace(SETTINGS, top_k=13), "--top-k"),
     ],
 )
 def test_settings_that_vllm_has_no_means_for_never_reach_it(

@@ -458,17 +458,17 @@ def test_nothing_asked_nothing_given(target: HFTarget) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"top_k": VOCAB + 1}, "top_k"),
-        ({"top_k": 0}, "top_k"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"samples": 0}, "samples"),
-        ({"temperatures": ()}, "temperatures"),
+        ({"top_k": VOCAB + 1}, "--top-k"),
+        ({"top_k": 0}, "--top-k"),
+        ({"max_new_tokens": 0}, "--max-new-tokens"),
+        ({"samples": 0}, "--samples"),
+        ({"temperatures": ()}, "--temperatures"),
         ({"temperatures": (1.0, -1.0)}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"beams": 0}, "beams"),
-        ({"max_beams": 0}, "max_beams"),
-        ({"mass_gain": -0.1}, "mass_gain"),
-        ({"length_penalty": math.inf}, "length_penalty"),
+        ({"top_p": 0.0}, "--top-p"),
+        ({"beams": 0}, "--beams"),
+        ({"max_beams": 0}, "--max-beams"),
+        ({"mass_gain": -0.1}, "--mass-gain"),
+        ({"length_penalty": math.inf}, "--length-penalty"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
@@ -483,17 +483,17 @@ def test_settings_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("way", "prompt", "references", "words"),
     [
-        ("greedy", (), (), "'x' is empty: give at least one token"),
-        ("greedy", (1,) * 64, (), "'x' has 64 tokens, but .* a context of 64: shorten it"),
+        ("greedy", (), (), "'x' of 0 tokens .*: empty prompt"),
+        ("greedy", (1,) * 64, (), "'x' of 64 tokens .*: longer than the context of 64"),
         (
             "greedy",
             (1, VOCAB),
             (),
-            f"'x' holds token {VOCAB}, but .* has {VOCAB}: .* another tokenizer",
+            f"'x' .*: token outside the vocabulary of {VOCAB}",
         ),
         ("gold", (1,), (), "no reference"),
         ("gold", (1,), ((1, 2), ()), "empty reference"),
-        ("gold", (1,), ((1, -1),), f"holds token -1, but .* has {VOCAB}"),
+        ("gold", (1,), ((1, -1),), f"token of a reference outside the vocabulary of {VOCAB}"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from draftsmith.config import (
     Configuration,
@@ -21,6 +21,9 @@ from draftsmith.config import (
 from draftsmith.core.config import parse_temperatures
 from draftsmith.data.text import TextConfig
 from draftsmith.targets.config import ModelConfig
+
+if TYPE_CHECKING:
+    from draftsmith.distill.trajectories.types import CollectSettings
 
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]
 """Presets of `pretrain`; see `distill/model_sizes.py`."""
@@ -427,6 +430,18 @@ class DistillConfig(Configuration):
         )
 
 
+def check_continuation(wanted: CollectConfig | CollectSettings) -> None:
+    """Raise InputError for a value out of its range, by the name of its flag."""
+    at_least(1, "--samples", wanted.samples)
+    at_least(1, "--beams", None if wanted.beams == "auto" else wanted.beams)
+    at_least(1, "--max-beams", wanted.max_beams)
+    at_least(1, "--max-new-tokens", wanted.max_new_tokens)
+    require(0 < wanted.top_p <= 1, f"--top-p must be above 0 and at most 1, got {wanted.top_p}")
+    require(wanted.mass_gain > 0, f"--mass-gain must be above 0, got {wanted.mass_gain}")
+    good = math.isfinite(wanted.length_penalty)
+    require(good, f"--length-penalty must be a finite number, got {wanted.length_penalty}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig(Configuration):
     """A collection: which prompts, how they are continued, what is kept of the target's laws."""
@@ -486,13 +501,8 @@ class CollectConfig(Configuration):
             unused("--device", self.model.device, "auto", "--backend transformers")
             kernel = self.model.attn_implementation
             unused("--attn-implementation", kernel, "sdpa", "--backend transformers")
-        require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}")
-        each_at_least(1, self, "limit", "samples", "max_beams", "max_new_tokens", "batch_size")
-        if isinstance(self.beams, int):
-            at_least(1, "--beams", self.beams)
-        require(self.mass_gain > 0, f"--mass-gain must be above 0, got {self.mass_gain}")
-        good = math.isfinite(self.length_penalty)
-        require(good, f"--length-penalty must be a finite number, got {self.length_penalty}")
+        each_at_least(1, self, "limit", "batch_size")
+        check_continuation(self)
         at_least(0, "--seed", self.seed)
         require(all(self.system), "--system must not be empty")
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftsmith.config import require
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.distill.config import check_continuation
 from draftsmith.distill.trajectories.beams import auto_search, beam_search, first_width
 from draftsmith.distill.trajectories.teacher import (
     Laws,
@@ -89,25 +88,16 @@ def check_settings(settings: CollectSettings, target: Target) -> None:
     Raises:
         InputError: naming the setting.
     """
-
-    def check(ok: bool, name: str, want: str) -> None:
-        if not ok:
-            raise InputError(f"{name} must be {want}, got {getattr(settings, name)}.")
-
-    check(settings.max_new_tokens >= 1, "max_new_tokens", "at least 1")
-    check(
-        settings.top_k is None or 1 <= settings.top_k <= target.vocab_size,
-        "top_k",
-        f"between 1 and the {target.vocab_size} tokens of {target.name}, or none for whole laws",
-    )
-    check(settings.samples >= 1, "samples", "at least 1")
-    check(bool(settings.temperatures), "temperatures", "at least one")
-    check(settings.beams == "auto" or settings.beams >= 1, "beams", "at least 1, or auto")
-    check(settings.max_beams >= 1, "max_beams", "at least 1")
-    check(0 <= settings.mass_gain < math.inf, "mass_gain", "0 or positive")
-    check(math.isfinite(settings.length_penalty), "length_penalty", "finite")
+    check_continuation(settings)
+    if settings.top_k is not None and not 1 <= settings.top_k <= target.vocab_size:
+        raise InputError(
+            f"--top-k must be between 1 and the {target.vocab_size} tokens of {target.name}, or 0 "
+            f"for whole laws, got {settings.top_k}"
+        )
+    if not settings.temperatures:
+        raise InputError("--temperatures must name at least one temperature")
     for temperature in settings.temperatures:
-        Sampler(temperature=temperature, top_p=settings.top_p)
+        Sampler(temperature=temperature)
 
 
 def why_not(prompt: Sequence[int], *, context: int | None, vocab_size: int) -> str | None:
@@ -135,6 +125,8 @@ def reason_to_skip(
         return bad
     if not request.references:
         return "no reference"
+    if not all(request.references):
+        return "empty reference"
     if not all(in_vocabulary(tokens, vocab_size) for tokens in request.references):
         return f"token of a reference outside the vocabulary of {vocab_size}"
     return None
@@ -146,24 +138,14 @@ def check_request(request: CollectRequest, settings: CollectSettings, target: Ta
     Raises:
         InputError: naming the prompt.
     """
-    who, prompt = f"Prompt {request.prompt_id!r}", request.prompt
-    references = request.references if settings.forcing == "gold" else ()
-    limit, vocab_size = target.max_length, target.vocab_size
-    require(bool(prompt), f"{who} is empty: give at least one token.")
-    require(
-        limit is None or len(prompt) < limit,
-        f"{who} has {len(prompt)} tokens, but {target.name} has a context of {limit}: shorten it "
-        "so that at least one token fits behind it.",
+    reason = reason_to_skip(
+        request, settings=settings, limit=target.max_length, vocab_size=target.vocab_size
     )
-    outside = [t for tokens in (prompt, *references) for t in tokens if not 0 <= t < vocab_size]
-    if outside:
+    if reason is not None:
         raise InputError(
-            f"{who} holds token {outside[0]}, but {target.name} has {vocab_size}: it was made with "
-            "another tokenizer."
+            f"Prompt {request.prompt_id!r} of {len(request.prompt)} tokens cannot be used with "
+            f"{target.name}: {reason}."
         )
-    require(all(references), f"{who} has an empty reference: leave it out, or end it.")
-    needed = settings.forcing == "gold"
-    require(bool(references) or not needed, f"{who} has no reference, which gold forcing needs.")
 
 
 # --------------------------------------------------------------------------- the backend
