@@ -12,13 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLaws, TeacherLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, TeacherLaws, TrajectoryBatch
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.distillation import (
     Distillation,
     Head,
     LossTerms,
-    both_logits,
     masks,
     over_both,
     wide,
@@ -67,17 +66,14 @@ def dense_distillation(
 
 def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> TokenBins:
     """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
-    if isinstance(laws, FullLaws):
-        teacher_NV, logits_NV = both_logits(laws, logits_NV)
-    else:
-        laws, logits_NV = over_both(laws, logits_NV)
+    kept, logits_NV = over_both(laws, logits_NV)
     log_q_NV = torch.log_softmax(logits_NV, dim=-1)
-    if isinstance(laws, FullLaws):
-        log_p_NV = torch.log_softmax(teacher_NV / objective.temperature, dim=-1)
+    if isinstance(kept, Tensor):
+        log_p_NV = torch.log_softmax(kept / objective.teacher_temperature, dim=-1)
         return TokenBins(log_p_NC=log_p_NV, log_q_NC=log_q_NV)
-    p_NK = laws.log_p_NK.to(logits_NV.dtype).exp()
-    p_NV = torch.zeros_like(log_q_NV).scatter_add(-1, laws.ids_NK.long(), p_NK)
-    hat_NV = p_NV ** (1 / objective.temperature)
+    p_NK = kept.log_p_NK.to(logits_NV.dtype).exp()
+    p_NV = torch.zeros_like(log_q_NV).scatter_add(-1, kept.ids_NK.long(), p_NK)
+    hat_NV = p_NV ** (1 / objective.teacher_temperature)
     hat_NV = hat_NV / hat_NV.sum(-1, keepdim=True)
     return _DENSE_TAILS[objective.tail](objective, p_NV, hat_NV, log_q_NV)
 

@@ -35,11 +35,11 @@ from dense_objectives import dense_distillation
 RESULT = Path(__file__).resolve().parents[1] / "results" / "distillation_memory.json"
 KEPT = 50
 CASES = {
-    "kl, 50 kept, renormalise": ("kept", Distillation(divergence="kl", tail="renormalise")),
-    "rkl, 50 kept, bucket": ("kept", Distillation(divergence="rkl")),
-    "kl, whole laws": ("whole", Distillation(divergence="kl")),
-    "rkl, whole laws": ("whole", Distillation(divergence="rkl")),
-    "tvdpp, whole laws": ("whole", Distillation(divergence="tvdpp")),
+    "kl, 50 kept, renormalise": ("kept", Distillation(objective="kl", tail="renormalise")),
+    "rkl, 50 kept, bucket": ("kept", Distillation(objective="rkl")),
+    "kl, whole laws": ("whole", Distillation(objective="kl")),
+    "rkl, whole laws": ("whole", Distillation(objective="rkl")),
+    "tvdpp, whole laws": ("whole", Distillation(objective="tvdpp")),
 }
 """jsd is left out: all logits at once, it needs 13 GiB (whole laws) or 16 GiB (kept)."""
 

@@ -135,7 +135,7 @@ def work(name: str, size: Size, *, noise: float = 0.2) -> Work:
     drafter.train().requires_grad_(True)
     weights = drafter.loss_weights
     objective = Imitation(
-        token=Distillation(divergence="kl"),
+        token=Distillation(objective="kl"),
         token_weight=weights.token,
         feature_weight=weights.feature,
         top_weight=weights.top,

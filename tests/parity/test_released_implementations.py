@@ -325,7 +325,7 @@ def test_losses_and_gradients_of_a_training_step(step: Recorded, target: HFTarge
     recorded = arrays(f"train-{step.file}.npz")
     drafter = released(step.kind, target, "noise=0", *step.options).train().requires_grad_(True)
     batch = recorded_batch(recorded, target)
-    objective = Imitation(token=Distillation(divergence="kl"), top_weight=step.top_weight)
+    objective = Imitation(token=Distillation(objective="kl"), top_weight=step.top_weight)
     losses, carry = [], None
     assert drafter.num_steps == step.forwards == len(recorded["losses"])
     for _ in range(step.forwards):

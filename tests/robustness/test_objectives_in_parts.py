@@ -45,7 +45,7 @@ class Taught(PackedBlocks):
 
 def three_steps(folder: Path, argument: dict[str, Any]) -> dict[str, Tensor]:
     name, reading = argument.pop("objective")
-    objective = Distillation(divergence=name, reading=reading)
+    objective = Distillation(objective=name, reading=reading)
     source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
     trainer = build(folder, argument, objective=objective, source=source)
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_statistics_of_a_part_are_another_step(tmp_path: Path) -> None:
         pools = False
 
         def loss(self, *given: Any) -> Any:
-            return Distillation(divergence="tvdpp", reading="uniform").loss(*given)
+            return Distillation(objective="tvdpp", reading="uniform").loss(*given)
 
     def weights(objective: Distillation, accumulation: int) -> dict[str, Tensor]:
         source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
@@ -83,6 +83,6 @@ def test_statistics_of_a_part_are_another_step(tmp_path: Path) -> None:
         trainer.one_step()
         return {name: whole(value) for name, value in named(trainer).items()}
 
-    pooled = weights(Distillation(divergence="tvdpp", reading="uniform"), 4)
+    pooled = weights(Distillation(objective="tvdpp", reading="uniform"), 4)
     with pytest.raises(AssertionError):
-        check_close(weights(Alone(divergence="tvdpp"), 4), pooled, rtol=1e-4, atol=1e-5)
+        check_close(weights(Alone(objective="tvdpp"), 4), pooled, rtol=1e-4, atol=1e-5)

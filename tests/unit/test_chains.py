@@ -26,6 +26,7 @@ from draftsmith.distill.evaluation import (
     Evaluation,
     sums_of,
 )
+from draftsmith.distill.objectives import distillation
 from draftsmith.distill.objectives.distillation import (
     Acceptance,
     LossTerms,
@@ -51,9 +52,14 @@ def held(laws: str) -> Held:
     return Held([made(laws, seed, rows=rows) for seed, rows in ((0, 3), (1, 3), (2, 1))])
 
 
+@pytest.fixture(autouse=True)
+def seven_places_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "FEWEST", 1)
+    monkeypatch.setattr(distillation, "CACHED", 7 * V)
+
+
 def chains(batches: Held, **changes: Any) -> ChainEvaluation:
-    # heads run on a few places at a time
-    options: dict[str, Any] = {"batches": batches, "objective": Chains(cells=7 * V)}
+    options: dict[str, Any] = {"batches": batches, "objective": Chains()}
     return ChainEvaluation(**(options | changes))
 
 

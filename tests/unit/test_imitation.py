@@ -51,7 +51,7 @@ def made(*, feature: bool = True) -> tuple[DraftPrediction, TrajectoryBatch, Ten
 def test_the_loss_is_the_published_sum(top_weight: float) -> None:
     prediction, batch, weight = made()
     assert prediction.feature_BTH is not None and batch.features_BTS is not None
-    token = Distillation(divergence="kl", top=4)
+    token = Distillation(objective="kl", top=4)
     objective = Imitation(
         token=token, token_weight=0.1, feature_weight=1.0, top_weight=0.1 * top_weight
     )
@@ -84,7 +84,7 @@ def test_the_loss_is_the_published_sum(top_weight: float) -> None:
 
 def test_the_top_term_has_a_readable_twin() -> None:
     prediction, batch, weight = made()
-    objective = Distillation(divergence="rkl", top_weight=0.7, top=3, cells=V)
+    objective = Distillation(objective="rkl", top_weight=0.7, top=3, cells=V)
     chunked = objective.loss(prediction, batch, lambda hidden: hidden @ weight.T)
     (fast,) = torch.autograd.grad(chunked.total, prediction.hidden_BTH)
     dense = dense_distillation(objective, prediction, batch, lambda hidden: hidden @ weight.T)
@@ -95,7 +95,7 @@ def test_the_top_term_has_a_readable_twin() -> None:
 
 def test_a_drafter_without_states_learns_tokens_alone() -> None:
     prediction, batch, weight = made(feature=False)
-    token = Distillation(divergence="tvd")
+    token = Distillation(objective="tvd")
     found = Imitation(token=token).loss(prediction, batch, lambda hidden: hidden @ weight.T)
     alone = token.loss(prediction, batch, lambda hidden: hidden @ weight.T)
     mean = found.total / found.weight
@@ -104,6 +104,6 @@ def test_a_drafter_without_states_learns_tokens_alone() -> None:
 
 def test_negative_weights_are_refused() -> None:
     with pytest.raises(InputError, match="0 or more"):
-        Imitation(token=Distillation(divergence="kl"), feature_weight=-1.0)
+        Imitation(token=Distillation(objective="kl"), feature_weight=-1.0)
     with pytest.raises(InputError, match="top-weight"):
-        Distillation(divergence="kl", top_weight=-0.1)
+        Distillation(objective="kl", top_weight=-0.1)

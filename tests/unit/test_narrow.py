@@ -60,7 +60,7 @@ def wide_head(hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize("laws", ["full", "all"])
 def test_the_law_is_that_of_the_known_tokens(laws: str) -> None:
     prediction, batch, log_p_NV, student_DH = made(laws)
-    objective = Imitation(token=Distillation(divergence="kl"), token_weight=1.0, feature_weight=0.0)
+    objective = Imitation(token=Distillation(objective="kl"), token_weight=1.0, feature_weight=0.0)
     found = objective.loss(prediction, batch, wide_head)
     nats, counted = torch.zeros((), dtype=torch.float64), 0
     for t in range(T - 2):
@@ -78,7 +78,7 @@ def test_the_law_is_that_of_the_known_tokens(laws: str) -> None:
 @pytest.mark.parametrize("divergence", ["kl", "rkl", "tvd", "lk"])
 def test_cut_laws_stay_laws(divergence: str, tail: str) -> None:
     prediction, batch, _, _ = made("top")
-    token = Distillation(divergence=divergence, tail=tail)
+    token = Distillation(objective=divergence, tail=tail)
     found = Imitation(token=token, token_weight=1.0).loss(prediction, batch, wide_head)
     (gradient,) = torch.autograd.grad(found.total, prediction.hidden_BTH)
     assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
@@ -94,7 +94,7 @@ def test_a_cut_law_that_names_all_known_tokens_is_their_law(count: int) -> None:
     place = replace(batch, laws=batch.laws.take(torch.tensor([0])))
     place.law_row_BT[0, 3:] = -1
     place.loss_mask_BT[0, 3:] = False
-    objective = Imitation(token=Distillation(divergence="kl"), token_weight=1.0, feature_weight=0.0)
+    objective = Imitation(token=Distillation(objective="kl"), token_weight=1.0, feature_weight=0.0)
     found = objective.loss(replace(prediction, narrow=narrow), place, wide_head)
     log_p = torch.log_softmax(log_p_NV[0, best_D], -1)
     log_q = torch.log_softmax(prediction.hidden_BTH[0, 0] @ student_DH[:count].T, -1)
@@ -107,7 +107,7 @@ def test_hard_labels_outside_do_not_count(laws: str) -> None:
     prediction, batch, _, student_DH = made("full" if laws == "none" else laws)
     if laws == "none":
         batch = TrajectoryBatch(tokens_BT=batch.tokens_BT, loss_mask_BT=batch.loss_mask_BT)
-    found = Imitation(token=Distillation(divergence="sft"), token_weight=1.0).loss(
+    found = Imitation(token=Distillation(objective="sft"), token_weight=1.0).loss(
         prediction, batch, wide_head
     )
     nats = []

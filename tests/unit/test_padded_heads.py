@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_heads_cut_to_what_both_have(
     heads.setup.batch = heads.cut.batch = replace(  # places that learn their token keep all rows
         heads.cut.batch, loss_mask_BT=heads.cut.batch.law_ahead(0) >= 0
     )
-    objective = chosen(name, reading, temperature=temperature, cells=5 * V)
+    objective = chosen(name, reading, teacher_temperature=temperature, cells=5 * V)
     got = heads.setup.run(objective.loss, heads.laws(kind))
     wanted = heads.cut.run(objective.loss, heads.laws(kind, cut=True))
     assert got[0].abs() > 0 and wanted[3].any()

@@ -110,7 +110,7 @@ def squares(drafter: FeatureDrafter, batch: TrajectoryBatch) -> list[tuple[int, 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
         for _ in range(drafter.num_steps):
             prediction, carry = drafter(batch, carry)
-            Imitation(token=Distillation(divergence="sft")).loss(prediction, batch, drafter.head())
+            Imitation(token=Distillation(objective="sft")).loss(prediction, batch, drafter.head())
     assert saved
     return [shape for shape in saved if shape.count(T) >= 2]
 
@@ -176,7 +176,7 @@ def test_what_is_computed_again_has_the_same_gradients(cls: type[AlignedDrafter]
         torch.manual_seed(1)  # the noise
         for _ in range(drafter.num_steps):
             prediction, carry = drafter(batch, carry)
-            step = Imitation(token=Distillation(divergence="sft"))
+            step = Imitation(token=Distillation(objective="sft"))
             total = total + step.loss(prediction, batch, drafter.head()).total
         assert isinstance(total, Tensor)
         total.backward()

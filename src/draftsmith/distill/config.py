@@ -282,9 +282,11 @@ class DivergenceConfig(Configuration):
 
     def validate(self) -> None:
         require(0 <= self.beta <= 1, f"--beta must lie between 0 and 1, got {self.beta}")
-        value = self.teacher_temperature
-        good = math.isfinite(value) and value > 0
-        require(good, f"--teacher-temperature must be above 0, got {value}")
+        require(
+            0 < self.teacher_temperature < math.inf,
+            f"--teacher-temperature must be above 0, got {self.teacher_temperature:g}; to learn "
+            "the teacher's most probable tokens, collect greedily and use --objective sft",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         InputError: the stores, the student or a checkpoint cannot be used.
     """
     out = options.out
-    token = token_objective(options)
+    token = Distillation(**vars(options.objective))  # refuses an objective's options, too
     datasets.check_batch(options)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
@@ -116,18 +116,6 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
 def _acceptance(values: dict[str, float]) -> float | None:
     """Return the acceptance of the first draft; None: nothing was held out."""
     return values.get("acceptance", values.get("acceptance_1"))
-
-
-def token_objective(options: DistillConfig) -> Distillation:
-    """InputError for an unknown objective, and for options that mean nothing to it."""
-    chosen = options.objective
-    return Distillation(
-        divergence=chosen.objective,
-        temperature=chosen.teacher_temperature,
-        tail=chosen.tail,
-        beta=chosen.beta,
-        reading=chosen.reading,
-    )
 
 
 def check_tail(options: DistillConfig, lesson: datasets.TrainingData) -> None:
@@ -232,7 +220,7 @@ def make_trainer(
     }
     return Trainer(
         drafter=student.learner,
-        objective=student.objective(token_objective(options)),
+        objective=student.objective(Distillation(**vars(options.objective))),
         source=lesson.source,
         config=trainer_config(options, steps),
         folder=options.out / "work",

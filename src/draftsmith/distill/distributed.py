@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -37,9 +37,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleConfig
-from draftsmith.distill.objectives.distillation import Head, LossTerms, Objective
+from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 
@@ -266,72 +266,6 @@ def _renamed(state: dict[str, Any], other: dict[Any, Any]) -> dict[str, Any]:
             for group in state["param_groups"]
         ],
     }
-
-
-@runtime_checkable
-class Pooling(Protocol):
-    """An objective whose loss may depend on sums over all positions of a step."""
-
-    @property
-    def pools(self) -> bool:
-        """Whether it does, with its options."""
-
-    def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
-        """[2] float64, no gradient: what is summed over all parts."""
-
-    def given(self, counts: Tensor) -> Objective:
-        """The objective of a step with these sums."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counting:
-    """A pass that only counts: an objective whose two terms are the two sums."""
-
-    objective: Pooling
-
-    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
-        total, weight = self.objective.count(prediction, batch, head)
-        return LossTerms(total=total, weight=weight)
-
-
-Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
-"""A batch, what the steps before it carry, and an objective: `Learner.forward`."""
-
-
-def pools(objective: Objective) -> bool:
-    """Whether it has to hear of all parts of a step."""
-    return isinstance(objective, Pooling) and objective.pools
-
-
-def pooled(
-    objective: Objective,
-    batches: Iterable[TrajectoryBatch],
-    num_steps: int,
-    forward: Forward,
-    add: Callable[[Tensor], Tensor],
-) -> Sequence[Objective]:
-    """The objective of each of the drafter's steps, where it normalises over a whole step, however
-    many parts this is divided into. `batches`: the parts of this process; `add`: over all
-    processes, every one of which calls this.
-
-    step      part 0   part 1   ..      parts of this process, then of all
-    count     [2]    + [2]    + ..      a pass without gradient
-    learn     loss     loss     ..      with the sums of all parts
-
-    A step that is one part needs no pass of its own: the loss counts what it is given.
-    """
-    assert isinstance(objective, Pooling)
-    counts: Tensor | float = 0.0
-    with torch.no_grad():
-        for batch in batches:
-            carry, sums = None, []
-            for _ in range(num_steps):
-                out = forward(batch, carry, Counting(objective=objective))
-                carry = out["carry"]
-                sums.append(torch.stack([out["total"], out["weight"]]))
-            counts = counts + torch.stack(sums)
-    assert isinstance(counts, Tensor)
-    return [objective.given(own) for own in add(counts)]
 
 
 # --------------------------------------------------------------------------- processes

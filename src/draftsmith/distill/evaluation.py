@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.checkpoint import Checkpoint
@@ -32,18 +32,17 @@ from draftsmith.distill.objectives.distillation import (
     LossPositions,
     LossTerms,
     Objective,
-    both_logits,
     check_laws,
     gather,
+    logprobs,
     masks,
-    over_both,
-    preferred,
     vocabulary,
     wide,
 )
 from draftsmith.errors import InputError, nearest
 
 Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
+"""A batch, what the steps before it carry, and an objective: `distributed.Learner.forward`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,9 +249,7 @@ class Chains:
     one place further than the last one begins another batch.
     """
 
-    def __init__(self, *, cells: int | None = None) -> None:
-        """`cells`: places times vocabulary that exist at a time (None: see `Distillation`)."""
-        self.cells = cells
+    def __init__(self) -> None:
         self._chain: _Chain | None = None
 
     @torch.no_grad()
@@ -264,11 +261,12 @@ class Chains:
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
         seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
         for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
-            places = gather(prediction, batch, mask_BT)
-            seen_BT5[mask_BT] = self._looked(
-                places, head, vocabulary(head, prediction.hidden_BTH[0]), look
-            )
+            parts = gather(prediction, batch, mask_BT).split(None, vocab)
+            seen = [look(part, wide(head(part.hidden_NH))) for part in parts]
+            if seen:
+                seen_BT5[mask_BT] = torch.cat(seen)
         hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
         now = self._chain = _Chain(
             depth=above.depth + 1,
@@ -293,13 +291,6 @@ class Chains:
         }
         total_F, weight_F = torch.stack([sums[name] for name in FIGURES], dim=1).unbind(0)
         return LossTerms(total=total_F, weight=weight_F)
-
-    def _looked(self, places: LossPositions, head: Head, vocab: int, look: _Look) -> Tensor:
-        """[N, 5]: what `look` sees at all places, a few at a time."""
-        parts = [wide(places.hidden_NH.new_zeros(0, 5))]
-        for part in places.split(self.cells, vocab):
-            parts.append(look(part, wide(head(part.hidden_NH))))
-        return torch.cat(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,33 +381,24 @@ class _Chain:
         )
 
 
-_Look = Callable[[LossPositions, Tensor], Tensor]
-"""(places, the drafter's logits there) -> [N, 5]: its best token is the text's; p(x) is known;
-min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q)."""
+# Both: (places, the drafter's logits there) -> [N, 5]: its best token is the text's; p(x) is known;
+# min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q).
 
 
 def _beside_law(places: LossPositions, logits_NV: Tensor) -> Tensor:
     check_laws(places, logits_NV.shape[-1])
-    laws, tokens_N1 = places.laws(), places.tokens_N[:, None]
-    if isinstance(laws, FullLaws):
-        teacher_NV, logits_NV = both_logits(laws, logits_NV)
-    else:
-        laws, logits_NV = over_both(laws, logits_NV)
-    log_q_NV = torch.log_softmax(logits_NV, dim=-1)
-    if isinstance(laws, FullLaws):
-        log_p_NC, log_q_NC = torch.log_softmax(teacher_NV, dim=-1), log_q_NV
-        best_N, log_p_N = log_p_NC.argmax(-1), log_p_NC.gather(-1, tokens_N1)[:, 0]
-    else:
-        ids_NK = laws.ids_NK.long()
-        log_p_NC, log_q_NC = laws.log_p_NK.to(logits_NV.dtype), log_q_NV.gather(-1, ids_NK)
-        best_N = preferred(laws)
-        log_p_N = log_p_NC.masked_fill(ids_NK != tokens_N1, -math.inf).amax(-1)
-    choice_N = logits_NV.argmax(-1)
+    log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV)
+    choice_N, best_N1 = logits_NV.argmax(-1), log_p_NC.argmax(-1, keepdim=True)
+    at_N1, own_NC = places.tokens_N[:, None], log_p_NC
+    if ids_NC is not None:  # an empty cell has id 0, too
+        own_NC = log_p_NC.masked_fill(ids_NC != at_N1, -math.inf)
+        at_N1, best_N1 = own_NC.argmax(-1, keepdim=True), ids_NC.gather(-1, best_N1)
+    log_p_N, log_q_N = (one.gather(-1, at_N1)[:, 0] for one in (own_NC, log_q_NC))
     columns = [
         choice_N == places.tokens_N,
         log_p_N > -math.inf,
-        (log_q_NV.gather(-1, tokens_N1)[:, 0] - log_p_N).clamp(max=0).exp(),
-        choice_N == best_N,
+        (log_q_N - log_p_N).clamp(max=0).exp(),
+        choice_N == best_N1[:, 0],
         div.acceptance(log_p_NC, log_q_NC),
     ]
     return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)

@@ -282,7 +282,7 @@ class NetworkStudent(Student):
             )
         if given.top_weight and token.record.hard:
             raise InputError(
-                f"--top-weight {given.top_weight:g}: --objective {token.divergence} learns from "
+                f"--top-weight {given.top_weight:g}: --objective {token.objective} learns from "
                 "tokens, not from laws; leave one of them out"
             )
         token_weight = own.token if given.token_weight is None else given.token_weight

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -35,8 +35,6 @@ from draftsmith.distill.distributed import (
     make_accelerator,
     make_layout,
     on_main,
-    pooled,
-    pools,
     precision,
     to_device,
 )
@@ -50,7 +48,7 @@ from draftsmith.distill.evaluation import (
     keep_best,
     sums_of,
 )
-from draftsmith.distill.objectives.distillation import Objective
+from draftsmith.distill.objectives.distillation import Distillation, Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 
@@ -405,12 +403,22 @@ class Trainer:
         batches: Iterable[TrajectoryBatch] = (
             to_device(self._batch(part, parts), self._device) for part in mine
         )
-        steps = self.drafter.num_steps
-        if parts == 1 or not pools(self.objective):
-            return [self.objective] * steps, batches
+        objective, steps = self.objective, self.drafter.num_steps
+        if parts == 1 or not isinstance(objective, Distillation) or not objective.pools:
+            return [objective] * steps, batches
+        # What the loss normalises over a whole step is counted first, in all parts of it, by a pass
+        # without gradient. A step that is one part needs none: the loss counts what it is given.
         batches = tuple(batches)  # read twice; what is drawn online is drawn once
-        add = partial(self.accelerator.reduce, reduction="sum")
-        return pooled(self.objective, batches, steps, self.layout.forward, add), batches
+        counts_S2 = torch.zeros(steps, 2, dtype=torch.float64, device=self._device)
+        counting = replace(objective, counting=True)
+        with torch.no_grad():
+            for batch in batches:
+                carry: Any = None
+                for counts_2 in counts_S2:
+                    out = self.layout.forward(batch, carry, counting)
+                    carry = out["carry"]
+                    counts_2 += torch.stack([out["total"], out["weight"]])
+        return [objective.given(own) for own in self.accelerator.reduce(counts_S2, "sum")], batches
 
     def _batch(self, part: int, parts: int) -> TrajectoryBatch:
         """One part of this step's batch. Raises BackendError when its data is damaged."""

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from draftsmith.config import require
 from draftsmith.core.types import (
     DraftPrediction,
     FullLaws,
@@ -36,17 +37,16 @@ from draftsmith.core.types import (
     TopLaws,
     TrajectoryBatch,
 )
+from draftsmith.distill.config import DivergenceConfig
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import (
     Divergence,
     Knobs,
-    Reading,
     Rewards,
-    Tail,
     TokenBins,
     truncated_cells,
 )
-from draftsmith.errors import InputError, nearest
+from draftsmith.errors import InputError
 
 Head = Callable[[Tensor], Tensor]
 
@@ -231,23 +231,24 @@ def check_laws(places: LossPositions, vocab: int) -> None:
         raise InputError("logprobs without any token; collect the trajectories again")
 
 
-def both_logits(laws: FullLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
-    """The teacher's logits at these places (no gradient) and the student's, over the entries that
-    both heads have."""
-    with torch.no_grad():
-        teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
-    size = min(teacher_NV.shape[-1], logits_NV.shape[-1])
-    return teacher_NV[:, :size], logits_NV[:, :size]
+def over_both(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor | TopLaws, Tensor]:
+    """The teacher's logits (no gradient) or kept logprobs, and the student's logits, over the
+    entries that both heads have.
 
-
-def over_both(laws: TopLaws, logits_NV: Tensor) -> tuple[TopLaws, Tensor]:
-    """The same of laws that were kept whole, each renormalised. Laws of the best tokens alone stay
-    as they are: what lies outside of these is no single entry to them."""
-    size, vocab = laws.vocab_size, logits_NV.shape[-1]
-    if size is None or size == vocab or laws.ids_NK.shape[-1] < size:
+    Kept logprobs of a whole law are renormalised. Laws of the best tokens alone stay as they are:
+    what lies outside of these is no single entry to them.
+    """
+    vocab = logits_NV.shape[-1]
+    if isinstance(laws, FullLaws):
+        with torch.no_grad():
+            teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
+        size = min(teacher_NV.shape[-1], vocab)
+        return teacher_NV[:, :size], logits_NV[:, :size]
+    whole = laws.vocab_size
+    if whole is None or whole == vocab or laws.ids_NK.shape[-1] < whole:
         return laws, logits_NV
-    if size < vocab:
-        return laws, logits_NV[:, :size]
+    if whole < vocab:
+        return laws, logits_NV[:, :whole]
     inside_NK = laws.ids_NK < vocab
     log_p_NK = laws.log_p_NK.masked_fill(~inside_NK, -math.inf)
     log_p_NK = log_p_NK.log_softmax(-1).where(_whole(laws), log_p_NK)
@@ -258,6 +259,17 @@ def over_both(laws: TopLaws, logits_NV: Tensor) -> tuple[TopLaws, Tensor]:
         vocab_size=vocab,
     )
     return inside, logits_NV
+
+
+def logprobs(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """log p and log q at temperature 1, [N, C] each, of the tokens that the teacher kept; their
+    ids, None where these are all in order; and the student's logits over what both heads have."""
+    kept, logits_NV = over_both(laws, logits_NV)
+    log_q_NV = logits_NV.log_softmax(-1)
+    if isinstance(kept, Tensor):
+        return kept.log_softmax(-1), log_q_NV, None, logits_NV
+    ids_NK = kept.ids_NK.long()
+    return kept.log_p_NK.to(log_q_NV.dtype), log_q_NV.gather(-1, ids_NK), ids_NK, logits_NV
 
 
 def _whole(laws: TopLaws) -> Tensor:
@@ -279,29 +291,21 @@ def wide(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(DivergenceConfig):
     """A divergence of the student's law from the teacher's, in nats per place.
 
-    Positions whose token has no law learn the token (as sft): the plain text of a mixed batch does.
+    The teacher's logprobs come at temperature 1; the student stays at 1, where it drafts. Positions
+    whose token has no law learn the token (as sft): the plain text of a mixed batch does.
     Raises InputError for unknown names, for options that mean nothing to the divergence, and for
     laws over another vocabulary than the student's.
     """
 
-    divergence: str
-    """A name in `DIVERGENCES`."""
-    temperature: float = 1.0
-    """Temperature of the teacher's logprobs, which come at 1. The student stays at 1, where it
-    drafts."""
-    tail: Tail = "bucket"
-    """What lies outside the tokens that a truncated teacher kept; a whole law has no tail."""
     floor: float = 1e-8
     """tail `floor`: least probability of a vocabulary entry."""
-    beta: float = 0.5
-    """jsd: the teacher's share of the mixture; 0 is kl, 1 is rkl."""
-    reading: Reading = "exact"
-    """tvdpp: how its expectation is taken."""
     rewards: Rewards | None = None
     """tvdpp: statistics of all places that are learnt together; None: of those of one call."""
+    counting: bool = False
+    """The loss and its weight are the two sums that these statistics are made of."""
     top_weight: float = 0.0
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
@@ -310,43 +314,56 @@ class Distillation:
     stay in a cache, else `CELLS`."""
 
     def __post_init__(self) -> None:
-        if (
-            not 0 <= self.beta <= 1
-            or not 0 < self.floor < 1
-            or (self.cells is not None and self.cells < 1)
-        ):
-            raise InputError("--beta lies in [0, 1], floor in (0, 1), and cells is at least 1")
-        if not 0 <= self.top_weight < math.inf or self.top < 1:
-            raise InputError("--top-weight is 0 or more and finite, and top at least 1")
-        if not 0 < self.temperature < math.inf:
-            raise InputError(
-                f"--teacher-temperature must be above 0, not {self.temperature:g}; to learn its "
-                "most probable tokens, collect greedily and use --objective sft"
-            )
-        for what, name, known in (
-            ("--tail", self.tail, get_args(Tail)),
-            ("--reading", self.reading, get_args(Reading)),
-        ):
-            if name not in known:
-                raise InputError(f"there is no {what} {name!r}{nearest(name, known)}")
-        _refuse_unused(self, div.divergence_named(self.divergence))
+        self.validate()
+        good = 0 < self.floor < 1 and (self.cells is None or self.cells >= 1) and self.top >= 1
+        require(good, "floor lies in (0, 1), and cells and top are at least 1")
+        require(0 <= self.top_weight < math.inf, "--top-weight is 0 or more and finite")
+        record = div.divergence_named(self.objective)
+        for option in ("teacher_temperature", "tail", "floor", "beta", "reading"):
+            given = getattr(self, option)
+            if given == getattr(type(self), option):
+                continue
+            flag = option if option == "floor" else f"--{option.replace('_', '-')}"
+            if option not in record.options:
+                other = [name for name, one in div.DIVERGENCES.items() if option in one.options]
+                raise InputError(
+                    f"{flag} {given} means nothing to --objective {record.name}, only to "
+                    f"{', '.join(other)}: leave it out"
+                )
+            if option == "floor" and self.tail != "floor":
+                raise InputError(f"floor {given} means nothing with --tail {self.tail}")
 
     @property
     def record(self) -> Divergence:
-        """The divergence that `divergence` and `beta` mean."""
-        return div.divergence_named(self.divergence, self.beta)
+        """The divergence that `objective` and `beta` mean."""
+        return div.divergence_named(self.objective, self.beta)
+
+    @property
+    def pools(self) -> bool:
+        """Whether rewards are normalised over all places that are learnt together."""
+        return self.record.pools_cells
+
+    def given(self, counts: Tensor) -> Distillation:
+        """With the sums of all parts of a step, each from a pass that is `counting`."""
+        return replace(self, rewards=Rewards.of(counts))
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x nats over the counted places, and the sum of their weights."""
         taught_BT, plain_BT = masks(prediction, batch, self.record)
-        draws = self.record.pools_cells and self.reading == "sampled"
+        draws = self.pools and self.reading == "sampled" and not self.counting
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
         vocab = vocabulary(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
         rewards = self.rewards
         if rewards is None and self.pools:
-            rewards = Rewards.of(self._count(head, taught, vocab))
+            counts = torch.zeros(2, dtype=torch.float64, device=taught.hidden_NH.device)
+            with torch.no_grad():  # a pass of its own, before any loss
+                for part in taught.split(self.cells, vocab):
+                    counts += div.count_rewards(self._cells(head, part))
+            if self.counting:
+                return LossTerms(total=counts[0], weight=counts[1])
+            rewards = Rewards.of(counts)
 
         def taught_nats(head: Head, part: LossPositions) -> Tensor:
             knobs = Knobs(
@@ -367,50 +384,21 @@ class Distillation:
                 total = total + summed
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
-    @property
-    def pools(self) -> bool:
-        """Whether rewards are normalised over all places that are learnt together."""
-        return self.record.pools_cells
-
-    def count(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> Tensor:
-        """Count the rewards at the counted positions (`divergence.count_rewards`)."""
-        taught_BT, _ = masks(prediction, batch, self.record)
-        taught = gather(prediction, batch, taught_BT)
-        vocab = vocabulary(head, prediction.hidden_BTH[0])
-        check_laws(taught, vocab)
-        return self._count(head, taught, vocab)
-
-    def given(self, counts: Tensor) -> Distillation:
-        """With the sums of all parts."""
-        return replace(self, rewards=Rewards.of(counts))
-
-    def _count(self, head: Head, places: LossPositions, vocab: int) -> Tensor:
-        """A pass of its own, before any loss."""
-        counts = torch.zeros(2, dtype=torch.float64, device=places.hidden_NH.device)
-        with torch.no_grad():
-            for part in places.split(self.cells, vocab):
-                counts += div.count_rewards(self._cells(head, part))
-        return counts
-
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
-        logits_NV = wide(head(places.hidden_NH))
-        laws = places.laws()
-        if isinstance(laws, FullLaws):
-            teacher_NV, logits_NV = both_logits(laws, logits_NV)
-            log_p_NV = torch.log_softmax(teacher_NV / self.temperature, dim=-1)
+        laws, logits_NV = over_both(places.laws(), wide(head(places.hidden_NH)))
+        if isinstance(laws, Tensor):
+            log_p_NV = torch.log_softmax(laws / self.teacher_temperature, dim=-1)
             return div.whole_cells(log_p_NV, logits_NV)
-        laws, logits_NV = over_both(laws, logits_NV)
         return truncated_cells(
             laws,
             logits_NV,
             tail=self.tail,
             divergence=self.record,
-            temperature=self.temperature,
+            temperature=self.teacher_temperature,
             floor=self.floor,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Acceptance:
     """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q) at
     temperature 1. No gradient.
@@ -419,34 +407,17 @@ class Acceptance:
     kept tokens. Positions without a law do not count. Higher is better.
     """
 
-    cells: int | None = None
-    """As `Distillation` has it."""
-
-    def __post_init__(self) -> None:
-        if self.cells is not None and self.cells < 1:
-            raise InputError(f"cells must be at least 1, got {self.cells}")
-
+    @torch.no_grad()
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""
-        taught_BT, _ = masks(prediction, batch, None)
-        places = gather(prediction, batch, taught_BT)
-        with torch.no_grad():
-            vocab = vocabulary(head, prediction.hidden_BTH[0])
-            check_laws(places, vocab)
-            total = wide(prediction.hidden_BTH.new_zeros(()))
-            for part in places.split(self.cells, vocab):
-                overlap_N = self._overlap(part.laws(), wide(head(part.hidden_NH)))
-                total = total + _weighed(part, overlap_N)
+        places = gather(prediction, batch, masks(prediction, batch, None)[0])
+        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        check_laws(places, vocab)
+        total = wide(prediction.hidden_BTH.new_zeros(()))
+        for part in places.split(None, vocab):
+            log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)))
+            total = total + _weighed(part, div.acceptance(log_p_NC, log_q_NC))
         return LossTerms(total=total, weight=places.weights_N.sum())
-
-    def _overlap(self, laws: TeacherLaws, logits_NV: Tensor) -> Tensor:
-        if isinstance(laws, FullLaws):
-            teacher_NV, logits_NV = both_logits(laws, logits_NV)
-            return div.acceptance(teacher_NV.log_softmax(-1), logits_NV.log_softmax(-1))
-        laws, logits_NV = over_both(laws, logits_NV)
-        log_q_NV = torch.log_softmax(logits_NV, dim=-1)
-        log_p_NK = laws.log_p_NK.to(logits_NV.dtype)
-        return div.acceptance(log_p_NK, log_q_NV.gather(-1, laws.ids_NK.long()))
 
 
 def _plain_nats(head: Head, places: LossPositions) -> Tensor:
@@ -456,34 +427,6 @@ def _plain_nats(head: Head, places: LossPositions) -> Tensor:
 
 def _weighed(places: LossPositions, nats_N: Tensor) -> Tensor:
     return (nats_N * places.weights_N.to(nats_N.dtype)).sum()
-
-
-_ALWAYS = ("divergence", "cells", "top_weight", "top", "rewards")
-_FLAGS = {
-    "temperature": "--teacher-temperature",
-    "tail": "--tail",
-    "floor": "floor",
-    "beta": "--beta",
-    "reading": "--reading",
-}
-"""As the user of `distill` knows the options; the floor has no flag."""
-
-
-def _refuse_unused(chosen: Distillation, record: Divergence) -> None:
-    """InputError for an option that was set and would be ignored."""
-    for option in fields(chosen):
-        given = getattr(chosen, option.name)
-        if option.name in _ALWAYS or given == option.default:
-            continue
-        flag = _FLAGS[option.name]
-        if option.name not in record.options:
-            other = [name for name, one in div.DIVERGENCES.items() if option.name in one.options]
-            raise InputError(
-                f"{flag} {given} means nothing to --objective {record.name}, only to "
-                f"{', '.join(other)}: leave it out"
-            )
-        if option.name == "floor" and chosen.tail != "floor":
-            raise InputError(f"floor {given} means nothing with --tail {chosen.tail}: leave it out")
 
 
 # --------------------------------------------------------------------------- hidden states

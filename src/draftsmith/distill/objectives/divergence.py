@@ -55,6 +55,11 @@ class TokenBins:
     valid_NC: Tensor | None = None
     """False where a cell holds nothing at all (neither law could use it); None: all True."""
 
+    def valid(self) -> Tensor:
+        """[N, C] bool: the cells that hold something."""
+        every = torch.ones_like(self.log_q_NC, dtype=torch.bool)
+        return every if self.valid_NC is None else self.valid_NC
+
 
 def whole_cells(log_p_NV: Tensor, logits_NV: Tensor) -> TokenBins:
     """The teacher's whole law beside the student's."""
@@ -165,14 +170,28 @@ def tvdpp(cells: TokenBins, knobs: Knobs) -> Tensor:
     uniform   the mean over cells: another direction, not proportional to tvd's
     """
     assert knobs.rewards is not None, "tvdpp needs the rewards of the batch"
-    return READINGS[knobs.reading](cells, knobs.rewards.advantage(cells), knobs.uniform_N)
+    advantage_NC, log_q_NC = knobs.rewards.advantage(cells), cells.log_q_NC
+    if knobs.reading == "exact":
+        return -_expected(log_q_NC.detach().exp() * advantage_NC, log_q_NC)
+    if knobs.reading == "sampled":
+        assert knobs.uniform_N is not None, "the reading `sampled` needs a uniform number per place"
+        #  q       .2 .3 .0 .5
+        #  below   .2 .5 .5 1.     u = .4 -> 1: the first cell whose sum exceeds u, and never q = 0
+        below_NC = log_q_NC.detach().exp().cumsum(-1)
+        wanted_N1 = knobs.uniform_N[:, None].to(below_NC.dtype) * below_NC[:, -1:]
+        drawn_N1 = torch.searchsorted(below_NC, wanted_N1, right=True)
+        drawn_N1 = drawn_N1.clamp(max=below_NC.shape[1] - 1)
+        return -(advantage_NC.gather(-1, drawn_N1) * log_q_NC.gather(-1, drawn_N1))[:, 0]
+    # A cell that the student cannot use (log q = -inf) has no slope to follow.
+    valid_NC = cells.valid()
+    usable_NC = valid_NC & (log_q_NC > -math.inf)
+    return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / valid_NC.sum(-1)
 
 
 def count_rewards(cells: TokenBins) -> Tensor:
     """[2] float64: how many cells have r = 1, and how many cells there are."""
-    rewarded = cells.log_p_NC > cells.log_q_NC
-    letters = torch.ones_like(rewarded) if cells.valid_NC is None else cells.valid_NC
-    return torch.stack([rewarded.sum(), letters.sum()]).double()
+    rewarded_NC = cells.log_p_NC > cells.log_q_NC
+    return torch.stack([rewarded_NC.sum(), cells.valid().sum()]).double()
 
 
 def _expected(weight_NC: Tensor, nats_NC: Tensor) -> Tensor:
@@ -180,38 +199,9 @@ def _expected(weight_NC: Tensor, nats_NC: Tensor) -> Tensor:
     return (weight_NC * nats_NC.masked_fill(weight_NC == 0, 0.0)).sum(-1)
 
 
-def _exact(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
-    return -_expected(cells.log_q_NC.detach().exp() * advantage_NC, cells.log_q_NC)
-
-
-def _sampled(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
-    assert uniform_N is not None, "the reading `sampled` needs a uniform number per place"
-    #  q       .2 .3 .0 .5
-    #  below   .2 .5 .5 1.       u = .4 -> 1: the first cell whose sum exceeds u, never one of q = 0
-    below_NC = cells.log_q_NC.detach().exp().cumsum(-1)
-    wanted_N1 = uniform_N[:, None].to(below_NC.dtype) * below_NC[:, -1:]
-    drawn_N1 = torch.searchsorted(below_NC, wanted_N1, right=True).clamp(max=below_NC.shape[1] - 1)
-    return -(advantage_NC.gather(-1, drawn_N1) * cells.log_q_NC.gather(-1, drawn_N1))[:, 0]
-
-
-def _uniform(cells: TokenBins, advantage_NC: Tensor, uniform_N: Tensor | None) -> Tensor:
-    log_q_NC, letters = cells.log_q_NC, cells.valid_NC
-    # A cell that the student cannot use (log q = -inf) has no slope to follow.
-    usable_NC = log_q_NC > -math.inf if letters is None else letters & (log_q_NC > -math.inf)
-    number = log_q_NC.shape[1] if letters is None else letters.sum(-1)
-    return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / number
-
-
-READINGS: dict[Reading, Callable[[TokenBins, Tensor, Tensor | None], Tensor]] = {
-    "exact": _exact,
-    "sampled": _sampled,
-    "uniform": _uniform,
-}
-
-
 # --------------------------------------------------------------------------- the table
 
-_LAW_OPTIONS = ("temperature", "tail", "floor")
+_LAW_OPTIONS = ("teacher_temperature", "tail", "floor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,7 +296,8 @@ def truncated_cells(
     `floor` need nothing more. The mass outside is known at temperature 1 only: InputError for a
     `bucket` at another one. Where nothing lies outside (K = V) all three are the whole law.
     """
-    whole = laws.ids_NK.shape[1] >= logits_NV.shape[1]
+    vocab = logits_NV.shape[1]
+    whole = laws.ids_NK.shape[1] >= vocab
     if tail == "bucket" and temperature != 1 and not whole:
         raise InputError(
             f"--tail bucket needs temperature 1, not {temperature:g}: a truncated teacher's mass "
@@ -320,101 +311,50 @@ def truncated_cells(
         nothing_NV = torch.full_like(log_p_NK, -math.inf)
         log_p_NV = nothing_NV.scatter_(1, laws.ids_NK.long(), log_p_NK)
         return whole_cells(torch.log_softmax(log_p_NV, dim=-1), logits_NV)
+    # An empty cell has id 0, which may be a token that was kept or not: point it elsewhere.
     best_N1 = log_p_NK.argmax(-1, keepdim=True)
-    kept = _Kept(
-        # An empty cell has id 0, which may be a token that was kept or not: point it elsewhere.
-        ids_NK=torch.where(used_NK, laws.ids_NK, laws.ids_NK.gather(-1, best_N1)).long(),
-        log_p_NK=log_p_NK,
-        used_NK=used_NK,
-        all_N=used_NK.sum(-1) >= logits_NV.shape[1],
-    )
-    # of a whole law nothing is outside; a tempered one is only to be normalised again
-    treatment = "renormalise" if whole and temperature != 1 else tail
-    return TAILS[treatment](kept, logits_NV, divergence, floor)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    """Which tokens the teacher kept, at each place."""
-
-    ids_NK: Tensor
-    """In empty cells: the id of the most probable one again."""
-    log_p_NK: Tensor
-    """Tempered, not renormalised; -inf in empty cells."""
-    used_NK: Tensor
-    all_N: Tensor
-    """True where every vocabulary entry was kept: nothing lies outside."""
-
-
-def _bucket(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
-    rest_N = (1 - kept.log_p_NK.exp().sum(-1)).clamp(min=REST).log()
-    return _with_rest(kept, kept.log_p_NK, rest_N.masked_fill(kept.all_N, -math.inf), logits_NV)
-
-
-def _renormalise(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
-    if divergence.pools_cells:
-        return _spread(kept, logits_NV, 0.0)
-    log_p_NK = torch.log_softmax(kept.log_p_NK, dim=-1)
-    if divergence.on_support:
-        log_q_NK = torch.log_softmax(_kept_logits(kept, logits_NV), dim=-1)
-        return TokenBins(log_p_NC=log_p_NK, log_q_NC=log_q_NK, valid_NC=kept.used_NK)
-    return _with_rest(kept, log_p_NK, torch.full_like(log_p_NK[:, 0], -math.inf), logits_NV)
-
-
-def _floor(kept: _Kept, logits_NV: Tensor, divergence: Divergence, floor: float) -> TokenBins:
-    if floor * logits_NV.shape[1] >= 1:
+    ids_NK = torch.where(used_NK, laws.ids_NK, laws.ids_NK.gather(-1, best_N1)).long()
+    all_N1 = used_NK.sum(-1, keepdim=True) >= vocab  # nothing lies outside
+    if whole and temperature != 1:  # it is only to be normalised again
+        tail = "renormalise"
+    if tail == "floor" and floor * vocab >= 1:
         raise InputError(
-            f"floor {floor:g} times {logits_NV.shape[1]} vocabulary entries is more probability "
-            "than the teacher's law has; choose a smaller floor"
+            f"floor {floor:g} times {vocab} vocabulary entries is more probability than the "
+            "teacher's law has; choose a smaller floor"
         )
-    return _spread(kept, logits_NV, floor)
-
-
-TAILS: dict[Tail, Callable[[_Kept, Tensor, Divergence, float], TokenBins]] = {
-    "bucket": _bucket,
-    "renormalise": _renormalise,
-    "floor": _floor,
-}
-
-
-def _with_rest(kept: _Kept, log_p_NK: Tensor, rest_N: Tensor, logits_NV: Tensor) -> TokenBins:
-    """K + 1 cells; the last is all that was not kept. One pass over the vocabulary:
-
-    logits      a  b  c  d  e        kept: b d
-    outside     a  .  c  .  e   ->   their log-sum-exp: q(rest) keeps its digits however small
-    """
-    inside_NK = _kept_logits(kept, logits_NV)
-    inside_N = _log_sum(inside_NK.clamp(min=LOWEST))
-    outside_N = _log_sum(logits_NV.scatter(-1, kept.ids_NK, LOWEST))
-    log_q_NC = torch.cat([inside_NK, outside_N[:, None]], dim=-1)
-    log_q_NC = log_q_NC - torch.logaddexp(inside_N, outside_N)[:, None]
-    return TokenBins(
-        log_p_NC=torch.cat([log_p_NK, rest_N[:, None]], dim=-1),
-        log_q_NC=log_q_NC,
-        valid_NC=torch.cat([kept.used_NK, ~kept.all_N[:, None]], dim=-1),
-    )
-
-
-def _spread(kept: _Kept, logits_NV: Tensor, floor: float) -> TokenBins:
-    """V cells; no entry of p lies below `floor` (unless everything was kept), and p sums to 1."""
-    with torch.no_grad():
-        lowest = math.log(floor) if floor else -math.inf
-        lowest_N1 = kept.log_p_NK.new_full((len(kept.ids_NK), 1), lowest)
-        lowest_N1 = lowest_N1.masked_fill(kept.all_N[:, None], -math.inf)
-        log_p_NK = torch.log_softmax(kept.log_p_NK, dim=-1)
+    if tail == "floor" or (tail == "renormalise" and divergence.pools_cells):
+        lowest = math.log(floor) if tail == "floor" else -math.inf
+        lowest_N1 = log_p_NK.new_full(all_N1.shape, lowest).masked_fill(all_N1, -math.inf)
+        log_p_NK = torch.log_softmax(log_p_NK, dim=-1)
         # Empty cells point at the most probable token: they must carry its probability.
-        log_p_NK = torch.where(kept.used_NK, log_p_NK, log_p_NK.amax(-1, keepdim=True))
+        log_p_NK = torch.where(used_NK, log_p_NK, log_p_NK.amax(-1, keepdim=True))
         log_p_NV = lowest_N1.expand_as(logits_NV).contiguous()
-        log_p_NV = log_p_NV.scatter_(-1, kept.ids_NK, torch.maximum(log_p_NK, lowest_N1))
-        log_p_NV = torch.log_softmax(log_p_NV, dim=-1)
-    return whole_cells(log_p_NV, logits_NV)
-
-
-def _kept_logits(kept: _Kept, logits_NV: Tensor) -> Tensor:
-    return logits_NV.gather(-1, kept.ids_NK).masked_fill(~kept.used_NK, -math.inf)
+        log_p_NV = log_p_NV.scatter_(-1, ids_NK, torch.maximum(log_p_NK, lowest_N1))
+        return whole_cells(torch.log_softmax(log_p_NV, dim=-1), logits_NV)
+    inside_NK = logits_NV.gather(-1, ids_NK).masked_fill(~used_NK, -math.inf)
+    rest_N1 = torch.full_like(log_p_NK[:, :1], -math.inf)
+    if tail == "bucket":
+        rest_N1 = (1 - log_p_NK.exp().sum(-1, keepdim=True)).clamp(min=REST).log()
+        rest_N1 = rest_N1.masked_fill(all_N1, -math.inf)
+    else:
+        log_p_NK = torch.log_softmax(log_p_NK, dim=-1)
+        if divergence.on_support:
+            log_q_NK = torch.log_softmax(inside_NK, dim=-1)
+            return TokenBins(log_p_NC=log_p_NK, log_q_NC=log_q_NK, valid_NC=used_NK)
+    # The last of K + 1 cells is all that was not kept. One pass over the vocabulary:
+    #   logits      a  b  c  d  e        kept: b d
+    #   outside     a  .  c  .  e   ->   their log-sum-exp: q(rest) keeps its digits however small
+    inside_N1 = _log_sum(inside_NK.clamp(min=LOWEST))
+    outside_N1 = _log_sum(logits_NV.scatter(-1, ids_NK, LOWEST))
+    log_q_NC = torch.cat([inside_NK, outside_N1], dim=-1) - torch.logaddexp(inside_N1, outside_N1)
+    return TokenBins(
+        log_p_NC=torch.cat([log_p_NK, rest_N1], dim=-1),
+        log_q_NC=log_q_NC,
+        valid_NC=torch.cat([used_NK, ~all_N1], dim=-1),
+    )
 
 
 def _log_sum(nats_NC: Tensor) -> Tensor:
-    """Log of the sum of exp; -inf, without a gradient, where all of them are `LOWEST`."""
-    total_N = nats_NC.logsumexp(-1)
-    return total_N.masked_fill(total_N < LOWEST / 2, -math.inf)
+    """[N, 1]: log of the sum of exp; -inf, without a gradient, where all of them are `LOWEST`."""
+    total_N1 = nats_NC.logsumexp(-1, keepdim=True)
+    return total_N1.masked_fill(total_N1 < LOWEST / 2, -math.inf)
