@@ -14,7 +14,7 @@ Segment = list[str]
 
 
 def heard(name: str, feed: Sequence[str]) -> Said:
-    return [(one.seg, one.rev, one.text, one.final) for one in open_feed(name)(feed)]
+    return [(one.seg, one.rev, one.text, one.final) for one in open_feed(name).read(feed)]
 
 
 def as_lines(*messages: Any) -> list[str]:

@@ -15,15 +15,15 @@ benchmarks/results/NAME.json and NAME/ (live_flores).
 from __future__ import annotations
 
 import argparse
-import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from draftsmith.commands.live import replay
 from draftsmith.commands.live.replay import LiveReplayOptions
 from draftsmith.live import plots
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import write_lines
+from draftsmith.live.replay import ReplayRow
 from draftsmith.live.streams import make_stream
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.config import ModelConfig
@@ -58,7 +58,7 @@ def main() -> None:
     write_lines(stream, make_stream(sides[0], sides[1], lag=3))
     model = ModelConfig(target=str(given.target), dtype=given.dtype)
 
-    def replayed(name: str, bias: str, masks: str, redraft: RedraftConfig) -> list[Any]:
+    def replayed(name: str, bias: str, masks: str, redraft: RedraftConfig) -> list[ReplayRow]:
         options = LiveReplayOptions(
             stream=stream,
             model=model,
@@ -68,7 +68,7 @@ def main() -> None:
             redraft=redraft,
             out=work / name,
         )
-        return list(replay.run(options).rows)
+        return [ReplayRow(**row) for row in replay.run(options)["rows"]]
 
     rows = replayed("paper", "0,0.1,0.2,0.3,0.4,0.5", "0,3,5", RedraftConfig())
     behind = {
@@ -79,7 +79,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plots.save(rows, folder)
     (folder / "tables.md").write_text((work / "paper" / "tables.md").read_text("utf-8"))
-    as_dict = json.loads(json.dumps({"rows": rows, "behind": behind}, default=vars_of))
+    as_dict = {
+        "rows": [asdict(row) for row in rows],
+        "behind": {name: asdict(row) for name, row in behind.items()},
+    }
     facts = {"model": given.target.name, "sentences": given.limit, "dtype": given.dtype}
     write_json_atomic(
         given.out / f"{given.name}.json",
@@ -87,10 +90,6 @@ def main() -> None:
     )
     for name, row in behind.items():
         print(f"{name:<14} speed-up {row.speedup:.2f}  NE {row.ne:.2f}  chrF {row.chrf:.1f}")
-
-
-def vars_of(row: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in type(row).__dataclass_fields__}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import json
 import lzma
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +133,8 @@ def main() -> None:
                 redraft=RedraftConfig(),
                 out=given.work / f"replay-{text}-{name}",
             )
-            found = replay.run(options).rows
-            rows += [{"model": name, "text": text, **asdict(row)} for row in found]
+            found = replay.run(options)["rows"]
+            rows += [{"model": name, "text": text, **row} for row in found]
     for row in rows:
         ad = "" if row["ad"] is None else f"{row['ad']:.1%}"
         bias = "AR" if row["bias"] is None else f"{row['bias']:g}"

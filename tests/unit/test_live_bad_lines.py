@@ -17,7 +17,7 @@ from draftsmith.live.records import Hypothesis, UpdateRecord
 
 
 def heard(name: str, feed: Sequence[str]) -> list[Hypothesis]:
-    return list(open_feed(name)(feed))
+    return list(open_feed(name).read(feed))
 
 
 OF_EACH = {
@@ -70,7 +70,7 @@ def test_a_bad_line_is_told_by_number_and_the_segment_goes_on(name: str) -> None
         if name == "lines" and "\udcff" not in bad and "\0" not in bad:
             continue  # any text is a hypothesis
         told: list[InputError] = []
-        made = open_feed(name)([feed[0], bad, *feed[1:]], told.append)
+        made = open_feed(name).read([feed[0], bad, *feed[1:]], told.append)
         assert list(made) == expected
         (error,) = told
         assert ("line 2" if name == "textflow" else words) in str(error)
@@ -143,7 +143,7 @@ def test_a_line_that_is_no_message_is_refused_by_its_number(
     ("name", "message", "words"),
     [
         ("jsonl", {"seg": 0, "rev": 0, "txt": "a"}, "unknown option 'txt'.*did you mean 'text'"),
-        ("jsonl", {"seg": 0, "rev": 0}, "'text' of Hypothesis is missing in line 1"),
+        ("jsonl", {"seg": 0, "rev": 0}, "line 1: option 'text' of Hypothesis is missing"),
         ("jsonl", {"seg": -1, "rev": 0, "text": ""}, "seg must be 0 or more"),
         ("simulstreaming", {"start": 0.0}, "line 1: expected a text at text, got"),
         ("simulstreaming", {"text": "a", "is_final": "no"}, "expected true or false at is_final"),
@@ -180,9 +180,9 @@ def test_a_textflow_line_of_another_form_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ({"seg": 1, "rev": 3}, "line 2: expected numbers above seg 1 rev 3, got seg 1 rev 3"),
-        ({"seg": 0, "rev": 9}, "line 2: expected numbers above seg 1 rev 3, got seg 0 rev 9"),
-        ({"seg": 1, "rev": 4}, "line 2: segment 1 was final before"),
+        ({"seg": 1, "rev": 3}, "line 2: segment 1 revision 3 cannot follow segment 1 revision 3"),
+        ({"seg": 0, "rev": 9}, "line 2: segment 0 revision 9 cannot follow segment 1 revision 3"),
+        ({"seg": 1, "rev": 4}, "line 2: segment 1 revision 4 cannot follow .*final"),
     ],
 )
 def test_jsonl_numbers_that_do_not_ascend_are_refused(second: dict[str, int], words: str) -> None:

@@ -87,7 +87,7 @@ def test_jsonl_keeps_its_numbers_and_ends_what_was_left_open() -> None:
         (7, 0, "Last", False),
         (7, 1, "Last", True),
     ]
-    first, *_ = open_feed("jsonl")(feed)
+    first, *_ = open_feed("jsonl").read(feed)
     assert (first.reference, first.time) == ("Das ist", 1.5)
 
 
@@ -107,7 +107,7 @@ def test_simulstreaming_rows_hold_what_is_new() -> None:
         (0, 3, "And so my fellow Americans,", True),
         (1, 0, "ask not", True),
     ]
-    times = [one.time for one in open_feed("simulstreaming")(feed)]
+    times = [one.time for one in open_feed("simulstreaming").read(feed)]
     assert times == [1.25, None, None, 4.0, None]
 
 
@@ -301,7 +301,7 @@ def test_every_line_is_answered_before_the_next_is_read(name: str) -> None:
             read.append(line)
             yield line
 
-    hypotheses = open_feed(name)(live())
+    hypotheses = open_feed(name).read(live())
     assert next(hypotheses).text == "a b"
     assert len(read) == 1
     assert next(hypotheses).text == "a b c"
@@ -328,4 +328,4 @@ def test_a_stream_of_our_own_goes_through_unchanged() -> None:
     feed = [
         json.dumps({name: getattr(one, name) for name in Hypothesis.__slots__}) for one in stream
     ]
-    assert list(open_feed("jsonl")(feed)) == stream
+    assert list(open_feed("jsonl").read(feed)) == stream

@@ -24,12 +24,11 @@ from draftsmith.live.metrics import (
     erasure,
     flores_pieces,
     report,
-    segments,
     speedup,
     tokens_per_second,
     verification_cost,
 )
-from draftsmith.live.records import UpdateRecord
+from draftsmith.live.records import UpdateRecord, segments
 
 # Table 1 of SSBD (arXiv 2509.21740), its target side.
 TABLE_1 = [

@@ -12,10 +12,9 @@ import pytest
 from draftsmith.errors import InputError
 from draftsmith.live.metrics import (
     COMET_MODEL,
+    Quality,
     Translation,
-    bleu,
     bleu_tokenizer,
-    chrf,
     comet,
     quality,
     translations,
@@ -32,6 +31,17 @@ def record(seg: int, rev: int, full: str, **values) -> UpdateRecord:
 
 def pair(text: str, reference: str) -> Translation:
     return Translation(source="s", text=text, reference=reference)
+
+
+def scores(*pairs: tuple[str, str], language: str = "en") -> Quality:
+    """Scores of segments with these (text, reference)."""
+    records = [
+        record(seg, 0, text, final=True, reference=reference)
+        for seg, (text, reference) in enumerate(pairs)
+    ]
+    found = quality(records, target_language=language)
+    assert found is not None
+    return found
 
 
 # --------------------------------------------------------------------------- what is scored
@@ -71,10 +81,8 @@ def test_without_references_there_is_no_score_and_nothing_is_imported(
     for package in ("sacrebleu", "sacrebleu.metrics", "comet"):
         monkeypatch.setitem(sys.modules, package, None)
     records = [record(0, 0, "x", final=True), record(1, 0, "y", final=True, reference="")]
-    found = quality(records, target_language="de")
-    assert (found.scored, found.without_reference) == (0, 2)
-    assert (found.chrf, found.bleu) == (None, None)
-    assert comet(translations(records)) is None
+    assert quality(records, target_language="de") is None
+    assert translations(records) == []
 
 
 def test_segments_without_a_reference_are_left_out_and_counted() -> None:
@@ -84,9 +92,8 @@ def test_segments_without_a_reference_are_left_out_and_counted() -> None:
         record(1, 0, "something else", final=True),
     ]
     found = quality(both, target_language="en")
+    assert found is not None
     assert (found.scored, found.without_reference) == (1, 1)
-    assert found.chrf is not None
-    assert found.bleu is not None
     assert (found.chrf.value, found.bleu.value) == pytest.approx((100, 100))
 
 
@@ -99,8 +106,7 @@ def test_chrf_is_that_of_its_definition() -> None:
     F of beta 2 is 5 P R / (4 P + R): 5 (7/12) / (4 + 7/12) = 35/55.
     """
     pytest.importorskip("sacrebleu")
-    found = chrf([pair("ab", "abc")])
-    assert found is not None
+    found = scores(("ab", "abc")).chrf
     assert found.value == pytest.approx(100 * 35 / 55)
     assert {"nc:6", "nw:0", "nrefs:1", "case:mixed"} <= set(found.signature.split("|"))
 
@@ -108,35 +114,26 @@ def test_chrf_is_that_of_its_definition() -> None:
 def test_bleu_is_that_of_its_definition() -> None:
     """All n-grams are right, and 6 words stand for 7: only the brevity penalty is left."""
     pytest.importorskip("sacrebleu")
-    found = bleu(
-        [pair("the cat sat on the mat", "the cat sat on the mat now")], target_language="en"
-    )
-    assert found is not None
+    found = scores(("the cat sat on the mat", "the cat sat on the mat now")).bleu
     assert found.value == pytest.approx(100 * exp(1 - 7 / 6))
     assert {"tok:13a", "nrefs:1", "case:mixed"} <= set(found.signature.split("|"))
 
 
 def test_scores_are_of_the_corpus_not_means_of_segments() -> None:
     pytest.importorskip("sacrebleu")
-    good, bad = pair("the cat sat on the mat", "the cat sat on the mat"), pair("x", "one two")
-    alone = [bleu([one], target_language="en") for one in (good, bad)]
-    both = bleu([good, bad], target_language="en")
-    assert both is not None
-    assert all(one is not None for one in alone)
+    good, bad = ("the cat sat on the mat", "the cat sat on the mat"), ("x", "one two")
+    both = scores(good, bad).bleu.value
     # 7 words for 8; right are 6 of 7, and all 5, 4 and 3 longer n-grams
-    assert both.value == pytest.approx(100 * exp(1 - 8 / 7) * (6 / 7) ** 0.25)
-    assert both.value != pytest.approx(sum(one.value for one in alone if one) / 2)
+    assert both == pytest.approx(100 * exp(1 - 8 / 7) * (6 / 7) ** 0.25)
+    assert both != pytest.approx(sum(scores(one).bleu.value for one in (good, bad)) / 2)
 
 
 def test_chinese_is_cut_into_characters_and_not_at_blanks() -> None:
     pytest.importorskip("sacrebleu")
-    pairs = [pair("这是一个例子。", "这是一个好例子。")]
-    found = bleu(pairs, target_language="zh-CN")
-    assert found is not None
+    pair = ("这是一个例子。", "这是一个好例子。")
+    found = scores(pair, language="zh-CN").bleu
     assert "tok:zh" in found.signature.split("|")
-    blanks = bleu(pairs, target_language="de")
-    assert blanks is not None
-    assert blanks.value == 0  # one word, and a wrong one
+    assert scores(pair, language="de").bleu.value == 0  # one word, and a wrong one
     assert found.value > 30
 
 
@@ -161,17 +158,15 @@ def test_japanese_takes_mecab_where_it_is_and_says_what_it_took(
     there.remove("ipadic")  # sacrebleu's tokenizer needs both
     assert bleu_tokenizer("ja") == "char"
     pytest.importorskip("sacrebleu")
-    found = bleu([pair("これは例です", "これは例です")], target_language="ja")
-    assert found is not None
+    found = scores(("これは例です", "これは例です"), language="ja").bleu
     assert "tok:char" in found.signature.split("|")
     assert found.value == pytest.approx(100)
 
 
 def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    for score in (chrf, lambda found: bleu(found, target_language="de")):
-        with pytest.raises(InputError, match=r"draftsmith\[eval\]"):
-            score([pair("a", "b")])
+    with pytest.raises(InputError, match=r"draftsmith\[eval\]"):
+        scores(("a", "b"))
 
 
 # --------------------------------------------------------------------------- COMET
@@ -201,66 +196,42 @@ def package(monkeypatch: pytest.MonkeyPatch) -> FakeComet:
     return fake
 
 
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkpoint in the model cache; nothing is downloaded."""
+
+    def snapshot(name: str, *, local_files_only: bool) -> str:
+        assert (name, local_files_only) == (COMET_MODEL, True)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    return tmp_path / "checkpoints" / "model.ckpt"
+
+
 def test_comet_scores_source_text_and_reference_without_a_download(
-    package: FakeComet, tmp_path: Path
+    package: FakeComet, cached: Path
 ) -> None:
-    path = tmp_path / "model.ckpt"
-    path.touch()
-    found = comet([pair("a", "a"), pair("b", "c")], checkpoint=path)
-    assert found is not None
+    found = comet([pair("a", "a"), pair("b", "c")])
     assert found.value == 0.5
-    assert str(path) in found.signature
-    assert package.loaded == [(str(path), True)]
+    assert found.signature.startswith("comet:wmt22-comet-da|")
+    assert package.loaded == [(str(cached), True)]
     assert package.data[1] == {"src": "s", "mt": "b", "ref": "c"}
 
 
-def test_comet_says_which_checkpoint_is_missing(
-    package: FakeComet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_comet_says_what_is_missing_in_the_model_cache(
+    package: FakeComet, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.ckpt"):
-        comet([pair("a", "b")], checkpoint=tmp_path / "nowhere.ckpt")
+    def missing(*_: str, local_files_only: bool) -> str:
+        raise FileNotFoundError("nothing cached")
 
-    def nothing_cached(name: str, *, local_files_only: bool) -> str:
-        assert local_files_only
-        raise FileNotFoundError(name)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", nothing_cached)
+    with monkeypatch.context() as patch:
+        patch.setattr(package, "load_from_checkpoint", missing)
+        with pytest.raises(InputError, match="xlm-roberta-large"):
+            comet([pair("a", "b")])
+    monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
     with pytest.raises(InputError, match="wmt22-comet-da"):
         comet([pair("a", "b")])
     assert package.loaded == []
-
-
-def test_comet_finds_its_checkpoint_in_the_model_cache(
-    package: FakeComet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "checkpoints" / "model.ckpt"
-    path.parent.mkdir()
-    path.touch()
-    asked: list[str] = []
-
-    def cached(name: str, *, local_files_only: bool) -> str:
-        asked.append(name)
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", cached)
-    found = comet([pair("a", "a")])
-    assert found is not None
-    assert found.signature.startswith("comet:wmt22-comet-da|")
-    assert asked == [COMET_MODEL]
-    assert package.loaded == [(str(path), True)]
-
-
-def test_a_missing_encoder_of_comet_is_named(
-    package: FakeComet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_encoder(path: str, *, local_files_only: bool) -> FakeComet:
-        raise OSError("cannot find xlm-roberta-large")
-
-    monkeypatch.setattr(package, "load_from_checkpoint", no_encoder)
-    path = tmp_path / "model.ckpt"
-    path.touch()
-    with pytest.raises(InputError, match="xlm-roberta-large"):
-        comet([pair("a", "b")], checkpoint=path)
 
 
 def test_without_comet_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.command_cases import ran
 from tests.tiny_models import save_pair
 
-from draftsmith.commands.live.replay import clock, displayed
+from draftsmith.commands.live.replay import cues
 from draftsmith.data.jsonl import read_records
 from draftsmith.live.metrics import CHARACTERS, WORDS, units_of, verification_cost
 from draftsmith.live.records import Hypothesis, UpdateRecord
@@ -83,8 +84,6 @@ def test_replays_are_joined_and_say_what_ran_away(
 
 def test_subtitles_follow_each_other() -> None:
     """A time that is missing or goes back is no time to go back to."""
-    times = clock(STREAM)
-    assert list(times.values()) == [1.0, 1.0, 2.0, 9.0]
     records = [
         UpdateRecord(
             seg=one.seg, rev=one.rev, source=one.text, shown=one.text, full=one.text,
@@ -92,9 +91,10 @@ def test_subtitles_follow_each_other() -> None:
         )
         for one in STREAM
     ]  # fmt: skip
-    cues = displayed(records, times)
-    assert [(begin, end) for begin, end, _ in cues] == [(1, 1), (1, 2), (2, 9), (9, 10)]
-    assert list(clock([STREAM[2], STREAM[2]]).values()) == [1.0]
+    shown = cues(records, STREAM)
+    assert [(begin, end) for begin, end, _ in shown] == [(1, 1), (1, 2), (2, 9), (9, 10)]
+    untimed = cues([records[2], records[3]], [STREAM[2], replace(STREAM[3], time=None)])
+    assert [(begin, end) for begin, end, _ in untimed] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from draftsmith.data.jsonl import OnBad, as_record, json_objects, numbered, skipping
+from draftsmith.config import from_dict
+from draftsmith.data.jsonl import check_line, parse_object
 from draftsmith.errors import InputError, nearest
-from draftsmith.live.records import Hypothesis
+from draftsmith.live.records import Hypothesis, check_order
 
 T = TypeVar("T")
-Feed = Callable[[Iterable[str], OnBad | None], Iterator[Hypothesis]]
+OnBad = Callable[[InputError], None]
+"""Called with the error of an invalid line; without it, the error is raised."""
 
 _COMPLETE, _EXPECTED, _INCOMING = 100, 10, 1
 _TEXTFLOW = re.compile(r"(\d{1,15}) +(\d{1,15})(?: +(.*))?")
@@ -36,78 +38,114 @@ _AZURE_EVENTS = {"recognizing": False, "recognized": True}
 _NAMES = {str: "a text", bool: "true or false", list: "a list", dict: "an object"}
 
 
-def open_feed(name: str) -> Feed:
-    """Return the feed of this name.
+class Feed:
+    """Reads one input: `parse` of each kind reads a message, and `add` numbers what it holds."""
 
-    Raises:
-        InputError: the name is unknown.
-    """
-    if name not in FEEDS:
-        raise InputError(f"unknown feed {name!r}{nearest(name, FEEDS)}")
-    return FEEDS[name]
+    plain = False
+    """A message is a line of text; else it is a JSON object, and empty lines are skipped."""
+
+    def __init__(self) -> None:
+        self.seg = self.rev = 0
+        self.words = ""
+        """The last words of the open segment."""
+
+    def read(self, lines: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
+        """Yield the hypotheses of these lines.
+
+        Raises:
+            InputError: a line (named by its number) is invalid, and there is no `on_bad`.
+        """
+        for number, line in enumerate(lines, 1):
+            where = f"line {number}"
+            try:
+                check_line(line, where)
+                if self.plain or line.strip():
+                    yield from self.parse(line if self.plain else parse_object(line, where))
+            except InputError as error:
+                named = error if where in str(error) else InputError(f"{where}: {error}")
+                if on_bad is None:
+                    raise named from None
+                on_bad(named)
+        yield from self.close()
+
+    def parse(self, message: Any) -> Iterator[Hypothesis]:
+        """Yield the hypotheses of one message."""
+        raise NotImplementedError
+
+    def add(
+        self, text: str, *, final: bool = False, time: float | None = None
+    ) -> Iterator[Hypothesis]:
+        """Yield the numbered hypothesis, or none."""
+        text = text.strip() or (self.words if final else "")
+        if final and not text:
+            return
+        one = Hypothesis(seg=self.seg, rev=self.rev, text=text, final=final, time=time)
+        if final:
+            self.seg, self.rev, self.words = self.seg + 1, 0, ""
+        else:
+            self.rev, self.words = self.rev + 1, text or self.words
+        yield one
+
+    def close(self) -> Iterator[Hypothesis]:
+        """End the open segment."""
+        return self.add("", final=True)
 
 
-def lines(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse one whole hypothesis per line; an empty line makes the one before it final."""
-    segments = _SegmentNumbers()
-    for _, line in numbered(feed, on_bad):
-        yield from segments.add(line, final=not line.strip())
-    yield from segments.close()
+class Lines(Feed):
+    """One whole hypothesis per line; an empty line makes the one before it final."""
+
+    plain = True
+
+    def parse(self, message: str) -> Iterator[Hypothesis]:
+        return self.add(message, final=not message.strip())
 
 
-def jsonl(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse `Hypothesis` records, with their numbers: `{"seg": 0, "rev": 2, "text": "This is"}`.
+class Jsonl(Feed):
+    """`Hypothesis` records, with their own numbers: `{"seg": 0, "rev": 2, "text": "This is"}`."""
 
-    Raises:
-        InputError: a record is invalid, numbers do not ascend, or a final segment goes on.
-    """
     last: Hypothesis | None = None
-    words = ""
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            one = as_record(Hypothesis, message, where)
-            if last is not None and (one.seg, one.rev) <= (last.seg, last.rev):
-                raise InputError(
-                    f"{where}: expected numbers above seg {last.seg} rev {last.rev}, "
-                    f"got seg {one.seg} rev {one.rev}"
-                )
-            if last is not None and one.seg != last.seg:
-                yield from _ended(last, words)
-                words = ""
-            elif last is not None and last.final:
-                raise InputError(f"{where}: segment {one.seg} was final before, begin another one")
-            last = one
-            if one.text.strip():
-                words = one.text
-            if not one.final:
-                yield one
-            elif words:
-                yield replace(one, text=words)
-    if last is not None:
-        yield from _ended(last, words)
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        one = from_dict(Hypothesis, message)
+        if self.last is not None:
+            check_order(self.last, one)
+            if one.seg != self.last.seg:
+                yield from self.close()
+        self.last = one
+        self.words = one.text if one.text.strip() else self.words
+        if not one.final:
+            yield one
+        elif self.words:
+            yield replace(one, text=self.words)
+
+    def close(self) -> Iterator[Hypothesis]:
+        last, words = self.last, self.words
+        self.words = ""
+        if last is not None and not last.final and words:
+            yield replace(last, rev=last.rev + 1, text=words, final=True, time=None)
 
 
-def simulstreaming(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse SimulStreaming rows, which hold the new text only, with its own leading space.
+class SimulStreaming(Feed):
+    """SimulStreaming rows, which hold the new text only, with its own leading space.
 
     A row that only ends the segment may have no text.
     """
-    segments = _SegmentNumbers()
-    words = ""
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            final = _flag(message, where, "is_final")
-            if "text" in message or not final:
-                words += _get(message, where, str, "text")
-            at = _time(message, where, "emission_time")
-            yield from segments.add(words, final=final, time=at)
-            if final:
-                words = ""
-    yield from segments.close()
+
+    heard = ""
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        final, time = _flag(message, "is_final"), message.get("emission_time")
+        if "text" in message or not final:
+            self.heard += _get(message, str, "text")
+        if time is not None and type(time) not in (int, float):
+            raise InputError(f"expected seconds at emission_time, got {time!r}")
+        yield from self.add(self.heard, final=final, time=time)
+        if final:
+            self.heard = ""
 
 
-def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse ELITR online-text-flow events, `BEG END TEXT` with a sentence each.
+class TextFlow(Feed):
+    """ELITR online-text-flow events, `BEG END TEXT` with a sentence each.
 
         100 110 A b.     END - BEG = 10: expected, may still change
         200 201 c d      1: incoming, the last one, still growing
@@ -116,193 +154,158 @@ def textflow(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypot
     The hypothesis is everything that is not complete, so that no word waits for the sentence
     before it; a complete sentence ends the segment, and what follows it begins the next one.
     """
-    segments = _SegmentNumbers()
-    sentences: dict[int, str] = {}
-    complete = last = -1
-    shown = ""
-    for where, line in numbered(feed, on_bad):
-        with skipping(on_bad):
-            if not line.strip():
-                continue
-            match = _TEXTFLOW.fullmatch(line.strip())
-            begin, end = (int(match[1]), int(match[2])) if match else (0, 0)
-            kind = end - begin
-            if match is None or kind not in (_COMPLETE, _EXPECTED, _INCOMING):
-                raise InputError(
-                    f"{where}: expected BEG END TEXT where END is BEG + 100, 10 or 1 "
-                    f"(what online-text-flow-events writes), got {line.strip()[:80]!r}"
-                )
-            if begin <= last:  # another round began: what the last one did not reach is gone
-                sentences = {at: text for at, text in sentences.items() if at <= last}
-            last = begin
-            if begin <= complete:
-                continue
+
+    plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sentences: dict[int, str] = {}
+        self.complete = self.last = -1
+        self.shown = ""
+
+    def parse(self, message: str) -> Iterator[Hypothesis]:
+        if not message.strip():
+            return
+        match = _TEXTFLOW.fullmatch(message.strip())
+        begin, end = (int(match[1]), int(match[2])) if match else (0, 0)
+        kind = end - begin
+        if match is None or kind not in (_COMPLETE, _EXPECTED, _INCOMING):
+            raise InputError(
+                "expected BEG END TEXT where END is BEG + 100, 10 or 1 (what "
+                f"online-text-flow-events writes), got {message.strip()[:80]!r}"
+            )
+        sentences = self.sentences
+        if begin <= self.last:  # another round began: what the last one did not reach is gone
+            sentences = {at: text for at, text in sentences.items() if at <= self.last}
+        self.last = begin
+        if begin > self.complete:
             sentences[begin] = (match[3] or "").strip()
-            if kind == _COMPLETE:
-                yield from segments.add(_joined(sentences, upto=begin), final=True)
-                sentences = {at: text for at, text in sentences.items() if at > begin}
-                complete, shown = begin, ""
-                continue
             if kind == _INCOMING:
                 sentences = {at: text for at, text in sentences.items() if at <= begin}
-            text = _joined(sentences, upto=max(sentences))
-            if text != shown:  # every round repeats the sentences that did not change
-                yield from segments.add(text)
-            shown = text
-    yield from segments.close()
+            upto = begin if kind == _COMPLETE else max(sentences)
+            text = " ".join(text for at, text in sorted(sentences.items()) if at <= upto and text)
+            if kind == _COMPLETE or text != self.shown:  # a round repeats what did not change
+                yield from self.add(text, final=kind == _COMPLETE)
+            self.shown = text
+            if kind == _COMPLETE:
+                sentences = {at: text for at, text in sentences.items() if at > begin}
+                self.complete, self.shown = begin, ""
+        self.sentences = sentences
 
 
-def google(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse Google Cloud Speech `StreamingRecognizeResponse` JSON, with names of either style.
+class Google(Feed):
+    """Google Cloud Speech `StreamingRecognizeResponse` JSON, with names of either style.
 
     Within a message a final result comes first; the others, stable before unstable, are one
     hypothesis together.
     """
-    segments = _SegmentNumbers()
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            if "results" not in message and _GOOGLE_EVENTS & message.keys():
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        if "results" not in message and _GOOGLE_EVENTS & message.keys():
+            return
+        interim: list[str] = []
+        for i in range(len(_get(message, list, "results"))):
+            result = _get(message, dict, "results", i)
+            if not result.get("alternatives"):
                 continue
-            interim: list[str] = []
-            for i in range(len(_get(message, where, list, "results"))):
-                result = _get(message, where, dict, "results", i)
-                if not result.get("alternatives"):
-                    continue
-                text = _get(message, where, str, "results", i, "alternatives", 0, "transcript")
-                if _flag(result, where, "is_final", "isFinal"):
-                    yield from segments.add(text, final=True)
-                else:
-                    interim.append(text)
-            if interim:
-                yield from segments.add("".join(interim))
-    yield from segments.close()
-
-
-def aws(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse Amazon Transcribe `TranscriptEvent`s, with or without that name around them."""
-    segments = _SegmentNumbers()
-    current: str | None = None
-    closed: set[str] = set()
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            event = message.get("TranscriptEvent", message)
-            for i in range(len(_get(event, where, list, "Transcript", "Results"))):
-                at = ("Transcript", "Results", i)
-                partial = _get(event, where, bool, *at, "IsPartial")
-                text = _get(event, where, str, *at, "Alternatives", 0, "Transcript")
-                name = _get(event, where, str, *at, "ResultId")
-                if name in closed:
-                    raise InputError(
-                        f"{where}: result {name!r} comes back after another one; "
-                        "feed one channel at a time"
-                    )
-                if current not in (None, name):
-                    yield from segments.close()
-                    closed.add(str(current))
-                current = name if partial else None
-                if not partial:
-                    closed.add(name)
-                yield from segments.add(text, final=not partial)
-    yield from segments.close()
-
-
-def deepgram(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
-    `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
-    segments = _SegmentNumbers()
-    kept: list[str] = []
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            kind = message.get("type", "Results")
-            if kind == "UtteranceEnd":
-                yield from segments.add(" ".join(kept), final=True)
-                kept = []
-            if kind != "Results":
-                continue
-            text = _get(message, where, str, "channel", "alternatives", 0, "transcript").strip()
-            pieces = [*kept, text] if text else kept
-            final = _flag(message, where, "speech_final")
-            yield from segments.add(" ".join(pieces), final=final)
-            if final:
-                kept = []
-            elif _flag(message, where, "is_final"):
-                kept = pieces
-    yield from segments.close()
-
-
-def azure(feed: Iterable[str], on_bad: OnBad | None = None) -> Iterator[Hypothesis]:
-    """Parse Azure Speech results: `event.result.json` in the handlers of `recognizing` and
-    `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
-    segments = _SegmentNumbers()
-    for where, message in json_objects(feed, on_bad):
-        with skipping(on_bad):
-            if "event" in message:
-                name = _get(message, where, str, "event")
-                if name not in _AZURE_EVENTS:
-                    raise InputError(
-                        f"{where}: unknown event {name!r}{nearest(name, _AZURE_EVENTS)}"
-                    )
-                text, final = _get(message, where, str, "text"), _AZURE_EVENTS[name]
-            elif "RecognitionStatus" not in message:
-                text, final = _get(message, where, str, "Text"), False
-            elif message["RecognitionStatus"] != "Success":
-                # silence, or speech that was not recognised
-                text, final = "", True
-            elif "DisplayText" in message:
-                text, final = _get(message, where, str, "DisplayText"), True
+            text = _get(message, str, "results", i, "alternatives", 0, "transcript")
+            if _flag(result, "is_final", "isFinal"):
+                yield from self.add(text, final=True)
             else:
-                text, final = _get(message, where, str, "NBest", 0, "Display"), True
-            yield from segments.add(text, final=final)
-    yield from segments.close()
+                interim.append(text)
+        if interim:
+            yield from self.add("".join(interim))
 
 
-FEEDS: dict[str, Feed] = {
-    feed.__name__: feed
-    for feed in (lines, jsonl, simulstreaming, textflow, google, aws, deepgram, azure)
+class Aws(Feed):
+    """Amazon Transcribe `TranscriptEvent`s, with or without that name around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current: str | None = None
+        self.closed: set[str] = set()
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        event = message.get("TranscriptEvent", message)
+        for i in range(len(_get(event, list, "Transcript", "Results"))):
+            at = ("Transcript", "Results", i)
+            partial = _get(event, bool, *at, "IsPartial")
+            text = _get(event, str, *at, "Alternatives", 0, "Transcript")
+            name = _get(event, str, *at, "ResultId")
+            if name in self.closed:
+                raise InputError(
+                    f"result {name!r} comes back after another one; feed one channel at a time"
+                )
+            if self.current not in (None, name):
+                yield from self.close()
+                self.closed.add(str(self.current))
+            self.current = name if partial else None
+            if not partial:
+                self.closed.add(name)
+            yield from self.add(text, final=not partial)
+
+
+class Deepgram(Feed):
+    """Deepgram live results. A segment is an utterance: it ends with `speech_final` or an
+    `UtteranceEnd` message, so switch one of them on; pieces with `is_final` stay until then."""
+
+    kept: tuple[str, ...] = ()
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        kind = message.get("type", "Results")
+        if kind == "UtteranceEnd":
+            yield from self.add(" ".join(self.kept), final=True)
+            self.kept = ()
+        if kind != "Results":
+            return
+        text = _get(message, str, "channel", "alternatives", 0, "transcript").strip()
+        pieces = (*self.kept, text) if text else self.kept
+        final = _flag(message, "speech_final")
+        yield from self.add(" ".join(pieces), final=final)
+        if final:
+            self.kept = ()
+        elif _flag(message, "is_final"):
+            self.kept = pieces
+
+
+class Azure(Feed):
+    """Azure Speech results: `event.result.json` in the handlers of `recognizing` and
+    `recognized`, or lines `{"event": "recognizing", "text": "to be"}`."""
+
+    def parse(self, message: dict[str, Any]) -> Iterator[Hypothesis]:
+        status = message.get("RecognitionStatus")
+        if "event" in message:
+            name = _get(message, str, "event")
+            if name not in _AZURE_EVENTS:
+                raise InputError(f"unknown event {name!r}{nearest(name, _AZURE_EVENTS)}")
+            yield from self.add(_get(message, str, "text"), final=_AZURE_EVENTS[name])
+        elif "RecognitionStatus" not in message:
+            yield from self.add(_get(message, str, "Text"))
+        elif status != "Success":  # silence, or speech that was not recognised
+            yield from self.close()
+        else:
+            path = ("DisplayText",) if "DisplayText" in message else ("NBest", 0, "Display")
+            yield from self.add(_get(message, str, *path), final=True)
+
+
+FEEDS: dict[str, type[Feed]] = {
+    kind.__name__.lower(): kind
+    for kind in (Lines, Jsonl, SimulStreaming, TextFlow, Google, Aws, Deepgram, Azure)
 }
 
 
-# --------------------------------------------------------------------------- inside
+def open_feed(name: str) -> Feed:
+    """Return a new feed of this name.
+
+    Raises:
+        InputError: the name is unknown.
+    """
+    if name not in FEEDS:
+        raise InputError(f"unknown feed {name!r}{nearest(name, FEEDS)}")
+    return FEEDS[name]()
 
 
-class _SegmentNumbers:
-    """Numbers hypotheses, and keeps the last words of the open segment."""
-
-    def __init__(self) -> None:
-        self.seg = 0
-        self.rev = 0
-        self.words = ""
-
-    def add(self, text: str, *, final: bool = False, time: float | None = None) -> list[Hypothesis]:
-        """Return the numbered hypothesis, or none."""
-        text = text.strip()
-        if final:
-            text = text or self.words
-            if not text:
-                return []
-        one = Hypothesis(seg=self.seg, rev=self.rev, text=text, final=final, time=time)
-        if final:
-            self.seg, self.rev, self.words = self.seg + 1, 0, ""
-        else:
-            self.rev, self.words = self.rev + 1, text or self.words
-        return [one]
-
-    def close(self) -> list[Hypothesis]:
-        return self.add("", final=True)
-
-
-def _ended(last: Hypothesis, words: str) -> list[Hypothesis]:
-    """Return the final hypothesis for a segment that got none."""
-    if last.final or not words:
-        return []
-    return [replace(last, rev=last.rev + 1, text=words, final=True, time=None)]
-
-
-def _joined(sentences: dict[int, str], *, upto: int) -> str:
-    return " ".join(text for at, text in sorted(sentences.items()) if at <= upto and text)
-
-
-def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:
+def _get(message: Any, kind: type[T], *path: str | int) -> T:
     """Return the value at `path` in a message.
 
     Raises:
@@ -315,26 +318,11 @@ def _get(message: Any, where: str, kind: type[T], *path: str | int) -> T:
         except (KeyError, IndexError, TypeError):
             value = None
     if not isinstance(value, kind):
-        raise InputError(
-            f"{where}: expected {_NAMES[kind]} at {'.'.join(map(str, path))}, "
-            f"got {json.dumps(message, ensure_ascii=False)[:80]}"
-        )
+        found = json.dumps(message, ensure_ascii=False)[:80]
+        raise InputError(f"expected {_NAMES[kind]} at {'.'.join(map(str, path))}, got {found}")
     return value
 
 
-def _time(message: dict[str, Any], where: str, name: str) -> float | None:
-    """Return the seconds from the beginning; None: the message has none."""
-    time: Any = message.get(name)
-    if time is None:
-        return None
-    if type(time) not in (int, float) or time < 0:
-        raise InputError(f"{where}: expected 0 or more seconds at {name}, got {time!r}")
-    return float(time)
-
-
-def _flag(message: dict[str, Any], where: str, *names: str) -> bool:
+def _flag(message: dict[str, Any], *names: str) -> bool:
     """Return the value of the first name that is present; False if none is."""
-    for name in names:
-        if name in message:
-            return _get(message, where, bool, name)
-    return False
+    return next((_get(message, bool, name) for name in names if name in message), False)

@@ -15,75 +15,51 @@ OmniSTEval; delays d_t count from t = 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.core.rows import common_prefix
 from draftsmith.errors import InputError
-from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, reference, segments
-from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.live.metrics import WORDS, Pieces, Spread, final_source, reference
+from draftsmith.live.records import Hypothesis, UpdateRecord, segments
 
 # --------------------------------------------------------------------------- means of delays
 
 
-def average_lagging(
+def delay_means(
     delays: Sequence[float], source_length: float, target_length: float
-) -> float | None:
-    """AL: mean of d_t - t |X| / |Y| up to the first t at which the whole source was read.
+) -> dict[str, float | None]:
+    """Compute the five means of delays d_t of a segment; None where a mean is undefined.
 
-    Ma et al. 2019 (arXiv 1810.08398). None without delays or where a length is 0.
+    al      mean of d_t - t |X| / |Y| up to the first t at which the whole source was read;
+            Ma et al. 2019 (arXiv 1810.08398)
+    laal    AL with the longer of translation and reference, so that longer output gains nothing;
+            Polák et al. 2022 (arXiv 2204.06028), Papi et al. 2022 (arXiv 2206.05807)
+    ap      sum of delays / (|X| |Y|); Cho and Esipova 2016 (arXiv 1606.02012)
+    dal     mean of d'_t - t |X| / n, where writing each of the n units takes |X| / n: d'_0 = d_0,
+            d'_t = max(d_t, d'_{t-1} + |X| / n); Arivazhagan et al. 2019 (arXiv 1906.05218)
+    yaal    LAAL over the units emitted before the end of the source: those after it do not
+            measure simultaneity; Polák et al. 2025 (arXiv 2509.17349)
+
+    Args:
+        target_length: above 0.
     """
-    if not delays or not source_length or not target_length:
-        return None
-    whole = next((t for t, d in enumerate(delays) if d >= source_length), len(delays) - 1)
-    return _mean_lag(delays[: whole + 1], source_length, target_length)
-
-
-def length_adaptive_average_lagging(
-    delays: Sequence[float], source_length: float, target_length: float
-) -> float | None:
-    """LAAL: AL with the longer of translation and reference, so that longer output gains nothing.
-
-    Polák et al. 2022 (arXiv 2204.06028), Papi et al. 2022 (arXiv 2206.05807).
-    """
-    return average_lagging(delays, source_length, max(len(delays), target_length))
-
-
-def average_proportion(
-    delays: Sequence[float], source_length: float, target_length: float
-) -> float | None:
-    """AP: sum of delays / (|X| |Y|). Cho and Esipova 2016 (arXiv 1606.02012)."""
-    if not delays or not source_length or not target_length:
-        return None
-    return sum(delays) / (source_length * target_length)
-
-
-def differentiable_average_lagging(delays: Sequence[float], source_length: float) -> float | None:
-    """DAL: mean of d'_t - t |X| / n, where writing each of the n units takes |X| / n.
-
-    d'_0 = d_0, d'_t = max(d_t, d'_{t-1} + |X| / n). Arivazhagan et al. 2019 (arXiv 1906.05218).
-    """
-    if not delays or not source_length:
-        return None
-    step = source_length / len(delays)
+    n = len(delays)
+    if not n or not source_length:
+        return dict.fromkeys(("al", "laal", "ap", "dal", "yaal"))
+    before_end = next((t for t, d in enumerate(delays) if d >= source_length), n)
+    step, longer = source_length / n, max(n, target_length)
     spaced = list(accumulate(delays, lambda before, d: max(d, before + step)))
-    return _mean_lag(spaced, source_length, len(delays))
-
-
-def yet_another_average_lagging(
-    delays: Sequence[float], source_length: float, target_length: float
-) -> float | None:
-    """YAAL: LAAL over the units emitted before the end of the source; None if there are none.
-
-    Polák et al. 2025 (arXiv 2509.17349): units after the end do not measure simultaneity.
-    """
-    after = next((t for t, d in enumerate(delays) if d >= source_length), len(delays))
-    if not after or not source_length:
-        return None
-    return _mean_lag(delays[:after], source_length, max(len(delays), target_length))
+    return {
+        "al": _mean_lag(delays[: before_end + 1], source_length, target_length),
+        "laal": _mean_lag(delays[: before_end + 1], source_length, longer),
+        "ap": sum(delays) / (source_length * target_length),
+        "dal": _mean_lag(spaced, source_length, n),
+        "yaal": _mean_lag(delays[:before_end], source_length, longer) if before_end else None,
+    }
 
 
 def _mean_lag(delays: Sequence[float], source_length: float, target_length: float) -> float:
@@ -128,8 +104,7 @@ def source_read(sources: Sequence[str], units: Pieces) -> list[int]:
 # --------------------------------------------------------------------------- the clock
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """The times of an update, in seconds from the beginning of the stream."""
 
     arrived: float
@@ -138,10 +113,12 @@ class Moment:
     """Display of its output."""
 
 
-def moments(
-    records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]
-) -> list[Moment] | None:
-    """Compute one per record; None if a time is unknown.
+Clock = Mapping[tuple[int, int], Moment]
+"""The moments of the updates, by segment and revision."""
+
+
+def moments(records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]) -> Clock | None:
+    """Compute the moment of each record; None if a time is unknown.
 
     An update begins when its hypothesis has arrived and the previous update is done.
 
@@ -149,19 +126,20 @@ def moments(
         InputError: a record has no hypothesis among these.
     """
     times = {(h.seg, h.rev): h.time for h in hypotheses}
-    found: list[Moment] = []
+    found: dict[tuple[int, int], Moment] = {}
     free = 0.0
     for record in records:
-        if (record.seg, record.rev) not in times:
+        place = record.seg, record.rev
+        if place not in times:
             raise InputError(
                 f"no hypothesis for segment {record.seg} revision {record.rev}: give the stream "
                 "from which these records come"
             )
-        arrived = times[record.seg, record.rev]
+        arrived = times[place]
         if arrived is None:
             return None
         free = max(free, arrived) + record.seconds
-        found.append(Moment(arrived=arrived, shown=free))
+        found[place] = Moment(arrived, free)
     return found
 
 
@@ -201,97 +179,62 @@ def latency(
     *,
     source: Pieces = WORDS,
     target: Pieces = WORDS,
-    clock: Sequence[Moment] | None = None,
+    clock: Clock | None = None,
 ) -> Latency:
     """Compute all latencies of one stream; `clock` is the result of `moments` for these records.
 
     Units of a language without spaces are `CHARACTERS`, or the words of a segmenter.
 
     Raises:
-        InputError: the records are not those of one stream, in order, or the clock is not theirs.
+        InputError: the records are not those of one stream, in order.
     """
-    parts = segments(records)
-    found = [
-        _measure(part, source, target, times)
-        for part, times in zip(parts, _by_segment(parts, clock), strict=True)
-        if target.split(part[-1].shown)
-    ]
+    parts = [_Segment(part, source, target, clock) for part in segments(records)]
+    found = [one for one in parts if one.delays]
+    means = [delay_means(one.delays, one.read[-1], one.target_length) for one in found]
     timed = [(one, one.seconds) for one in found if one.seconds is not None]
-
-    def mean(metric: Callable[[Sequence[float], float, float], float | None]) -> float | None:
-        return _mean(metric(s.delays, s.read[-1], s.target_length) for s in found)
-
     length = "+".join(sorted({one.length_of for one in found})) or "none"
     return Latency(
         signature=f"delay:stable|source:{source.name}|target:{target.name}|length:{length}",
         segments=len(parts),
         empty_finals=len(parts) - len(found),
-        al=mean(average_lagging),
-        laal=mean(length_adaptive_average_lagging),
-        ap=mean(average_proportion),
-        dal=_mean(differentiable_average_lagging(s.delays, s.read[-1]) for s in found),
-        yaal=mean(yet_another_average_lagging),
-        first_word=Spread.of([s.read[s.begins] for s in found]),
-        first_stable_word=Spread.of([s.delays[0] for s in found]),
-        lag=Spread.of([lag for s in found for lag in s.lags(s.read)]),
-        first_word_seconds=Spread.of([seconds[s.begins] for s, seconds in timed]),
-        first_stable_word_seconds=Spread.of([seconds[s.stable[0]] for s, seconds in timed]),
-        lag_seconds=Spread.of([lag for s, seconds in timed for lag in s.lags(seconds)]),
+        **{name: _mean(one[name] for one in means) for name in ("al", "laal", "ap", "dal", "yaal")},
+        first_word=Spread.of([one.read[one.begins] for one in found]),
+        first_stable_word=Spread.of([one.delays[0] for one in found]),
+        lag=Spread.of([lag for one in found for lag in one.lags(one.read)]),
+        first_word_seconds=Spread.of([seconds[one.begins] for one, seconds in timed]),
+        first_stable_word_seconds=Spread.of([seconds[one.stable[0]] for one, seconds in timed]),
+        lag_seconds=Spread.of([lag for one, seconds in timed for lag in one.lags(seconds)]),
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SegmentDelays:
-    """Delays of one segment whose final text is not empty."""
+class _Segment:
+    """One segment: what had been read at each update, and the update that settled each unit."""
 
-    read: list[int]
-    """Source units, per update."""
-    seconds: list[float] | None
-    """Seconds from the first arrival to the display, per update."""
-    begins: int
-    """The first update that shows any text."""
-    first: list[int]
-    """The update in which a unit first appears, per target unit."""
-    stable: list[int]
-    target_length: int
-    length_of: str
+    def __init__(
+        self, part: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Clock | None
+    ) -> None:
+        states = [target.split(record.shown) for record in part]
+        self.part, self.read = part, source_read([record.source for record in part], source)
+        self.begins = next((update for update, state in enumerate(states) if state), 0)
+        """The first update that shows any text."""
+        self.first, self.stable = appearances(states), stable_from(states)
+        self.delays = [self.read[update] for update in self.stable]
+        translation = target.split(reference(part))
+        self.target_length = len(translation or states[-1])
+        self.length_of = "reference" if translation else "hypothesis"
+        self.times = None
+        if clock is not None:
+            self.times = [clock[record.seg, record.rev] for record in part]
 
     @property
-    def delays(self) -> list[int]:
-        return [self.read[update] for update in self.stable]
+    def seconds(self) -> list[float] | None:
+        """Seconds from the first arrival to the display, per update; None without a clock."""
+        times = self.times
+        return None if times is None else [one.shown - times[0].arrived for one in times]
 
     def lags(self, position: Sequence[float]) -> list[float]:
         """Distance from the first to the stable appearance of each unit, given update positions."""
         return [position[b] - position[a] for a, b in zip(self.first, self.stable, strict=True)]
-
-
-def _measure(
-    part: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Sequence[Moment] | None
-) -> _SegmentDelays:
-    states = [target.split(record.shown) for record in part]
-    translation = target.split(reference(part))
-    return _SegmentDelays(
-        read=source_read([record.source for record in part], source),
-        seconds=[one.shown - clock[0].arrived for one in clock] if clock else None,
-        begins=next(update for update, state in enumerate(states) if state),
-        first=appearances(states),
-        stable=stable_from(states),
-        target_length=len(translation) or len(states[-1]),
-        length_of="reference" if translation else "hypothesis",
-    )
-
-
-def _by_segment(
-    parts: Sequence[Sequence[UpdateRecord]], clock: Sequence[Moment] | None
-) -> list[Sequence[Moment] | None]:
-    """Split the clock by segments; None for each without a clock."""
-    if clock is None:
-        return [None] * len(parts)
-    updates = sum(len(part) for part in parts)
-    if len(clock) != updates:
-        raise InputError(f"the clock has {len(clock)} moments for {updates} updates")
-    ends = list(accumulate(len(part) for part in parts))
-    return [clock[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -307,9 +250,9 @@ def simuleval_lines(
     *,
     source: Pieces = WORDS,
     target: Pieces = WORDS,
-    clock: Sequence[Moment] | None = None,
-) -> list[dict[str, Any]]:
-    """Build the lines of an `instances.log`, one per segment, as SimulEval writes and OmniSTEval
+    clock: Clock | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of an `instances.log`, one per segment, as SimulEval writes and OmniSTEval
     reads them, with stable delays: such logs have no revisions.
 
     Without a clock, delays and lengths are source units, and `elapsed` repeats the delays, so no
@@ -319,29 +262,24 @@ def simuleval_lines(
     number of characters.
 
     Raises:
-        InputError: the records are not those of one stream, in order, or the clock is not theirs.
+        InputError: the records are not those of one stream, in order.
     """
-    parts = segments(records)
-    lines, began = [], 0.0
-    for index, (part, times) in enumerate(zip(parts, _by_segment(parts, clock), strict=True)):
-        stable = stable_from([target.split(record.shown) for record in part])
-        read = source_read([record.source for record in part], source)
-        delays: list[float] = [read[update] for update in stable]
-        elapsed, length = list(delays), float(read[-1])
-        if times is not None:
-            delays = [1000 * (times[update].arrived - began) for update in stable]
-            elapsed = [1000 * (times[update].shown - began) for update in stable]
-            length = 1000 * (times[-1].arrived - began)
-            began = times[-1].arrived
-        lines.append(
-            {
-                "index": index,
-                "source": final_source(part),
-                "prediction": part[-1].shown,
-                "delays": delays,
-                "elapsed": elapsed,
-                "source_length": length,
-                "reference": reference(part),
-            }
-        )
-    return lines
+    began = 0.0
+    for index, part in enumerate(segments(records)):
+        one = _Segment(part, source, target, clock)
+        delays: list[float] = [*one.delays]
+        elapsed, length = delays, float(one.read[-1])
+        if one.times is not None:
+            delays = [1000 * (one.times[update].arrived - began) for update in one.stable]
+            elapsed = [1000 * (one.times[update].shown - began) for update in one.stable]
+            length = 1000 * (one.times[-1].arrived - began)
+            began = one.times[-1].arrived
+        yield {
+            "index": index,
+            "source": final_source(part),
+            "prediction": part[-1].shown,
+            "delays": delays,
+            "elapsed": elapsed,
+            "source_length": length,
+            "reference": reference(part),
+        }

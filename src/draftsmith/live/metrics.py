@@ -18,17 +18,17 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from draftsmith.core.rows import common_prefix
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError
-from draftsmith.live.records import UpdateRecord
+from draftsmith.live.records import UpdateRecord, segments
 from draftsmith.provenance import write_text_atomic
 
 # --------------------------------------------------------------------------- pieces of a text
@@ -104,29 +104,6 @@ def erasure(before: Sequence[str], after: Sequence[str]) -> int:
     return len(before) - common_prefix(before, after)
 
 
-def segments(records: Iterable[UpdateRecord]) -> list[list[UpdateRecord]]:
-    """Split records by segment, in order.
-
-    Raises:
-        InputError: a segment comes back, goes on after its end, or its revisions descend, as in
-            two streams in one list, whose texts must not be compared.
-    """
-    parts: list[list[UpdateRecord]] = []
-    for record in records:
-        last = parts[-1][-1] if parts else None
-        if last is None or last.seg < record.seg:
-            parts.append([record])
-        elif last.seg == record.seg and not last.final and last.rev <= record.rev:
-            parts[-1].append(record)
-        else:
-            raise InputError(
-                f"segment {record.seg} revision {record.rev} comes after segment {last.seg} "
-                f"revision {last.rev}{' (final)' if last.final else ''}: score the records of one "
-                "stream at a time, in the order in which they were written"
-            )
-    return parts
-
-
 def final_source(part: Sequence[UpdateRecord]) -> str:
     """Return the last source of a segment that is not blank."""
     return next((r.source for r in reversed(part) if r.source.strip()), "")
@@ -169,21 +146,14 @@ def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -
     Raises:
         InputError: the two did not translate the same sources, so they cannot be compared.
     """
-    for ours, theirs in zip(records, baseline, strict=False):
-        if (ours.seg, ours.rev, ours.source) != (theirs.seg, theirs.rev, theirs.source):
-            raise InputError(
-                f"cannot compare segment {ours.seg} revision {ours.rev} with segment {theirs.seg} "
-                f"revision {theirs.rev}: replay one stream under both settings"
-            )
-    if len(records) != len(baseline):
+    ours, theirs = ([(r.seg, r.rev, r.source) for r in side] for side in (records, baseline))
+    if ours != theirs:
         raise InputError(
-            f"cannot compare {len(records)} updates with {len(baseline)}: replay one stream under "
-            "both settings"
+            f"cannot compare {len(ours)} updates with {len(theirs)} of other sources: replay one "
+            "stream under both settings"
         )
-    ours_per_second, theirs_per_second = tokens_per_second(records), tokens_per_second(baseline)
-    if ours_per_second is None or theirs_per_second is None:
-        return None
-    return _ratio(ours_per_second, theirs_per_second)
+    faster, slower = tokens_per_second(records), tokens_per_second(baseline)
+    return None if faster is None or slower is None else _ratio(faster, slower)
 
 
 def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
@@ -265,8 +235,11 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
         InputError: the records are not those of one stream, in order.
     """
     parts = segments(records)
-    erased = [_erased_and_length([r.shown for r in part], pieces) for part in parts]
-    scored = [(gone, length) for gone, length in erased if length]
+    states = [[pieces.split(record.shown) for record in part] for part in parts]
+    erased = [sum(erasure(*both) for both in pairwise(texts)) for texts in states]
+    # normalised erasure: SSBD, arXiv 2509.21740, eqs. 3-4
+    lengths = [len(texts[-1]) for texts in states]
+    scored = [both for both in zip(erased, lengths, strict=True) if both[1]]
     total = {name: sum(getattr(r, name) for r in records) for name in _SUMMED}
     return LiveReport(
         **total,
@@ -274,7 +247,7 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
         updates=len(records),
         segments=len(parts),
         open_segments=sum(not part[-1].final for part in parts),
-        empty_finals=len(erased) - len(scored),
+        empty_finals=len(parts) - len(scored),
         longest_freeze=max((_longest_freeze(part) for part in parts), default=0),
         erasure_macro=fmean(gone / length for gone, length in scored) if scored else None,
         erasure_micro=_ratio(sum(gone for gone, _ in scored), sum(n for _, n in scored)),
@@ -287,21 +260,9 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
     )
 
 
-def _erased_and_length(shown: Sequence[str], pieces: Pieces) -> tuple[int, int]:
-    """Count the pieces that a segment erased, and those of its last text: numerator and denominator
-    of its normalised erasure (SSBD, arXiv 2509.21740, eqs. 3-4)."""
-    states = [pieces.split(text) for text in shown]
-    erased = sum(erasure(before, after) for before, after in pairwise(states))
-    return erased, len(states[-1]) if states else 0
-
-
 def _longest_freeze(part: Iterable[UpdateRecord]) -> int:
-    longest = run = 0
-    before = ""
-    for record in part:
-        run = run + 1 if record.shown == before else 0
-        longest, before = max(longest, run), record.shown
-    return longest
+    shown = ["", *(record.shown for record in part)]
+    return max(len(list(same)) - 1 for _, same in groupby(shown))
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -313,8 +274,7 @@ _CHINESE = {"zh", "zho", "chi", "cmn", "chinese"}
 _JAPANESE = {"ja", "jpn", "japanese"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Translation:
+class Translation(NamedTuple):
     """A finished segment."""
 
     source: str
@@ -332,12 +292,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quality:
-    """Scores of the segments with a reference; None without any."""
+    """Scores of the segments with a reference."""
 
     scored: int
     without_reference: int
-    chrf: Score | None
-    bleu: Score | None
+    chrf: Score
+    bleu: Score
 
 
 def translations(records: Sequence[UpdateRecord]) -> list[Translation]:
@@ -359,45 +319,36 @@ def translations(records: Sequence[UpdateRecord]) -> list[Translation]:
     return found
 
 
-def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality:
-    """Compute chrF and BLEU of one stream.
+def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality | None:
+    """Compute chrF2 (character 6-grams, no words, beta 2) and BLEU of the corpus.
+
+    None: no segment has a reference.
 
     Raises:
         InputError: sacrebleu is not installed, or the records are not those of one stream.
     """
     found = translations(records)
+    if not found:
+        return None
+    _, texts, references = zip(*found, strict=True)
+    sacrebleu = sacrebleu_metrics()
+
+    def score(metric: Any) -> Score:
+        value = metric.corpus_score(texts, [references]).score
+        # the signature is complete only after scoring
+        return Score(value=float(value), signature=str(metric.get_signature()))
+
     return Quality(
         scored=len(found),
         without_reference=len(segments(records)) - len(found),
-        chrf=chrf(found),
-        bleu=bleu(found, target_language=target_language),
+        chrf=score(sacrebleu.CHRF()),
+        bleu=score(sacrebleu.BLEU(tokenize=bleu_tokenizer(target_language))),
     )
 
 
-def check_installed() -> None:
-    """Raise InputError if chrF and BLEU cannot be computed."""
-    _sacrebleu()
-
-
-def chrf(found: Sequence[Translation]) -> Score | None:
-    """chrF2 of the corpus: character 6-grams, no words, beta 2. None without translations.
-
-    Raises:
-        InputError: sacrebleu is not installed.
-    """
-    return _corpus_score(_sacrebleu().CHRF(), found) if found else None
-
-
-def bleu(found: Sequence[Translation], *, target_language: str) -> Score | None:
-    """BLEU of the corpus, with `bleu_tokenizer`. None without translations.
-
-    Raises:
-        InputError: sacrebleu is not installed.
-    """
-    if not found:
-        return None
-    tokenizer = bleu_tokenizer(target_language)
-    return _corpus_score(_sacrebleu().BLEU(tokenize=tokenizer), found)
+def sacrebleu_metrics() -> Any:
+    """Return sacrebleu's metrics. InputError: it is not installed."""
+    return _import("sacrebleu.metrics", "chrF and BLEU", 'pip install "draftsmith[eval]"')
 
 
 def bleu_tokenizer(target_language: str) -> str:
@@ -414,17 +365,14 @@ def bleu_tokenizer(target_language: str) -> str:
     return "13a"
 
 
-def comet(found: Sequence[Translation], *, checkpoint: Path | None = None) -> Score | None:
-    """Compute the mean COMET of the segments, on the CPU. None without translations.
-
-    Nothing is downloaded. `checkpoint` is a `model.ckpt` with its `hparams.yaml` one folder up, as
-    COMET stores them; None uses wmt22-comet-da from the model cache.
+def comet(found: Sequence[Translation]) -> Score:
+    """Compute the mean COMET (wmt22-comet-da) of the segments, on the CPU; nothing is downloaded.
 
     Raises:
-        InputError: unbabel-comet, the checkpoint or its encoder is missing.
+        InputError: unbabel-comet is missing, or the model or its encoder is not in the model cache.
     """
-    if not found:
-        return None
+    from huggingface_hub import snapshot_download
+
     # version 2.2.7 of the package pins transformers 4: installing it would break this package
     package = _import(
         "comet",
@@ -433,59 +381,27 @@ def comet(found: Sequence[Translation], *, checkpoint: Path | None = None) -> Sc
         "its own and run there, on the files of `write_texts`: comet-score -s source.txt "
         f"-t translation.txt -r reference.txt --model {COMET_MODEL}",
     )
-    path = _cached_comet() if checkpoint is None else checkpoint
-    if not path.is_file():
-        raise InputError(
-            f"the COMET checkpoint {path} is not there: give the model.ckpt of {COMET_MODEL}"
-        )
     try:
+        path = Path(snapshot_download(COMET_MODEL, local_files_only=True), "checkpoints/model.ckpt")
         model = package.load_from_checkpoint(str(path), local_files_only=True)
     except OSError as error:
         raise InputError(
-            f"the COMET checkpoint {path} cannot be loaded ({error}): its encoder must be in the "
-            "model cache too, hf download FacebookAI/xlm-roberta-large for that of 2022"
+            f"COMET cannot be loaded from the model cache ({error}): hf download {COMET_MODEL}, "
+            "and its encoder, FacebookAI/xlm-roberta-large"
         ) from None
     data = [{"src": one.source, "mt": one.text, "ref": one.reference} for one in found]
-    scores = model.predict(data, gpus=0, progress_bar=False)
-    name = COMET_MODEL.rpartition("/")[2] if checkpoint is None else str(checkpoint)
-    return Score(value=float(scores.system_score), signature=f"comet:{name}|nrefs:1|corpus:mean")
+    value = float(model.predict(data, gpus=0, progress_bar=False).system_score)
+    name = COMET_MODEL.rpartition("/")[2]
+    return Score(value=value, signature=f"comet:{name}|nrefs:1|corpus:mean")
 
 
 def write_texts(found: Sequence[Translation], folder: Path) -> None:
     """Write source.txt, translation.txt and reference.txt, a line per segment, for other tools."""
-    columns = {
-        "source": [one.source for one in found],
-        "translation": [one.text for one in found],
-        "reference": [one.reference for one in found],
-    }
-    for name, texts in columns.items():
+    names = ("source", "translation", "reference")
+    for name, texts in zip(names, zip(*found, strict=True), strict=True):
         # a line break inside a text would misalign the files
         lines = (" ".join(text.splitlines()) for text in texts)
         write_text_atomic(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
-
-
-def _cached_comet() -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(COMET_MODEL, local_files_only=True)
-    except FileNotFoundError:
-        raise InputError(
-            f"the COMET checkpoint {COMET_MODEL} is not in the model cache: hf download "
-            f"{COMET_MODEL}, or give another checkpoint"
-        ) from None
-    return Path(folder) / "checkpoints" / "model.ckpt"
-
-
-def _corpus_score(metric: Any, found: Iterable[Translation]) -> Score:
-    texts, references = zip(*((one.text, one.reference) for one in found), strict=True)
-    value = metric.corpus_score(texts, [references]).score
-    # the signature is complete only after scoring
-    return Score(value=float(value), signature=str(metric.get_signature()))
-
-
-def _sacrebleu() -> Any:
-    return _import("sacrebleu.metrics", "chrF and BLEU", 'pip install "draftsmith[eval]"')
 
 
 def _import(module: str, what: str, how: str) -> Any:

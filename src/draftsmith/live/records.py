@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from draftsmith.data.jsonl import IN_MEMORY, in_memory, write_objects
 from draftsmith.errors import InputError
@@ -93,16 +95,35 @@ class UpdateRecord:
         return replace(self, seg=seg, rev=rev, reference=reference)
 
 
-def write_lines(path: Path, records: Iterable[Hypothesis | UpdateRecord]) -> None:
+Record: TypeAlias = "Hypothesis | UpdateRecord"
+R = TypeVar("R", Hypothesis, UpdateRecord)
+
+
+def write_lines(path: Path, records: Iterable[Record]) -> None:
     """Write a JSONL file atomically. Keys whose value is None are left out."""
-    write_objects(
-        path,
-        (
-            {
-                k: v
-                for k, v in asdict(one).items()
-                if v is not None and k not in in_memory(type(one))
-            }
-            for one in records
-        ),
+    lines = (
+        {k: v for k, v in asdict(one).items() if v is not None and k not in in_memory(type(one))}
+        for one in records
     )
+    write_objects(path, lines)
+
+
+def check_order(before: Record, after: Record, *, repeats: bool = False) -> None:
+    """Raise InputError where `after` cannot follow `before` in one stream.
+
+    repeats: a revision that was not final may come again.
+    """
+    over = before.final and after.seg == before.seg
+    if over or (after.seg, after.rev + repeats) <= (before.seg, before.rev):
+        raise InputError(
+            f"segment {after.seg} revision {after.rev} cannot follow segment {before.seg} revision "
+            f"{before.rev}{' (final)' if before.final else ''}: give one stream at a time, in order"
+        )
+
+
+def segments(records: Iterable[R], *, repeats: bool = True) -> list[list[R]]:
+    """Split records by segment. Raises InputError like `check_order`."""
+    records = list(records)
+    for before, after in pairwise(records):
+        check_order(before, after, repeats=repeats)
+    return [list(part) for _, part in groupby(records, lambda one: one.seg)]

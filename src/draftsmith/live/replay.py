@@ -6,15 +6,15 @@ hides is not decoded again: its records come from the outputs of the setting wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.live.config import DisplayConfig, LiveConfig, PromptConfig, RedraftConfig
 from draftsmith.live.display import Display, without_thoughts
-from draftsmith.live.metrics import Pieces, quality, report, speedup, translations
+from draftsmith.live.metrics import Pieces, quality, report, speedup
 from draftsmith.live.records import Hypothesis, UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveTranslator
@@ -45,12 +45,8 @@ class ReplaySetting:
         return replace(self, mask_k=0) if self.mask == "display" else self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayRun:
-    """The updates of a stream under one setting."""
-
-    setting: ReplaySetting
-    records: tuple[UpdateRecord, ...]
+Runs: TypeAlias = dict[ReplaySetting, list[UpdateRecord]]
+"""The updates of a stream under each setting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,28 +111,22 @@ def settings(
 
 
 def replay(
-    stream: Sequence[Hypothesis],
+    parts: Iterable[Sequence[Hypothesis]],
     wanted: Sequence[ReplaySetting],
     make: Callable[[ReplaySetting], LiveTranslator],
-    on_segment: Callable[[int, int], None] | None = None,
-) -> dict[ReplaySetting, ReplayRun]:
-    """Replay all settings of `wanted`; `on_segment` is called with (done, total) segments."""
-    needed = list(dict.fromkeys(one.decoded for one in wanted))
-    translators = {one: make(one) for one in needed}
-    records: dict[ReplaySetting, list[UpdateRecord]] = {one: [] for one in needed}
-    parts = [list(part) for _, part in groupby(stream, key=lambda one: one.seg)]
-    for number, part in enumerate(parts, 1):
-        for one in needed:
-            records[one] += _segment(translators[one], part)
-        if on_segment is not None:
-            on_segment(number, len(parts))
-    out = {}
+) -> Runs:
+    """Translate the segments of a stream under all settings of `wanted`."""
+    translators = {one: make(one) for one in dict.fromkeys(one.decoded for one in wanted)}
+    records: Runs = {one: [] for one in translators}
+    for part in parts:
+        for one, translator in translators.items():
+            records[one] += _segment(translator, part)
+    made = {}
     for one in wanted:
-        made = records[one.decoded]
-        if one != one.decoded:
-            made = hidden(made, one.mask_k, translators[one.decoded].target.tokenizer)
-        out[one] = ReplayRun(setting=one, records=tuple(made))
-    return out
+        tokenizer = translators[one.decoded].target.tokenizer
+        shown = records[one.decoded]
+        made[one] = shown if one == one.decoded else hidden(shown, one.mask_k, tokenizer)
+    return made
 
 
 def _segment(translator: LiveTranslator, part: Sequence[Hypothesis]) -> Iterator[UpdateRecord]:
@@ -166,16 +156,13 @@ def hidden(shown: Sequence[UpdateRecord], mask_k: int, tokenizer: Any) -> list[U
     return records
 
 
-def table(
-    made: Sequence[ReplayRun], pieces: Pieces, *, target_language: str | None
-) -> list[ReplayRow]:
-    """Build one row per setting. `target_language` None: quality is left out."""
-    base = next((one.records for one in made if one.setting.method == "ar"), None)
+def table(made: Runs, pieces: Pieces, *, target_language: str) -> list[ReplayRow]:
+    """Build one row per setting."""
+    base = next((records for one, records in made.items() if one.method == "ar"), None)
     rows = []
-    for one in made:
-        setting, found = one.setting, report(one.records, pieces)
-        scored = target_language is not None and bool(translations(one.records))
-        score = quality(one.records, target_language=target_language or "") if scored else None
+    for setting, records in made.items():
+        found = report(records, pieces)
+        score = quality(records, target_language=target_language)
         drafts = setting.method == "ssbd"
         rows.append(
             ReplayRow(
@@ -184,10 +171,10 @@ def table(
                 ad=found.accepted_of_drafted if drafts else None,
                 ao=found.accepted_of_tokens if drafts else None,
                 output_tps=found.tokens_per_second,
-                speedup=None if base is None else speedup(one.records, base),
-                chrf=None if score is None or score.chrf is None else score.chrf.value,
-                bleu=None if score is None or score.bleu is None else score.bleu.value,
-                identical_to_ar=None if base is None else _outputs(one.records) == _outputs(base),
+                speedup=None if base is None else speedup(records, base),
+                chrf=None if score is None else score.chrf.value,
+                bleu=None if score is None else score.bleu.value,
+                identical_to_ar=None if base is None else _outputs(records) == _outputs(base),
             )
         )
     return rows

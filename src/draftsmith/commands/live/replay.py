@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -19,13 +19,16 @@ from draftsmith.core.config import check_bias
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig, RedraftConfig
-from draftsmith.live.records import Hypothesis, UpdateRecord, write_lines
+from draftsmith.live.records import Hypothesis, UpdateRecord, segments, write_lines
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.live.replay import ReplayRow, ReplayRun
+    from draftsmith.live.replay import Runs
     from draftsmith.live.translator import LiveTranslator
+
+Parts: TypeAlias = "Sequence[Sequence[Hypothesis]]"
+"""The segments of a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,93 +80,71 @@ class LiveReplayOptions(VerbOptions):
                     unused(flag, getattr(self.redraft, name), value, "ssbd in --compare")
 
 
-Line = tuple[float, float, str]
+Cue = tuple[float, float, str]
 """Begin and end in seconds, and the text."""
 SECONDS = 1.0
 """Seconds between updates of a stream without times."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayResult:
-    """The JSON object."""
-
-    rows: tuple[ReplayRow, ...]
-    signature: str
-    """What the erasure counts."""
-    updates: int
-    degenerate: dict[str, int]
-    """Per setting, outputs that are empty or did not end; the other metrics include them."""
-
-    def json_payload(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def run(options: LiveReplayOptions) -> ReplayResult:
+def run(options: LiveReplayOptions) -> dict[str, Any]:
     """Replay, and write everything to `options.out`."""
     from draftsmith.live import plots
-    from draftsmith.live.metrics import check_installed, flores_pieces
+    from draftsmith.live.metrics import flores_pieces, sacrebleu_metrics
     from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
     refuse_file(options.out)
-    stream = read_stream(options.stream, options.limit)
-    has_references = any(one.reference for one in stream)
-    if has_references:
-        check_installed()  # fail before hours of decoding
+    parts = read_stream(options.stream, options.limit)
+    if any(one.reference for part in parts for one in part):
+        sacrebleu_metrics()  # fail before hours of decoding
     record = start_run("live replay", options)
     target = open_model(options.model)
     methods = [known for known in get_args(Method) if known in options.methods()]
     wanted = settings(methods, options.biases(), options.masks(), options.mask)
     make = maker(target, options.prompt, options.redraft)
-    check_fits(stream, make(wanted[0]), options.stream)
-    made = list(replay(stream, wanted, make, _progress).values())
-    pieces = flores_pieces()
-    rows = table(made, pieces, target_language=options.prompt.language if has_references else None)
-    result = ReplayResult(
-        rows=tuple(rows),
-        signature=f"erasure:{pieces.name}",
-        updates=len(made[0].records),
-        degenerate={
-            one.setting.name: sum(record.degenerate for record in one.records) for one in made
+    check_fits(parts, make(wanted[0]), options.stream)
+    made = replay(_with_progress(parts), wanted, make)
+    pieces, language = flores_pieces(), options.prompt.language
+    rows = table(made, pieces, target_language=language)
+    result: dict[str, Any] = {
+        "rows": [asdict(row) for row in rows],
+        "signature": f"erasure:{pieces.name}",
+        "updates": len(made[wanted[0]]),
+        "degenerate": {
+            one.name: sum(record.degenerate for record in records) for one, records in made.items()
         },
-    )
-    facts = {"language": options.prompt.language, "target": options.model.target}
-    write(options.out, made, result, stream, facts)
-    payload = result.json_payload()
-    write_json_atomic(options.out / "run.json", record.record(results=payload))
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    facts = {"language": language, "target": options.model.target}
+    write_json_atomic(options.out / "table.json", {**facts, **result})
+    cells = [row.values() for row in result["rows"]]
+    write_csv(options.out / "table.csv", list(result["rows"][0]), cells)
+    tables, below = plots.markdown(rows), notes(result)
+    write_text_atomic(options.out / "tables.md", f"{tables}\n{below}\n")
+    plots.save(rows, options.out)
+    write_records(options.out, made, parts, language)
+    write_json_atomic(options.out / "run.json", record.record(results=result))
     console = Console(highlight=False)
-    console.print(Markdown(plots.markdown(rows)))
-    console.print(notes(result), markup=False, soft_wrap=True)
+    console.print(Markdown(tables))
+    console.print(below, markup=False, soft_wrap=True)
     console.print(f"wrote {options.out}", markup=False, soft_wrap=True)
     return result
 
 
-def read_stream(path: Path, limit: int | None) -> list[Hypothesis]:
+def read_stream(path: Path, limit: int | None) -> list[list[Hypothesis]]:
     """Read the first segments of a stream.
 
     Raises:
         InputError: the stream cannot be read, is empty, or is not in order.
     """
-    stream = list(read_records(path, Hypothesis))
-    if not stream:
-        raise InputError(f"{path} holds no updates")
-    for before, after in pairwise(stream):
-        if after.seg < before.seg:
-            sentence = f"segment {after.seg} comes back after {before.seg}"
-        elif after.seg == before.seg and before.final:
-            sentence = f"segment {after.seg} goes on after its final update"
-        elif after.seg == before.seg and after.rev <= before.rev:
-            sentence = f"segment {after.seg} has revision {after.rev} after {before.rev}"
-        else:
-            continue
-        raise InputError(f"{path}: {sentence}; segments and revisions ascend")
-    kept = set(list(dict.fromkeys(one.seg for one in stream))[:limit])
-    return [one for one in stream if one.seg in kept]
+    parts = segments(read_records(path, Hypothesis), repeats=False)
+    require(bool(parts), f"{path} holds no updates")
+    return parts[:limit]
 
 
-def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: Path) -> None:
+def check_fits(parts: Parts, translator: LiveTranslator, path: Path) -> None:
     """Raise InputError for a source that cannot be translated, before hours of decoding."""
-    for one in stream:
+    for one in chain.from_iterable(parts):
         try:
             source = translator.wanted(one.text)
             if source is not None:
@@ -173,73 +154,51 @@ def check_fits(stream: Sequence[Hypothesis], translator: LiveTranslator, path: P
             raise InputError(f"{where}: {error}; leave this segment out of the stream") from None
 
 
-def write(
-    folder: Path,
-    made: Sequence[ReplayRun],
-    result: ReplayResult,
-    stream: Sequence[Hypothesis],
-    facts: dict[str, str],
-) -> None:
-    """Tables, pictures, and per setting records, a log of stable delays and subtitles."""
-    from draftsmith.live import plots
+def write_records(folder: Path, made: Runs, parts: Parts, language: str) -> None:
+    """Write records, a log of stable delays and subtitles of each setting."""
     from draftsmith.live.latency import simuleval_lines
     from draftsmith.live.metrics import units_of
-    from draftsmith.live.replay import ReplayRow
 
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = result.rows
-    write_json_atomic(folder / "table.json", {**facts, **result.json_payload()})
-    columns = [field.name for field in fields(ReplayRow)]
-    write_csv(folder / "table.csv", columns, (asdict(row).values() for row in rows))
-    tables = f"{plots.markdown(rows)}\n{notes(result)}\n"
-    write_text_atomic(folder / "tables.md", tables)
-    plots.save(rows, folder)
-    times = clock(stream)
-    for one in made:
-        own = folder / one.setting.name
+    for setting, records in made.items():
+        own = folder / setting.name
         own.mkdir(exist_ok=True)
-        write_lines(own / "records.jsonl", one.records)
-        lines = simuleval_lines(one.records, target=units_of(facts["language"]))
+        write_lines(own / "records.jsonl", records)
+        lines = simuleval_lines(records, target=units_of(language))
         write_objects(own / "instances.log", lines)
-        write_subtitles(own, "subtitles", displayed(one.records, times))
+        shown = cues(records, chain.from_iterable(parts))
+        for kind in ("srt", "vtt"):
+            write_text_atomic(own / f"subtitles.{kind}", subtitles(shown, kind=kind))
 
 
-def notes(result: ReplayResult) -> str:
+def notes(result: dict[str, Any]) -> str:
     """Return the notes below the tables."""
-    odd = ", ".join(f"{name} {count}" for name, count in result.degenerate.items() if count)
+    odd = ", ".join(f"{name} {count}" for name, count in result["degenerate"].items() if count)
     return (
-        f"NE counts: {result.signature}. c: cost of drafts, in decoding steps per output token.\n"
-        f"Empty outputs and outputs that did not end, of {result.updates} per setting: "
+        f"NE counts: {result['signature']}. c: cost of drafts, in decoding steps per output token."
+        f"\nEmpty outputs and outputs that did not end, of {result['updates']} per setting: "
         f"{odd or 'none'}; what was shown before stays, their tokens and seconds count."
     )
 
 
-def clock(stream: Sequence[Hypothesis]) -> dict[tuple[int, int], float]:
-    """Return the arrival of each update in seconds: one per second in a stream without times.
+def cues(records: Sequence[UpdateRecord], stream: Iterable[Hypothesis]) -> list[Cue]:
+    """Return every state of the display: from the arrival of its hypothesis to that of the next.
 
-    An update with an earlier time than its predecessor gets the predecessor's.
+    A stream without times has one hypothesis per second; a time that is earlier than the one before
+    counts as that one.
     """
     times: dict[tuple[int, int], float] = {}
     now = -SECONDS
     for one in stream:
         now = now + SECONDS if one.time is None else max(now, one.time)
         times[one.seg, one.rev] = now
-    return times
-
-
-def displayed(records: Sequence[UpdateRecord], times: dict[tuple[int, int], float]) -> list[Line]:
-    """Return every state of the display, with its begin and end."""
     begins = [times[one.seg, one.rev] for one in records]
     ends = [*begins[1:], begins[-1] + SECONDS] if begins else []
-    return [
-        (begin, end, one.shown)
-        for begin, end, one in zip(begins, ends, records, strict=True)
-        if one.shown
-    ]
+    found = zip(begins, ends, (one.shown for one in records), strict=True)
+    return [cue for cue in found if cue[2]]
 
 
-def subtitles(lines: Sequence[Line], *, kind: str) -> str:
-    """Format lines as SRT or VTT."""
+def subtitles(shown: Sequence[Cue], *, kind: str) -> str:
+    """Format cues as SRT or VTT."""
     comma = "," if kind == "srt" else "."
 
     def stamp(seconds: float) -> str:
@@ -248,7 +207,7 @@ def subtitles(lines: Sequence[Line], *, kind: str) -> str:
         return f"{hours:02}:{minutes:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
 
     blocks = ["WEBVTT\n"] if kind == "vtt" else []
-    for number, (begin, end, text) in enumerate(lines, 1):
+    for number, (begin, end, text) in enumerate(shown, 1):
         body = " ".join(text.split()).replace("-->", "->")
         if kind == "vtt":
             body = body.replace("&", "&amp;").replace("<", "&lt;")
@@ -256,12 +215,9 @@ def subtitles(lines: Sequence[Line], *, kind: str) -> str:
     return "\n".join(blocks)
 
 
-def write_subtitles(folder: Path, name: str, lines: Sequence[Line]) -> None:
-    """Write NAME.srt and NAME.vtt."""
-    for kind in ("srt", "vtt"):
-        write_text_atomic(folder / f"{name}.{kind}", subtitles(lines, kind=kind))
-
-
-def _progress(done: int, of: int) -> None:
-    if done == of or done % 10 == 0:
-        print(f"replayed {done} of {of} segments", file=sys.stderr, flush=True)
+def _with_progress(parts: Parts) -> Iterator[Sequence[Hypothesis]]:
+    """Yield the segments, and report on stderr how many have been replayed."""
+    for done, part in enumerate(parts, 1):
+        yield part
+        if done == len(parts) or done % 10 == 0:
+            print(f"replayed {done} of {len(parts)} segments", file=sys.stderr, flush=True)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, from_dict, require
+from draftsmith.config import Leading, as_dict, from_dict, require
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
 from draftsmith.live.records import Hypothesis, UpdateRecord
-
-if TYPE_CHECKING:
-    from draftsmith.live.replay import ReplayRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +57,10 @@ def run(options: LiveScoreOptions) -> dict[str, Any]:
         for name in ("stream", "comet", "texts", "out"):
             sentence = f"--{name} needs the records of one setting, not a folder"
             require(not getattr(options, name), sentence)
-        replays = join(options.records)
-        Console(highlight=False).print(Markdown(_markdown(replays)))
-        return {"replays": [asdict(one) for one in replays]}
+        replays, table = join(options.records)
+        Console(highlight=False).print(Markdown(table))
+        joined: dict[str, Any] = as_dict({"replays": replays})
+        return joined
     records = list(read_records(options.records, UpdateRecord))
     if not records:
         raise InputError(f"{options.records} holds no records")
@@ -76,7 +74,7 @@ def run(options: LiveScoreOptions) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "steadiness": report(records, flores_pieces()),
         "latency": latency(records, source=source_units, target=units, clock=clock),
-        "quality": quality(records, target_language=options.language) if scored else None,
+        "quality": quality(records, target_language=options.language),
         "comet": comet(scored) if options.comet else None,
     }
     result = {title: None if part is None else asdict(part) for title, part in parts.items()}
@@ -90,52 +88,40 @@ def run(options: LiveScoreOptions) -> dict[str, Any]:
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """The rows of one `live replay`, without and with drafts."""
-
-    language: str
-    target: str
-    signature: str
-    rows: tuple[ReplayRow, ...]
-
-
-def _markdown(replays: Sequence[Replay]) -> str:
-    from draftsmith.live.plots import named, table
-
-    rows = [
-        (f"{one.language}, {one.target}: {named(row)}", row) for one in replays for row in one.rows
-    ]
-    title = "Re-translation with and without drafts, by language and target"
-    return f"{table(title, rows)}\nNE counts: {replays[0].signature}\n"
-
-
-def join(folder: Path) -> tuple[Replay, ...]:
-    """Join the replays in the subfolders of a folder.
+def join(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Join the replays in the subfolders of a folder; return them, and their table.
 
     Raises:
         InputError: there are none, one cannot be read, or they count erasure differently.
     """
-    replays = tuple(_read(path) for path in sorted(folder.glob("*/table.json")))
-    if not replays:
-        raise InputError(f"{folder} holds no folder of `live replay` (with a table.json)")
-    if len({one.signature for one in replays}) > 1:
-        names = ", ".join(sorted({one.signature for one in replays}))
-        raise InputError(f"{folder}: replays that count NE alike can be joined, got {names}")
-    return replays
+    from draftsmith.live.plots import named, table
+
+    replays = [_read(path) for path in sorted(folder.glob("*/table.json"))]
+    require(bool(replays), f"{folder} holds no folder of `live replay` (with a table.json)")
+    signatures = {one["signature"] for one in replays}
+    names = ", ".join(sorted(signatures))
+    alike = len(signatures) == 1
+    require(alike, f"{folder}: replays that count NE alike can be joined, got {names}")
+    lines = [
+        (f"{one['language']}, {one['target']}: {named(row)}", row)
+        for one in replays
+        for row in one["rows"]
+    ]
+    title = "Re-translation with and without drafts, by language and target"
+    return replays, f"{table(title, lines)}\nNE counts: {names}\n"
 
 
-def _read(path: Path) -> Replay:
+def _read(path: Path) -> dict[str, Any]:
+    """Read the rows of one replay without and with drafts, and what they are about."""
     from draftsmith.live.plots import pair_of
     from draftsmith.live.replay import ReplayRow
 
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        rows = [from_dict(ReplayRow, row, where=str(path)) for row in values["rows"]]
         facts = {name: str(values[name]) for name in ("language", "target", "signature")}
+        return {**facts, "rows": pair_of([from_dict(ReplayRow, row) for row in values["rows"]])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None
-    return Replay(**facts, rows=tuple(pair_of(rows)))
 
 
 def _show(result: Mapping[str, Mapping[str, Any] | None]) -> None:

@@ -110,7 +110,7 @@ class _Follower:
         hypothesis: Hypothesis | None = None
         with self._screen:
             try:
-                for hypothesis in open_feed(feed)(sys.stdin, self._leave_out):
+                for hypothesis in open_feed(feed).read(sys.stdin, self._leave_out):
                     self._update(hypothesis)
             except KeyboardInterrupt:
                 if hypothesis is not None and not self._is_over(hypothesis.seg):
