@@ -26,10 +26,13 @@ def a_rung(size: str, params: float, **changes: Any) -> dict[str, Any]:
     return {
         "size": size,
         "params": params,
+        "tokens": 1e9,
+        "draft_ppl": 9.0,
         "gamma": gamma,
         "alpha": {"value": 0.6, "low": 0.5, "high": 0.7},
         "tau": {"value": 2.0, "low": 1.8, "high": 2.2},
         "speedup": {"value": 1.5, "low": 1.4, "high": 1.6},
+        "cost_ratio": 0.01,
         "drafts": {kind: f"runs/l/{size}-{kind}" for kind in ("pretrained", "distilled")},
         **changes,
     }
@@ -241,8 +244,8 @@ def lines_of(*rows: Sequence[object]) -> list[str]:
     ("row", "sentence"),
     [
         (("t", "d", 5, 9, "high", "", 0, "decoded", "", ""), "row 2 (line 3), column 'alpha'"),
-        (("t", "d", 5, 9, 1.5, "", 0, "decoded", "", ""), "between 0 and 1, got 1.5"),
-        (("t", "d", 5, 9, 0.5, "x", 0, "decoded", "", ""), "column 'moe': expected a number"),
+        (("t", "d", 5, 9, 1.5, "", 0, "decoded", "", ""), "less than or equal to 1, got '1.5'"),
+        (("t", "d", 5, 9, 0.5, "x", 0, "decoded", "", ""), "column 'moe': must be a number"),
         (("t", "", 5, 9, 0.5, "", 0, "decoded", "", ""), "column 'draft': there is no value"),
         (("t", "d", 5, 9, 0.5, "", 0, "decoded", "two", ""), "column 'tokens_per_step_2'"),
         (("t", "d"), "row 2 (line 3) has 2 values, the header has 10 columns"),
@@ -334,7 +337,7 @@ def test_margins_end_where_rates_end(check: Any, tmp_path: Path) -> None:
         ('{"rungs": []}', "holds no 'rungs'"),
         ("{", "cannot read the predictions"),
         ('{"rungs": [7]}', "ladder.json, rung 1, got 7"),
-        ('{"rungs": [{"size": "1m"}]}', "option 'params' of RungPrediction is missing in"),
+        ('{"rungs": [{"size": "1m"}]}', "option 'params' of Rung is missing in"),
     ],
 )
 def test_bad_predictions_are_named(check: Any, tmp_path: Path, content: str, sentence: str) -> None:
@@ -363,5 +366,5 @@ def test_bad_keys_of_predictions_are_named(
 
 def test_estimates_survive_the_file(tmp_path: Path) -> None:
     (tiny, _) = read_predictions(a_ladder(tmp_path))
-    assert asdict(tiny.estimates["tau"]) == a_rung("tiny", 1e5)["tau"]
+    assert asdict(tiny.tau) == a_rung("tiny", 1e5)["tau"]
     assert (tiny.gamma, tiny.params) == (2, 1e5)

@@ -35,7 +35,7 @@ def simulated(rng: np.random.Generator, noise: float, targets: int = 6) -> list[
 
 
 def test_table_3_to_the_last_printed_digit() -> None:
-    rows = tables.paper_table(3).records
+    rows = tables.paper_table(3).rows
     assert len(rows) == 17
     assert [row["quantity"] for row in rows if row["agrees"] != "yes"] == []
 

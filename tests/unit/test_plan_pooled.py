@@ -19,7 +19,7 @@ def found() -> Sweep:
 
 
 def test_table_9_to_the_last_printed_digit(found: Sweep) -> None:
-    rows = tables.paper_table(9).records
+    rows = tables.paper_table(9).rows
     assert len(rows) == 9
     assert [row["quantity"] for row in rows if row["agrees"] != "yes"] == []
     rule = found.table9
@@ -97,7 +97,7 @@ def test_the_best_size_is_a_power_of_the_target_and_no_line(found: Sweep) -> Non
 )
 def test_laws_without_optima_are_refused(grid: GridName, law: tuple[float, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        sweep(grid, law=AcceptanceLaw.of(law))
+        sweep(grid, law=AcceptanceLaw(*law))
 
 
 @pytest.mark.filterwarnings("error")

@@ -102,8 +102,7 @@ def test_the_error_of_the_optimum_follows_from_the_covariance() -> None:
     law = setting.law
     drawn = rng.multivariate_normal([law.A, law.B, law.C], COV, size=300)
     sizes = [
-        optimal_params(replace(OPT_13B, law=AcceptanceLaw.of(tuple(map(float, values)))))
-        for values in drawn
+        optimal_params(replace(OPT_13B, law=AcceptanceLaw(*values.tolist()))) for values in drawn
     ]
     assert np.std(np.log(sizes)) == pytest.approx(found.se / found.best.params, rel=0.12)
     inside = np.mean((np.array(sizes) > low) & (np.array(sizes) < high))
@@ -151,7 +150,7 @@ def test_sizes_for_which_the_law_exceeds_one_are_left_out_and_said() -> None:
 def test_a_speedup_that_grows_until_the_law_breaks_has_no_best_size(
     law: tuple[float, ...],
 ) -> None:
-    setting = replace(OPT_13B, law=AcceptanceLaw.of(law))
+    setting = replace(OPT_13B, law=AcceptanceLaw(*law))
     for integer in (False, True):
         with pytest.raises(ValueError, match="acceptance of 1 or more for") as error:
             best_draft(setting, integer=integer)

@@ -6,19 +6,20 @@ import csv
 import importlib.util
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from draftsmith.commands._options import LawsOptions
-from draftsmith.provenance import write_text_atomic
+from draftsmith.provenance import Run, jsonable, write_json_atomic, write_text_atomic
 
 if TYPE_CHECKING:
     from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
+    from draftsmith.plots import PlotImage
 
 MEASURED_TARGETS = (1e10, 1.2e11)
 """Parameters of the targets that the default coefficients come from, rounded outwards."""
@@ -35,11 +36,9 @@ def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:
     from draftsmith.plan.fit import read_law
     from draftsmith.plan.optimum import AcceptanceLaw, LossLaw
 
-    given, constants = options.acceptance_numbers(), options.loss_numbers()
-    acceptance = AcceptanceLaw() if given is None else AcceptanceLaw.of(given)
-    if options.law is not None:
-        acceptance = read_law(options.law)
-    return acceptance, LossLaw() if constants is None else LossLaw.of(constants)
+    given, constants = options.acceptance_numbers() or (), options.loss_numbers() or ()
+    acceptance = AcceptanceLaw(*given) if options.law is None else read_law(options.law)
+    return acceptance, LossLaw(*constants)
 
 
 def with_spread(law: AcceptanceLaw, options: LawsOptions) -> AcceptanceLaw:
@@ -101,6 +100,28 @@ def say_written(folder: Path | None) -> None:
     """Print where the files are, if there are any."""
     if folder is not None:
         say([str(folder)], "wrote")
+
+
+def finish(
+    run: Run,
+    folder: Path | None,
+    found: object,
+    *,
+    name: str | None = None,
+    draw: Callable[[Any], Iterable[PlotImage | None]] = lambda plots: (),
+) -> dict[str, Any]:
+    """Return what a verb found as plain JSON; write it and what `draw` makes of the module of plots
+    to the folder, if there is one. `name`: of a file of its own; None: it is part of run.json."""
+    payload: dict[str, Any] = jsonable(found)
+    if folder is not None:
+        from draftsmith.plan import plots
+
+        plots.save(draw(plots), folder)
+        if name is not None:
+            write_json_atomic(folder / name, payload)
+        run.write(folder, results=payload if name is None else None)
+    say_written(folder)
+    return payload
 
 
 def cell_text(value: str | float | None) -> str:

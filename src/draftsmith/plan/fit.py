@@ -1,9 +1,9 @@
 """The laws of a plan, fitted to measurements: acceptance by perplexities, loss by size and data.
 
 Acceptance is fitted to measured pairs (`affine_law`: one law; `per_target`: a curve per target);
-equations and tables are those of "Speculative Decoding Scaling Laws". `law_payload` is what
-`plan law` writes, `read_law` what `plan optimum --law` reads of it. The loss is fitted to one's own
-training runs (`fit_loss`), as Hoffmann et al. and Besiroglu et al. do it. Fits are those of
+equations and tables are those of "Speculative Decoding Scaling Laws". `plan law` writes an
+`AffineFit`, and `read_law` is what `plan optimum --law` reads of it. The loss is fitted to one's
+own training runs (`fit_loss`), as Hoffmann et al. and Besiroglu et al. do it. Fits are those of
 statsmodels and scipy; this module documents which, and what their errors mean.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from pydantic import FiniteFloat
 from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
-from draftsmith.config import as_dict, field_types, from_dict
+from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
     TrainedModel,
+    columns,
     perplexity_warnings,
     read_json,
     repeat_warnings,
@@ -72,14 +73,14 @@ class PairPrediction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AffineFit:
-    """alpha = A x + B y + C by ordinary least squares (eq. 5, Table 3)."""
+class AffineFit(Errors):
+    """alpha = A x + B y + C by ordinary least squares (eq. 5, Table 3), with classic errors."""
 
     A: float
     B: float
     C: float
     errors: dict[str, Errors]
-    """classic (Table 3); hc3: of unequal variance; cluster_target and cluster_draft: the rows of a
+    """classic, once more; hc3: of unequal variance; cluster_target and cluster_draft: the rows of a
     target (a draft) are not independent, which they are not. What the rows do not give is left out,
     with a warning."""
     moe: Named
@@ -198,16 +199,14 @@ def affine_law(
         raise InputError(
             f"the law has three coefficients: it takes four rows or more, got {len(observations)}"
         )
-    alpha = np.array([one.alpha for one in observations])
-    draft_ppl = np.array([one.draft_ppl for one in observations])
-    target_ppl = np.array([one.target_ppl for one in observations])
-    columns = _design(draft_ppl, target_ppl)
-    _check_rank(columns)
-    model = ols(alpha, columns)
+    draft_ppl, target_ppl, alpha = columns(observations, "draft_ppl", "target_ppl", "alpha")
+    design = _design(draft_ppl, target_ppl)
+    _check_rank(design)
+    model = ols(alpha, design)
     fit = model.fit()
-    A, B, C = (float(value) for value in fit.params)
+    A, B, C = fit.params.tolist()
     errors, notes = _all_errors(model, fit, observations)
-    classic = errors["classic"].ci95
+    classic = errors["classic"]
     predictions = _predictions(fit, at)
     if np.ptp(alpha) == 0:
         notes.append(f"all rows have the same acceptance rate ({alpha[0]:g}): R2 has no meaning")
@@ -215,19 +214,21 @@ def affine_law(
         A=A,
         B=B,
         C=C,
+        se=classic.se,
+        ci95=classic.ci95,
         errors=errors,
-        moe={name: (high - low) / 2 for name, (low, high) in classic.items()},
+        moe={name: (high - low) / 2 for name, (low, high) in classic.ci95.items()},
         r2=_explained(fit, alpha),
         mse=float(fit.ssr / fit.nobs),
         n=len(observations),
-        cov=tuple(tuple(float(value) for value in row) for row in fit.cov_params()),
+        cov=tuple(map(tuple, fit.cov_params().tolist())),
         fixed_effects=_fixed_effects(observations, alpha, draft_ppl) if fixed_effects else None,
         predictions=predictions,
         warnings=(
             *perplexity_warnings(observations),
             *repeat_warnings(observations),
             *notes,
-            *_far_off(predictions, columns),
+            *_far_off(predictions, design),
         ),
     )
 
@@ -259,15 +260,14 @@ def per_target(
     notes = []
     for target in dict.fromkeys(one.target for one in observations):
         own = [one for one in observations if one.target == target]
-        distinct = len({one.draft_ppl for one in own})
+        x, alpha = columns(own, "draft_ppl", "alpha")
+        distinct = len(np.unique(x))
         if distinct < _FEWEST_FOR_A_FORM:
             notes.append(
                 f"{target} has {distinct} different draft perplexities: curves of its own take "
                 f"{_FEWEST_FOR_A_FORM} or more"
             )
             continue
-        x = np.array([one.draft_ppl for one in own])
-        alpha = np.array([one.alpha for one in own])
         found[target] = {form: fit_form(form, x, alpha) for form in FORMS}
         bad = [form for form, fit in found[target].items() if fit is None]
         notes += [f"{target}: the {form} curve could not be fitted" for form in bad]
@@ -296,27 +296,6 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
         mse=missed / len(x),
         r2=1 - missed / total if total > 0 else float("nan"),
     )
-
-
-def law_payload(
-    fit: AffineFit | None, curves: dict[str, dict[str, FormFit | None]], warnings: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return plain JSON types; a number without meaning is null, without a law all of its own."""
-    payload: dict[str, Any]
-    if fit is None:
-        payload = dict.fromkeys(field.name for field in fields(AffineFit))
-        classic: dict[str, Any] = {"se": None, "ci95": None}
-    else:
-        payload = as_dict(fit)
-        classic = payload["errors"]["classic"]
-    return {
-        **{name: payload.pop(name) for name in NAMES},
-        "se": classic["se"],
-        "ci95": classic["ci95"],
-        **payload,
-        "per_target": as_dict(curves),
-        "warnings": list(warnings),
-    }
 
 
 def read_law(path: Path) -> AcceptanceLaw:
@@ -372,7 +351,7 @@ def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int 
     missed = _residuals(best, data)
     low, high = np.quantile(repeats, [0.025, 0.975], axis=0)
     return LossFit(
-        law=LossLaw.of(tuple(float(value) for value in values)),
+        law=LossLaw(*values.tolist()),
         se=dict(zip(LOSS_NAMES, np.std(repeats, axis=0, ddof=1).tolist(), strict=True)),
         ci95=dict(zip(LOSS_NAMES, zip(low.tolist(), high.tolist(), strict=True), strict=True)),
         rmse_log=float(np.sqrt(np.mean(missed**2))),
@@ -488,16 +467,12 @@ def _far_off(predictions: Sequence[PairPrediction], columns: Floats) -> Iterator
 def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[PairPrediction, ...]:
     if not at:
         return ()
-    draft_ppl, target_ppl = (np.array(values, np.float64) for values in zip(*at, strict=True))
     with np.errstate(over="ignore", invalid="ignore"):  # far off there is no interval
-        found = fit.get_prediction(_design(draft_ppl, target_ppl))
-        intervals, new = (found.conf_int(obs=obs).tolist() for obs in (False, True))
-    means = found.predicted_mean.tolist()
+        found = fit.get_prediction(_design(*np.transpose(at))).summary_frame()
+    names = ["mean", "mean_ci_lower", "mean_ci_upper", "obs_ci_lower", "obs_ci_upper"]
     return tuple(
-        PairPrediction(
-            draft_ppl=draft, target_ppl=target, alpha=alpha, ci95=tuple(mean), pi95=tuple(one)
-        )
-        for (draft, target), alpha, mean, one in zip(at, means, intervals, new, strict=True)
+        PairPrediction(draft_ppl=x, target_ppl=y, alpha=alpha, ci95=(a, b), pi95=(c, d))
+        for (x, y), (alpha, a, b, c, d) in zip(at, found[names].to_numpy().tolist(), strict=True)
     )
 
 

@@ -9,18 +9,20 @@ accepted more than its perplexity suggests. Both are compared with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.plan.observations import read_json
+from draftsmith.plan.observations import Margin, Number, read_json, read_rows, typed
 from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
 
 NEAR = 1.3
@@ -28,9 +30,8 @@ NEAR = 1.3
 _STEPS = (0.5, 1.0, 2.0)
 """Sizes of the rungs, in N*."""
 QUANTITIES = ("alpha", "tau", "speedup")
-_BY_LENGTH = ("tau", "speedup")
-"""Those that hold for one draft length."""
 _NO_NAMES = {"/", "..", "...", "~"}
+_TOKENS = re.compile(r"tokens_per_step_([1-9][0-9]*)")
 PREDICTED_KIND = "pretrained"
 """The kind of draft that predictions are for."""
 
@@ -49,13 +50,6 @@ class Estimate:
             return None
         return self.low <= measured <= self.high
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The distances of the ends below and above; 0 where they are not known."""
-        if self.low is None or self.high is None:
-            return 0.0, 0.0
-        return max(self.value - self.low, 0.0), max(self.high - self.value, 0.0)
-
     def text(self) -> str:
         """Format the value for tables."""
         if self.low is None or self.high is None:
@@ -65,13 +59,13 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """A draft of one size."""
+    """A draft of one size, and what to expect of it."""
 
     size: str
     """What it is called."""
-    params: float
-    tokens: float
-    draft_ppl: float
+    params: FiniteFloat
+    tokens: FiniteFloat
+    draft_ppl: FiniteFloat
     alpha: Estimate
     gamma: int
     """Its best whole draft length, at least 1."""
@@ -79,7 +73,9 @@ class Rung:
     """Tokens per step at this length."""
     speedup: Estimate
     """Below 1: the draft slows decoding down."""
-    cost_ratio: float
+    cost_ratio: FiniteFloat
+    drafts: dict[str, str]
+    """Folders by kind; none before the drafts are planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +156,7 @@ def rung(setting: SizingProblem, size: str, params: float) -> Rung:
         tau=Estimate(**_named([float(tokens_per_step(rate, gamma)) for rate in rates])),
         speedup=Estimate(**_named([float(speedup(rate, gamma, ratio)) for rate in rates])),
         cost_ratio=ratio,
+        drafts={},
     )
 
 
@@ -177,11 +174,8 @@ def spread_of(setting: SizingProblem, params: float) -> float | None:
 
 def _near(named: Mapping[str, float], wanted: float) -> tuple[str, float] | None:
     """Return the nearest size with a name, if it is near."""
-    near = {name: params for name, params in named.items() if _is_near(params, wanted)}
-    if not near:
-        return None
-    name = min(near, key=lambda one: abs(math.log(near[one] / wanted)))
-    return name, near[name]
+    name = min(named, key=lambda one: abs(math.log(named[one] / wanted)), default=None)
+    return None if name is None or not _is_near(named[name], wanted) else (name, named[name])
 
 
 def _is_near(params: float, wanted: float) -> bool:
@@ -192,16 +186,16 @@ def _rungs(
     setting: SizingProblem, sizes: Mapping[str, float], notes: list[str]
 ) -> tuple[Rung, ...]:
     """Build the rungs that can draft, from small to large; add warnings about others to `notes`."""
-    M = setting.target_params
     lost = {name: _unfit(setting, params) for name, params in sizes.items()}
-    usable = sorted((name for name in sizes if lost[name] is None), key=sizes.__getitem__)
+    usable = sorted((name for name in sizes if not lost[name]), key=sizes.__getitem__)
     if usable:
         notes += [
             f"{name} ({sizes[name]:.4g} parameters) is left out: {why}"
             for name, why in lost.items()
-            if why is not None
+            if why
         ]
         return tuple(rung(setting, name, sizes[name]) for name in usable)
+    M = setting.target_params
     small = np.array([params for params in sizes.values() if params < M])
     if len(small) and not np.any(setting.alpha(small) > 0):
         raise InputError(no_rate(setting, small))
@@ -213,37 +207,19 @@ def _rungs(
     )
 
 
-def _unfit(setting: SizingProblem, params: float) -> str | None:
+def _unfit(setting: SizingProblem, params: float) -> str:
+    """Explain why a size cannot draft; empty: it can."""
     if params >= setting.target_params:
         return "it is not smaller than the target"
     alpha = float(setting.alpha(params))
-    if 0 < alpha < 1:
-        return None
-    return f"the law gives it an acceptance of {alpha:.3g}"
+    return "" if 0 < alpha < 1 else f"the law gives it an acceptance of {alpha:.3g}"
 
 
 def _named(values: Sequence[float]) -> dict[str, float]:
     return dict(zip(("value", "low", "high"), values, strict=False))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RungPrediction:
-    """The prediction for one draft size."""
-
-    size: str
-    params: FiniteFloat
-    gamma: int
-    """Draft length that `tau` and `speedup` are for."""
-    drafts: dict[str, str]
-    """Folders by kind."""
-    alpha: Estimate
-    tau: Estimate
-    speedup: Estimate
-
-    @property
-    def estimates(self) -> dict[str, Estimate]:
-        """By quantity."""
-        return {"alpha": self.alpha, "tau": self.tau, "speedup": self.speedup}
+# --------------------------------------------------------------------------- what was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,12 +228,21 @@ class Measured:
 
     draft: str
     quantity: str
+    """alpha, or what holds for one draft length: tau, speedup."""
     temperature: float | None
     value: Estimate
     source: str
     """The file that it comes from."""
     gamma: int | None = None
     """Draft length; None: of several, or not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Observed:
+    draft: str
+    alpha: Annotated[Number, Field(ge=0, le=1)]
+    moe: Margin | None = None
+    temperature: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,7 +261,7 @@ class RungComparison:
     source: str
 
 
-def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
+def read_predictions(path: Path) -> tuple[Rung, ...]:
     """Read the rungs of a ladder.json.
 
     Raises:
@@ -289,13 +274,37 @@ def read_predictions(path: Path) -> tuple[RungPrediction, ...]:
     found = []
     for number, values in enumerate(rungs, start=1):
         if isinstance(values, dict):  # a rung holds more than what is compared
-            values = {name: values[name] for name in field_types(RungPrediction) if name in values}
-        found.append(from_dict(RungPrediction, values, where=f"{path}, rung {number}"))
+            values = {name: values[name] for name in field_types(Rung) if name in values}
+        found.append(from_dict(Rung, values, where=f"{path}, rung {number}"))
     return tuple(found)
 
 
+def read_rates(path: Path) -> Iterator[Measured]:
+    """Read the acceptance and the tokens per step of whole drafts from an observations.csv."""
+    for place, row in read_rows(path, ("target", "draft", "alpha")).items():
+        if row.get("protocol", "decoded") != "decoded":
+            continue
+        one = typed(_Observed, place, row)
+        rate = [one.alpha]
+        if one.moe is not None:
+            rate += [max(one.alpha - one.moe, 0.0), min(one.alpha + one.moe, 1.0)]
+        found: list[tuple[str, Estimate, int | None]] = [("alpha", Estimate(**_named(rate)), None)]
+        lengths = {name: int(by[1]) for name in row if (by := _TOKENS.fullmatch(name))}
+        tokens = typed(dict[str, Number], place, {name: row[name] for name in lengths})
+        found += [("tau", Estimate(value=tokens[name]), n) for name, n in lengths.items()]
+        for quantity, value, gamma in found:
+            yield Measured(
+                draft=one.draft,
+                quantity=quantity,
+                temperature=one.temperature,
+                value=value,
+                source=str(path),
+                gamma=gamma,
+            )
+
+
 def compare(
-    predictions: Sequence[RungPrediction], found: Iterable[Measured]
+    predictions: Sequence[Rung], found: Iterable[Measured]
 ) -> tuple[tuple[RungComparison, ...], tuple[str, ...]]:
     """Compare what was measured with what was predicted; warn about what has no counterpart.
 
@@ -320,7 +329,7 @@ def compare(
                 "--records of one of them"
             )
         prediction, kind = places[name]
-        if measured.quantity in _BY_LENGTH and measured.gamma != prediction.gamma:
+        if measured.quantity != "alpha" and measured.gamma != prediction.gamma:
             if measured.quantity == "speedup":
                 drafted = "no fixed number of" if measured.gamma is None else measured.gamma
                 notes.append(
@@ -328,7 +337,7 @@ def compare(
                     f"{prediction.gamma}: its speed-up is left out"
                 )
             continue
-        predicted = prediction.estimates[measured.quantity]
+        predicted: Estimate = getattr(prediction, measured.quantity)
         out.setdefault(
             (name, measured.quantity, measured.temperature),
             RungComparison(
@@ -343,9 +352,10 @@ def compare(
                 source=measured.source,
             ),
         )
-    order = {quantity: place for place, quantity in enumerate(QUANTITIES)}
-    rows = sorted(out.values(), key=lambda row: (row.kind != PREDICTED_KIND, row.params))
-    rows.sort(key=lambda row: order[row.quantity])
+    rows = sorted(
+        out.values(),
+        key=lambda row: (QUANTITIES.index(row.quantity), row.kind != PREDICTED_KIND, row.params),
+    )
     return tuple(rows), tuple(notes)
 
 

@@ -1,30 +1,53 @@
 """Reading measurements (CSV files with a header) and what the planner wrote (JSON).
 
-Errors name the file, and the row and column or the key.
+A dataclass says which columns a row has and what they may hold; `typed` reads one row as such a
+class. Errors name the file, and the row and column or the key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, cast
+
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from draftsmith.config import parse_count
+from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError, nearest
+
+T = TypeVar("T")
+Rows = dict[str, dict[str, str]]
+"""The values of each row by its place, which errors name. Blank values are left out."""
 
 DATA = Path(__file__).parent / "data"
 """The paper's measurements and printed values."""
-_MOST = 2**53
-"""Largest whole number: beyond it float64 has gaps."""
-_MOST_GAMMA = 10_000
-_MOST_PERPLEXITY = 1e9
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
+
+
+def _number(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if "_" not in text and text.isascii():  # which float takes
+            return float(text)
+    raise ValueError(f"must be a number, got {text!r}")
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_number), Field(ge=0, le=2**53)]
+"""Beyond 2^53 float64 has gaps."""
+Count = Annotated[float, BeforeValidator(lambda text: parse_count(text, "it"))]
+"""Parameters or tokens, with or without a unit."""
+Perplexity = Annotated[Number, Field(ge=1, le=1e9)]
+"""exp of nats per token."""
+Margin = Annotated[Number, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +56,10 @@ class Observation:
 
     target: str
     draft: str
-    target_ppl: float
-    """Perplexity, exp of nats per token."""
-    draft_ppl: float
-    alpha: float
-    moe: float | None = None
+    target_ppl: Perplexity
+    draft_ppl: Perplexity
+    alpha: Annotated[Number, Field(gt=0, lt=1)]
+    moe: Margin | None = None
     """95 % margin of alpha; None: not given."""
 
 
@@ -45,76 +67,38 @@ class Observation:
 class TrainedModel:
     """The size, data and loss of one training run."""
 
-    params: float
-    tokens: float
-    loss: float
+    params: Count
+    tokens: Count
+    loss: Annotated[Number, Field(gt=0)]
     """Nats per token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ByPerplexity(TrainedModel):
+    loss: Annotated[Number, Field(gt=1, validation_alias="perplexity"), AfterValidator(math.log)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthCount:
     """The number of steps with `gamma` drafted tokens of which exactly `accepted` were accepted."""
 
-    gamma: int
-    accepted: int
-    count: int
+    gamma: Annotated[Whole, Field(ge=1, le=10_000)]
+    accepted: Annotated[Whole, Field(validation_alias="accepted_length")]
+    count: Whole
     prompt: str | None = None
     """The prompt whose continuation had these steps; None: not given."""
 
+    def __post_init__(self) -> None:
+        if self.accepted > self.gamma:
+            raise InputError(
+                f"{self.accepted} tokens of a draft of {self.gamma} cannot be accepted (the "
+                "target's own token does not count)"
+            )
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CsvRow:
-    """One line of a file."""
 
-    path: Path
-    number: int
-    """1 is the first below the header."""
-    line: int
-    """Line number in the file, for editors."""
-    values: dict[str, str]
-
-    def text(self, column: str) -> str:
-        value = self.values[column].strip()
-        if not value:
-            raise self.wrong(column, "there is no value")
-        return value
-
-    def number_of(self, column: str) -> float:
-        """Read a finite number."""
-        text = self.text(column)
-        try:
-            if "_" in text or not text.isascii():  # which float takes
-                raise ValueError
-            value = float(text)
-        except ValueError:
-            raise self.wrong(column, f"expected a number, got {text!r}") from None
-        if not math.isfinite(value):
-            raise self.wrong(column, f"expected a finite number, got {text!r}")
-        return value
-
-    def number_where(self, column: str, good: Callable[[float], bool], want: str) -> float:
-        value = self.number_of(column)
-        if not good(value):
-            raise self.wrong(column, f"must be {want}, got {value:g}")
-        return value
-
-    def whole_of(self, column: str, *, least: int, most: int = _MOST) -> int:
-        value = self.number_where(column, lambda number: number >= least, f"{least} or more")
-        if value > most:
-            raise self.wrong(column, f"must be {most} or less, got {value:g}")
-        if value != int(value):
-            raise self.wrong(column, f"expected a whole number, got {self.text(column)!r}")
-        return int(value)
-
-    def count_of(self, column: str) -> float:
-        """Read parameters or tokens, with or without a unit."""
-        return parse_count(self.text(column), self.place(column))
-
-    def place(self, column: str) -> str:
-        return f"{self.path}, row {self.number} (line {self.line}), column {column!r}"
-
-    def wrong(self, column: str, what: str) -> InputError:
-        return InputError(f"{self.place(column)}: {what}")
+def columns(items: Sequence[object], *names: str) -> Floats:
+    """Return these attributes of all items, an array each."""
+    return np.array([[getattr(one, name) for one in items] for name in names], np.float64)
 
 
 def of_bench(path: Path, name: str) -> Path:
@@ -130,16 +114,28 @@ def of_bench(path: Path, name: str) -> Path:
     return path / name
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
+def read_rows(path: Path, columns: Sequence[str]) -> Rows:
     """Read the rows of a CSV file that has at least these columns; others are kept, too.
 
     Raises:
         InputError: the file is missing, empty, not text, lacks a column, has one twice, or a row
             has more or fewer values than the header.
     """
+    rows: Rows = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(_rows(path, csv.reader(file, strict=True), columns))
+            lines = csv.reader(file, strict=True)
+            filled = (values for values in lines if any(map(str.strip, values)))
+            header = [name.strip() for name in next(filled, [])]
+            _check_header(path, header, columns)
+            for number, values in enumerate(filled, start=1):
+                place = f"{path}, row {number} (line {lines.line_num})"
+                if len(values) != len(header):
+                    raise InputError(
+                        f"{place} has {len(values)} values, the header has {len(header)} columns"
+                    )
+                named = zip(header, map(str.strip, values), strict=True)
+                rows[place] = {name: value for name, value in named if value}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {path}: {reason}") from None
@@ -148,30 +144,43 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     return rows
 
 
-def _rows(path: Path, lines: Any, columns: Sequence[str]) -> Iterator[CsvRow]:
-    filled = (values for values in lines if any(value.strip() for value in values))
-    header = [name.strip() for name in next(filled, [])]
+def _check_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> None:
     if not header:
         raise InputError(f"{path} is empty: it needs the columns {', '.join(columns)}")
-    missing = [name for name in columns if name not in header]
-    if missing:
-        for separator, name in _SEPARATORS.items():
-            if len(header) == 1 and separator in header[0]:
-                raise InputError(f"{path} has {name} between its columns: it takes commas")
-        hint = nearest(missing[0], header).replace("known", "found")
-        raise InputError(f"{path} has no column {missing[0]!r}{hint}")
-    twice = [name for name in columns if header.count(name) > 1]
-    if twice:
-        raise InputError(f"{path} has the column {twice[0]!r} twice")
-    for number, values in enumerate(filled, start=1):
-        line = lines.line_num
-        if len(values) != len(header):
-            raise InputError(
-                f"{path}, row {number} (line {line}) has {len(values)} values, the header has "
-                f"{len(header)} columns"
-            )
-        named = dict(zip(header, values, strict=True))
-        yield CsvRow(path=path, number=number, line=line, values=named)
+    for name in columns:
+        if header.count(name) > 1:
+            raise InputError(f"{path} has the column {name!r} twice")
+        if name not in header:
+            for separator, kind in _SEPARATORS.items():
+                if len(header) == 1 and separator in header[0]:
+                    raise InputError(f"{path} has {kind} between its columns: it takes commas")
+            hint = nearest(name, header).replace("known", "found")
+            raise InputError(f"{path} has no column {name!r}{hint}")
+
+
+@functools.cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def typed(kind: type[T], place: str, row: Mapping[str, str]) -> T:
+    """Read a row as a dataclass, whose fields are the columns, or as a dictionary of one type.
+
+    Raises:
+        InputError: a value is missing or not what the column may hold.
+    """
+    try:
+        found: T = _reader(cast(Any, kind)).validate_python(row)
+    except ValidationError as error:
+        wrong, *_ = error.errors()
+        what = wrong["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if wrong["type"] == "missing":
+            what = "there is no value"
+        elif wrong["type"] != "value_error":
+            what = f"{what}, got {row[str(wrong['loc'][0])]!r}"
+        where = "".join(f", column {column!r}" for column in wrong["loc"])
+        raise InputError(f"{place}{where}: {what}") from None
+    return found
 
 
 def read_observations(path: Path, protocol: str | None = None) -> tuple[Observation, ...]:
@@ -182,16 +191,23 @@ def read_observations(path: Path, protocol: str | None = None) -> tuple[Observat
     """
     path = of_bench(path, "observations.csv")
     rows = read_rows(path, ("target", "draft", "target_ppl", "draft_ppl", "alpha"))
+    ways: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows.values():
+        ways[_pair(row)].add(row.get("protocol", ""))
+    known = set().union(*ways.values()) - {""}
+    if protocol is not None and protocol not in known:
+        hint = nearest(protocol, known) if known else ": no row says its protocol"
+        raise InputError(f"{path} has no row of --protocol {protocol}{hint}")
+    for (target, draft), own in ways.items():
+        if len(own) > 1 and protocol not in own:
+            raise InputError(
+                f"{path} has {draft} with {target} under several protocols "
+                f"({', '.join(sorted(own))}): choose one by --protocol"
+            )
     return tuple(
-        Observation(
-            target=row.text("target"),
-            draft=row.text("draft"),
-            target_ppl=_perplexity(row, "target_ppl"),
-            draft_ppl=_perplexity(row, "draft_ppl"),
-            alpha=row.number_where("alpha", lambda rate: 0 < rate < 1, "above 0 and below 1"),
-            moe=_margin(row),
-        )
-        for row in _one_per_pair(path, rows, protocol)
+        typed(Observation, place, row)
+        for place, row in rows.items()
+        if len(ways[_pair(row)]) == 1 or row.get("protocol") == protocol
     )
 
 
@@ -199,22 +215,12 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     """Read columns params and tokens (with or without K, M, B, T), and loss (nats) or
     perplexity."""
     rows = read_rows(path, ("params", "tokens"))
-    kinds = [name for name in ("loss", "perplexity") if name in rows[0].values]
-    if len(kinds) != 1:
-        what = "both a column 'loss' and one" if kinds else "neither a column 'loss' nor one"
+    ways = {"loss": TrainedModel, "perplexity": _ByPerplexity}
+    given = [name for name in ways if any(name in row for row in rows.values())]
+    if len(given) != 1:
+        what = "both a column 'loss' and one" if given else "neither a column 'loss' nor one"
         raise InputError(f"{path} has {what} 'perplexity': it takes one of them")
-    losses: dict[str, Callable[[CsvRow], float]] = {
-        "loss": lambda row: row.number_where("loss", lambda loss: loss > 0, "above 0"),
-        "perplexity": lambda row: math.log(
-            row.number_where("perplexity", lambda value: value > 1, "above 1")
-        ),
-    }
-    return tuple(
-        TrainedModel(
-            params=row.count_of("params"), tokens=row.count_of("tokens"), loss=losses[kinds[0]](row)
-        )
-        for row in rows
-    )
+    return tuple(typed(ways[given[0]], place, row) for place, row in rows.items())
 
 
 def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]:
@@ -224,24 +230,22 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     column `prompt` groups the steps of one text. The folder of a bench stands for its file.
     """
     path = of_bench(path, "counts.csv")
-    found = []
-    for row in _of_one_pair(path, read_rows(path, ("gamma", "accepted_length", "count")), draft):
-        gamma = row.whole_of("gamma", least=1, most=_MOST_GAMMA)
-        accepted = row.whole_of("accepted_length", least=0)
-        if accepted > gamma:
-            raise row.wrong(
-                "accepted_length",
-                f"{accepted} tokens of a draft of {gamma} cannot be accepted (the target's own "
-                "token does not count)",
-            )
-        found.append(
-            LengthCount(
-                gamma=gamma,
-                accepted=accepted,
-                count=row.whole_of("count", least=0),
-                prompt=row.text("prompt") if "prompt" in row.values else None,
-            )
-        )
+    rows = read_rows(path, ("gamma", "accepted_length", "count"))
+    if draft is not None:
+        known = {row["draft"] for row in rows.values() if "draft" in row}
+        rows = {place: row for place, row in rows.items() if row.get("draft") == draft}
+        if not rows:
+            hint = nearest(draft, known) if known else ": no row says its draft"
+            raise InputError(f"{path}: there is no --draft {draft}{hint}")
+    pairs = dict.fromkeys(map(_pair, rows.values()))
+    if len(pairs) > 1:
+        how = "give a file for each target" if draft is not None else "choose one by --draft"
+        listed = ", ".join(f"{draft} with {target}" for target, draft in pairs)
+        raise InputError(f"{path} holds counts of {len(pairs)} pairs ({listed}): {how}")
+    found = [typed(LengthCount, place, row) for place, row in rows.items()]
+    nameless = [place for place, row in rows.items() if "prompt" not in row]
+    if 0 < len(nameless) < len(rows):
+        raise InputError(f"{nameless[0]}, column 'prompt': there is no value")
     if not any(one.count for one in found):
         raise InputError(f"{path}: all counts are 0")
     return tuple(found)
@@ -267,10 +271,10 @@ def naming(*paths: Path) -> Iterator[None]:
 
 def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
     """Warn about each model that has several perplexities."""
-    found: dict[str, set[float]] = {}
+    found: dict[str, set[float]] = defaultdict(set)
     for one in observations:
-        found.setdefault(one.target, set()).add(one.target_ppl)
-        found.setdefault(one.draft, set()).add(one.draft_ppl)
+        found[one.target].add(one.target_ppl)
+        found[one.draft].add(one.draft_ppl)
     return tuple(
         f"{model} has {len(values)} perplexities ({', '.join(map(str, sorted(values)))}): each row "
         "is taken as it stands"
@@ -293,58 +297,6 @@ def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
     )
 
 
-def _one_per_pair(path: Path, rows: Sequence[CsvRow], protocol: str | None) -> list[CsvRow]:
-    ways: dict[tuple[str, str], set[str]] = {}
-    for row in rows:
-        ways.setdefault((row.text("target"), row.text("draft")), set()).add(
-            _optional(row, "protocol")
-        )
-    known = set().union(*ways.values()) - {""}
-    if protocol is not None and protocol not in known:
-        hint = nearest(protocol, known) if known else ": no row says its protocol"
-        raise InputError(f"{path} has no row of --protocol {protocol}{hint}")
-    kept = []
-    for row in rows:
-        target, draft = row.text("target"), row.text("draft")
-        mine = ways[target, draft]
-        if len(mine) > 1 and protocol not in mine:
-            raise InputError(
-                f"{path} has {draft} with {target} under several protocols "
-                f"({', '.join(sorted(mine))}): choose one by --protocol"
-            )
-        if len(mine) == 1 or _optional(row, "protocol") == protocol:
-            kept.append(row)
-    return kept
-
-
-def _of_one_pair(path: Path, rows: Sequence[CsvRow], draft: str | None) -> list[CsvRow]:
-    known = dict.fromkeys(_optional(row, "draft") for row in rows)
-    if draft is not None:
-        rows = [row for row in rows if _optional(row, "draft") == draft]
-        if not rows:
-            hint = nearest(draft, known) if any(known) else ": no row says its draft"
-            raise InputError(f"{path}: there is no --draft {draft}{hint}")
-    pairs = dict.fromkeys((_optional(row, "target"), _optional(row, "draft")) for row in rows)
-    if len(pairs) > 1:
-        how = "give a file for each target" if draft is not None else "choose one by --draft"
-        listed = ", ".join(f"{draft} with {target}" for target, draft in pairs)
-        raise InputError(f"{path} holds counts of {len(pairs)} pairs ({listed}): {how}")
-    return list(rows)
-
-
-def _optional(row: CsvRow, column: str) -> str:
-    """Return the text of an optional column."""
-    return row.values.get(column, "").strip()
-
-
-def _perplexity(row: CsvRow, column: str) -> float:
-    value = row.number_where(column, lambda value: value >= 1, "1 or more")
-    if value > _MOST_PERPLEXITY:
-        raise row.wrong(column, f"must be {_MOST_PERPLEXITY:g} or less, got {value:g}")
-    return value
-
-
-def _margin(row: CsvRow) -> float | None:
-    if not row.values.get("moe", "").strip():
-        return None
-    return row.number_where("moe", lambda margin: margin >= 0, "0 or more")
+def _pair(row: Mapping[str, str]) -> tuple[str, str]:
+    """Return target and draft; nothing where the row does not say them."""
+    return row.get("target", ""), row.get("draft", "")

@@ -30,9 +30,7 @@ more than its share of parameters, and where that was measured no size is taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -63,7 +61,7 @@ _AT_FLOOR = 1e-9
 """Distance in ln N."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class AcceptanceLaw:
     """alpha = A x + B y + C with x, y the perplexities of draft and target (eq. 5).
 
@@ -74,16 +72,10 @@ class AcceptanceLaw:
     A: float = -0.0067
     B: float = 0.012971
     C: float = 0.642084
-    cov: tuple[tuple[float, ...], ...] | None = None
+    cov: tuple[tuple[float, ...], ...] | None = field(default=None, kw_only=True)
     """Covariance of A, B, C as they were fitted, 3 x 3; None: not known."""
-    residual: float | None = None
+    residual: float | None = field(default=None, kw_only=True)
     """Standard deviation of a pair's rate around the law; None: not known."""
-
-    @classmethod
-    def of(cls, values: tuple[float, ...]) -> AcceptanceLaw:
-        """Build the law from A, B, C in this order."""
-        A, B, C = values
-        return cls(A=A, B=B, C=C)
 
     def alpha(self, draft_ppl: ArrayLike, target_ppl: ArrayLike) -> Floats:
         """Evaluate the law; outside of (0, 1) the value is no acceptance rate."""
@@ -94,7 +86,7 @@ class AcceptanceLaw:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LossLaw:
     """Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; the constants are those of Besiroglu et al.
     2024 (arXiv 2404.10102). Losses are in nats per token.
@@ -110,15 +102,8 @@ class LossLaw:
     B: float = 2085.43
     delta: float = 0.3658
 
-    @classmethod
-    def of(cls, values: tuple[float, ...]) -> LossLaw:
-        """Build the law from E, A, nu, B, delta in this order."""
-        E, A, nu, B, delta = values
-        return cls(E=E, A=A, nu=nu, B=B, delta=delta)
-
     def __post_init__(self) -> None:
-        values = {"E": self.E, "A": self.A, "nu": self.nu, "B": self.B, "delta": self.delta}
-        for name, value in values.items():
+        for name, value in asdict(self).items():
             if not (np.isfinite(value) and value >= 0):
                 raise InputError(f"{name} of the loss law must be 0 or more, got {value}")
 
@@ -313,7 +298,11 @@ def stationary_length(
         InputError: the draft costs more than the target: there is no such point.
     """
     missed = -np.log(_rate(alpha))
-    return np.asarray(np.log1p(_root(missed, draft_cost, target_cost)) / missed - 1.0)
+    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
+    check_domain(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
+    # the difference first: M/N - 1 would lose its digits near N = M
+    root = branch_root((target - draft) / draft * missed)
+    return np.asarray(np.log1p(root) / missed - 1.0)
 
 
 def optimal_length(
@@ -388,25 +377,27 @@ def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
     if found is None:
         notes.append("no draft size makes decoding faster: decode without a draft")
         return Sizing(best=None, warnings=tuple(notes))
-    best = draft_of(setting, float(np.exp(found.log_size)), integer=integer)
-    if _at_floor(setting, found):
+    log_size, interior = found
+    best = draft_of(setting, float(np.exp(log_size)), integer=integer)
+    law, floor = setting.law, setting.cost_floor * setting.target_params
+    sensitivity = spread = None
+    if floor > 0 and abs(log_size - math.log(floor)) < _AT_FLOOR:
+        # a corner of the speed-up: below it, smaller is no cheaper
         notes.append(
             "N* is the largest draft that costs no more than the measured cost of "
             f"{setting.cost_floor:g}: it hangs on that alone, and has no interval"
         )
-        return Sizing(best=best, warnings=tuple(notes))
-    gradient = _gradient(setting) if found.interior else None
-    if gradient is None:
+    elif not interior or (gradient := _gradient(setting)) is None:
         notes.append("N* lies at the edge of the sizes that the law covers: it is no true optimum")
-        return Sizing(best=best, warnings=tuple(notes))
-    law = setting.law
-    values = np.array([law.A, law.B, law.C])
-    sensitivity = dict(zip(NAMES, (gradient * values).tolist(), strict=True))
-    if law.cov is None:
-        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
-    spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
-    if not Z95 * spread < np.log(_MOST_FACTOR):
+    else:
+        changes = gradient * [law.A, law.B, law.C]
+        sensitivity = dict(zip(NAMES, changes.tolist(), strict=True))
+        if law.cov is not None:
+            spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
+    if spread is not None and not Z95 * spread < np.log(_MOST_FACTOR):
         notes.append("the covariance of A, B and C is so large that it says nothing about N*")
+        spread = None
+    if spread is None:
         return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
     factor = float(np.exp(Z95 * spread))
     if factor > 2:
@@ -472,7 +463,8 @@ def solve(setting: SizingProblem) -> tuple[float, bool]:
         raise InputError(
             f"no draft pays for a target of {setting.target_params:g} parameters with these laws"
         )
-    return float(np.exp(found.log_size)), found.interior
+    log_size, interior = found
+    return float(np.exp(log_size)), interior
 
 
 def best_place(setting: SizingProblem, sizes: Floats, speedups: Floats) -> int | None:
@@ -532,62 +524,36 @@ def _rate(alpha: ArrayLike) -> Floats:
     return array
 
 
-def _root(missed: Floats, draft_cost: ArrayLike, target_cost: ArrayLike) -> Floats:
-    draft, target = positive(draft_cost, "draft_cost"), positive(target_cost, "target_cost")
-    check_domain(draft <= target, draft / target, "draft_cost / target_cost", "at most 1")
-    # the difference first: M/N - 1 would lose its digits near N = M
-    return branch_root((target - draft) / draft * missed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Peak:
-    log_size: float
-    interior: bool
-    """The derivative vanishes there."""
-
-
 def _grid(setting: SizingProblem) -> Floats:
     return np.linspace(0.0, np.log(setting.target_params), _POINTS)
 
 
-def _solve(setting: SizingProblem, *, integer: bool) -> _Peak | None:
-    """Find the highest peak; None where every size gives a speed-up of 1."""
+def _solve(setting: SizingProblem, *, integer: bool) -> tuple[float, bool] | None:
+    """Find ln N at the highest peak, and whether the derivative vanishes there; None where every
+    size gives a speed-up of 1."""
     grid = _grid(setting)
     sizes = np.exp(grid)
     alpha = setting.alpha(sizes)
     if not np.any((alpha > 0) & (alpha < 1)):
         raise InputError(no_rate(setting, sizes))
     best = best_place(setting, sizes, setting.speedup(sizes, integer=integer))
+    whole = None
+    if integer and best is not None:
+        # with a whole length the speed-up is smooth in N; the grid's is the best length, or as good
+        # as the best to one part in a hundred thousand
+        whole = float(setting.length(sizes[best], integer=True))
+        best = best_place(setting, sizes, setting.speedup_at(sizes, whole))
     if best is None:
         return None
-    if not integer:
-        return _peak(grid, best, partial(_slope, setting, None))
-    # with a whole length the speed-up is smooth in N; the grid's is the best length, or as good as
-    # the best to one part in a hundred thousand
-    whole = float(setting.length(sizes[best], integer=True))
-    best = best_place(setting, sizes, setting.speedup_at(sizes, whole))
-    return None if best is None else _peak(grid, best, partial(_slope, setting, whole))
 
+    def slope(log_size: float) -> float:
+        size = float(np.exp(log_size))
+        return setting.slope(size, float(setting.length(size)) if whole is None else whole)
 
-def _peak(grid: Floats, best: int, slope: Callable[[float], float]) -> _Peak:
-    """Solve for the highest peak between the neighbours of the grid's best point."""
     left, right = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    place, interior = float(grid[best]), slope(left) > 0 > slope(right)
-    if interior:
-        place = float(brentq(slope, left, right, xtol=1e-14, rtol=1e-15))
-    return _Peak(log_size=place, interior=interior)
-
-
-def _at_floor(setting: SizingProblem, peak: _Peak) -> bool:
-    """Check for the corner of the speed-up: below it, smaller is no cheaper."""
-    floor = setting.cost_floor * setting.target_params
-    return floor > 0 and abs(peak.log_size - math.log(floor)) < _AT_FLOOR
-
-
-def _slope(setting: SizingProblem, gamma: float | None, log_size: float) -> float:
-    """Return d ln(throughput) / d ln N at ln N, with this draft length or (None) the best one."""
-    size = float(np.exp(log_size))
-    return setting.slope(size, float(setting.length(size)) if gamma is None else gamma)
+    if slope(left) > 0 > slope(right):
+        return float(brentq(slope, left, right, xtol=1e-14, rtol=1e-15)), True
+    return float(grid[best]), False
 
 
 def _gradient(setting: SizingProblem) -> Floats | None:
@@ -603,8 +569,8 @@ def _gradient(setting: SizingProblem) -> Floats | None:
                 peak = _solve(replace(setting, law=law), integer=False)
             except InputError:
                 return None
-            if peak is None or not peak.interior:
+            if peak is None or not peak[1]:
                 return None
-            ends.append(peak.log_size)
+            ends.append(peak[0])
         slopes.append((ends[0] - ends[1]) / (2.0 * step))
     return np.array(slopes)

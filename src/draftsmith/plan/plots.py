@@ -5,9 +5,9 @@ All speed-ups are drawn with draft lengths of 0 or more: they never fall below 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from draftsmith.core.speedup import Floats, tokens_per_step
 from draftsmith.plan import tables
 from draftsmith.plan.acceptance import AcceptanceEstimate
 from draftsmith.plan.fit import FORMS, AffineFit, FormFit, affine_law, per_target
-from draftsmith.plan.ladder import QUANTITIES, RungComparison, RungPrediction
-from draftsmith.plan.observations import Observation, TrainedModel
+from draftsmith.plan.ladder import Estimate, Rung, RungComparison
+from draftsmith.plan.observations import Observation, TrainedModel, columns
 from draftsmith.plan.optimum import (
     AcceptanceLaw,
     LossLaw,
@@ -55,17 +55,12 @@ class Curve:
 @plot(name="plane", title="Acceptance rate by perplexities")
 def plane(observations: Sequence[Observation], fit: AffineFit) -> Figure:
     """The fitted plane, the measured pairs, and how far they are from it."""
-    law = AcceptanceLaw(A=fit.A, B=fit.B, C=fit.C)
-    draft = np.array([one.draft_ppl for one in observations])
-    target = np.array([one.target_ppl for one in observations])
-    alpha = np.array([one.alpha for one in observations])
+    law = AcceptanceLaw(fit.A, fit.B, fit.C)
+    draft, target, alpha = columns(observations, "draft_ppl", "target_ppl", "alpha")
     figure, axis = panel(7.6, 5.6, projection="3d")
-    x, y = np.meshgrid(
-        np.linspace(draft.min(), draft.max(), 12), np.linspace(target.min(), target.max(), 12)
-    )
+    x, y = np.meshgrid(*(np.linspace(ppl.min(), ppl.max(), 12) for ppl in (draft, target)))
     axis.plot_surface(x, y, law.alpha(x, y), alpha=0.35, color="C0", linewidth=0)
-    fitted = law.alpha(draft, target)
-    for place in zip(draft, target, alpha, fitted, strict=True):
+    for place in zip(draft, target, alpha, law.alpha(draft, target), strict=True):
         axis.plot(place[:1] * 2, place[1:2] * 2, place[2:], color="C7", linewidth=0.7)
     axis.scatter(draft, target, alpha, color="C1", s=14, depthshade=False)
     axis.set(xlabel="draft perplexity", ylabel="target perplexity", zlabel="acceptance rate")
@@ -83,17 +78,9 @@ def acceptance_curves(
     figure, axes = _grid_of_panels(len(fits))
     for axis, (target, forms) in zip(axes, fits.items(), strict=True):
         own = [one for one in observations if one.target == target]
-        draft = np.array([one.draft_ppl for one in own])
-        axis.errorbar(
-            draft,
-            [one.alpha for one in own],
-            yerr=[one.moe or 0.0 for one in own],
-            linestyle="none",
-            marker="o",
-            markersize=3.5,
-            color=ink(),
-            label="measured",
-        )
+        draft, alpha, moe = np.nan_to_num(columns(own, "draft_ppl", "alpha", "moe"))
+        dots = {"linestyle": "none", "marker": "o", "markersize": 3.5, "color": ink()}
+        axis.errorbar(draft, alpha, yerr=moe, label="measured", **dots)
         x = np.linspace(draft.min(), draft.max(), 100)
         for place, (form, style) in enumerate(zip(FORMS, ("-", "--", ":"), strict=True)):
             fit = forms[form]
@@ -113,8 +100,7 @@ def draft_sizes(
 ) -> Figure:
     """Draw the speed-up by draft size, a panel per title; stars at N*, crosses at the sizes that
     are available there."""
-    figure = blank(max(6.4, 3.6 * len(panels)), 4.2)
-    axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
+    figure, axes = _row_of_panels(len(panels), max(6.4, 3.6 * len(panels)), 4.2, sharey=True)
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
@@ -142,23 +128,14 @@ def draft_sizes(
 )
 def latencies(points: Sequence[LatencyPoint]) -> Figure:
     names = {"ttft": "time to first token", "ttot": "total time", "tpot": "time per token"}
-    figure = blank(9.6, 3.6)
-    axes = list(figure.subplots(1, len(names)))
-    families = list(dict.fromkeys(point.family for point in points))
+    figure, axes = _row_of_panels(len(names), 9.6, 3.6)
+    style = {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1}
     for axis, (name, label) in zip(axes, names.items(), strict=True):
-        for family in families:
+        for family in dict.fromkeys(point.family for point in points):
             own = [point for point in points if point.family == family]
             values, margins = zip(*(point.seconds[name] for point in own), strict=True)
-            axis.errorbar(
-                [point.distance for point in own],
-                values,
-                yerr=margins,
-                marker="o",
-                markersize=4,
-                capsize=3,
-                linewidth=1,
-                label=f"{family} drafts",
-            )
+            (distance,) = columns(own, "distance")
+            axis.errorbar(distance, values, yerr=margins, label=f"{family} drafts", **style)
         axis.axvline(0.0, **reference())
         axis.set(xlabel="|N - N*| / M", ylabel=f"{label} (s)")
         axis.set_ylim(bottom=0)
@@ -171,28 +148,28 @@ def sweep_panels(optima: Optima) -> Figure:
     """N* and N* / M against the target's size, the draft's data and the target's data."""
     figure = blank(9.6, 5.6)
     axes = figure.subplots(2, 3, sharex="col")
-    # what is not on the axis of a panel stays mid-range
-    columns = {
-        "M": ("target parameters M", optima.target_params, optima.draft_tokens, "D"),
-        "D": ("draft tokens D", optima.draft_tokens, optima.target_params, "M"),
-        "D'": ("target tokens D'", optima.target_tokens, optima.target_params, "M"),
+    M, D = ("M", optima.target_params), ("D", optima.draft_tokens)
+    Dt = ("D'", optima.target_tokens)
+    # by column: what is on the axis, what has a colour, and what stays mid-range
+    shown = {
+        "target parameters": (M, D, Dt),
+        "draft tokens": (D, M, Dt),
+        "target tokens": (Dt, M, D),
     }
-    fixed = {"M": optima.target_tokens, "D": optima.target_tokens, "D'": optima.draft_tokens}
     sizes = {"N*": optima.draft_params, "N* / M": optima.draft_params / optima.target_params}
-    for column, (name, (label, x, other, other_name)) in enumerate(columns.items()):
-        kept = fixed[name] == _middle(fixed[name])
-        values = np.unique(other)
+    for column, (label, ((name, x), (other_name, other), (_, fixed))) in enumerate(shown.items()):
+        values, kept = np.unique(other), np.unique(fixed)
         for row, (size_name, size) in enumerate(sizes.items()):
             axis = axes[row][column]
             for place, value in enumerate(values):
-                own = kept & (other == value)
+                own = (fixed == kept[len(kept) // 2]) & (other == value)
                 colour = _shade(place, len(values))
                 axis.plot(x[own], size[own], marker=".", color=colour, linewidth=1)
             axis.set(xscale="linear" if name == "M" else "log", ylabel=size_name)
             axis.grid(color="C7", alpha=_FAINT, linewidth=0.6)
         ends = f"{values[0]:.2g} (dark) to {values[-1]:.2g}"
         axes[0][column].set_title(f"{other_name}: {ends}", fontsize=9, fontweight="normal")
-        axes[1][column].set_xlabel(label)
+        axes[1][column].set_xlabel(f"{label} {name}")
     return figure
 
 
@@ -220,8 +197,8 @@ def size_laws(found: Sweep, band: Floats | None) -> Figure:
 @plot(name="losses", title="Measured and predicted loss")
 def losses(models: Sequence[TrainedModel], law: LossLaw) -> Figure:
     """A point per run; on the dashed diagonal the fitted law is right."""
-    measured = np.array([one.loss for one in models])
-    predicted = law.loss([one.params for one in models], [one.tokens for one in models])
+    params, tokens, measured = columns(models, "params", "tokens", "loss")
+    predicted = law.loss(params, tokens)
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
     figure, axis = panel(4.8, 4.4)
     axis.plot(ends, ends, **reference())
@@ -235,8 +212,7 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
     """Left: tokens per step, measured and as one rate gives them. Right: how often a drafted token
     was accepted, given that all before it were; the line is the maximum likelihood estimate with
     its 95 % interval."""
-    figure = blank(8.4, 3.8)
-    by_length, by_depth = figure.subplots(1, 2)
+    figure, (by_length, by_depth) = _row_of_panels(2, 8.4, 3.8)
     lengths = np.array(list(found.tokens_per_step))
     tokens = list(found.tokens_per_step.values())
     by_length.plot(lengths, tokens, "o", color=ink(), label="measured")
@@ -260,6 +236,13 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
 # --------------------------------------------------------------------------- inside
 
 
+def _row_of_panels(
+    count: int, width: float, height: float, **shared: Any
+) -> tuple[Figure, list[Any]]:
+    figure = blank(width, height)
+    return figure, list(figure.subplots(1, count, squeeze=False, **shared)[0])
+
+
 def _grid_of_panels(count: int, columns: int = 4) -> tuple[Figure, list[Any]]:
     across = min(count, columns)
     down = -(-count // across)
@@ -268,11 +251,6 @@ def _grid_of_panels(count: int, columns: int = 4) -> tuple[Figure, list[Any]]:
     for axis in axes[count:]:
         axis.set_visible(False)
     return figure, axes[:count]
-
-
-def _middle(values: Floats) -> float:
-    distinct = np.unique(values)
-    return float(distinct[len(distinct) // 2])
 
 
 def _shade(place: int, count: int) -> Any:
@@ -310,11 +288,15 @@ def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[PlotImage | 
 
 def of_table(number: int) -> list[PlotImage | None]:
     """Draw the plots that belong to a table of the paper."""
-    return _OF_TABLES[number]()
-
-
-def _curves(table: int | None) -> list[PlotImage | None]:
-    pairs = tables.pairs(table, own_perplexities=table is not None)
+    if number == 3:
+        return [plane.draw(tables.pairs(), affine_law(tables.pairs()))]
+    if number == 5:
+        return [paper_optima.draw()]
+    if number == 6:
+        return [latencies.draw(tables.latencies())]
+    if number >= 7:
+        return pooled(sweep("paper"), _paper_law(), LossLaw())
+    pairs = tables.pairs() if number == 4 else tables.pairs(number, own_perplexities=True)
     return [acceptance_curves.draw(pairs, per_target(pairs)[0])]
 
 
@@ -323,14 +305,13 @@ def paper_optima() -> Figure:
     """Stars are N* with the 95 % interval from the errors of A, B and C; crosses are drafts that
     can be had."""
     law = _paper_law()
-    available: dict[str, list[float]] = {}
+    available, panels = defaultdict(list), defaultdict(list)
     for point in tables.latencies():
-        available.setdefault(f"{point.family} drafts", []).append(point.params)
-    panels: dict[str, list[Curve]] = {}
+        available[f"{point.family} drafts"].append(point.params)
     for row in tables.optima():
         problem = replace(row.setting, law=law)
         curve = Curve(label=row.target, setting=problem, sizing=best_draft(problem))
-        panels.setdefault(f"{row.family} drafts", []).append(curve)
+        panels[f"{row.family} drafts"].append(curve)
     return draft_sizes(panels, available)
 
 
@@ -338,73 +319,49 @@ def _paper_law() -> AcceptanceLaw:
     return AcceptanceLaw(cov=affine_law(tables.pairs()).cov)
 
 
-def _pooled() -> list[PlotImage | None]:
-    return pooled(sweep("paper"), _paper_law(), LossLaw())
-
-
-_OF_TABLES: dict[int, Callable[[], list[PlotImage | None]]] = {
-    1: partial(_curves, 1),
-    2: partial(_curves, 2),
-    3: lambda: [plane.draw(tables.pairs(), affine_law(tables.pairs()))],
-    4: partial(_curves, None),
-    5: lambda: [paper_optima.draw()],
-    6: lambda: [latencies.draw(tables.latencies())],
-    7: _pooled,
-    8: _pooled,
-    9: _pooled,
-}
-
-
 def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Floats | None:
+    """Return M, N* and the ends of its interval where it has one."""
     if law.cov is None:
         return None
     ends = found.optima.target_params
-    targets = np.geomspace(ends.min() / 10, ends.max() * 10, _BAND_POINTS)
     rows = []
-    for target_params in targets:
-        setting = SizingProblem(
-            target_params=float(target_params),
-            target_tokens=_BAND_TOKENS,
-            budget=TokenBudget(amount=_BAND_TOKENS),
-            law=law,
-            loss=loss,
-        )
-        sizing = best_draft(setting)
+    for M in np.geomspace(ends.min() / 10, ends.max() * 10, _BAND_POINTS).tolist():
+        budget = TokenBudget(amount=_BAND_TOKENS)
+        sizes = {"target_params": M, "target_tokens": _BAND_TOKENS, "budget": budget}
+        sizing = best_draft(SizingProblem(law=law, loss=loss, **sizes))
         if sizing.best is not None and sizing.ci95 is not None:
-            rows.append((target_params, sizing.best.params, *sizing.ci95))
-    if not rows:
-        return None
-    return np.array(rows).T
+            rows.append((M, sizing.best.params, *sizing.ci95))
+    return np.array(rows).T if rows else None
 
 
 @plot(name="predicted_measured", title="Predicted and measured")
-def predicted_measured(
-    predictions: Sequence[RungPrediction], rows: Sequence[RungComparison]
-) -> Figure:
+def predicted_measured(predictions: Sequence[Rung], rows: Sequence[RungComparison]) -> Figure:
     """Bands are the 95 % intervals of the predictions, for drafts as they are pre-trained; whiskers
     are those of the measurements."""
-    figure = blank(9.6, 3.6)
+    figure, axes = _row_of_panels(len(_LABELS), 9.6, 3.6)
     ordered = sorted(predictions, key=lambda one: one.params)
-    sizes = [one.params for one in ordered]
-    for axis, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES, strict=True):
-        estimates = [one.estimates[quantity] for one in ordered]
-        values = np.array([one.value for one in estimates])
-        below, above = np.array([one.reach for one in estimates]).T
+    (sizes,) = columns(ordered, "params")
+    for axis, (quantity, label) in zip(axes, _LABELS.items(), strict=True):
+        values, below, above = _reaches(getattr(one, quantity) for one in ordered)
         axis.plot(sizes, values, marker=".", label="predicted")
         axis.fill_between(sizes, values - below, values + above, color="C0", alpha=0.2, linewidth=0)
         for place, (kind, marker) in enumerate(_MARKERS.items(), start=1):
             own = [row for row in rows if (row.quantity, row.kind) == (quantity, kind)]
-            axis.errorbar(
-                [row.params for row in own],
-                [row.measured.value for row in own],
-                yerr=np.array([row.measured.reach for row in own]).reshape(-1, 2).T,
-                linestyle="none",
-                marker=marker,
-                color=f"C{place}",
-                capsize=3,
-                label=f"measured, {kind}",
+            (params,), (found, *reach) = (
+                columns(own, "params"),
+                _reaches(row.measured for row in own),
             )
-        axis.set(xscale="log", xlabel="draft parameters N", ylabel=_LABELS[quantity])
+            style = {"linestyle": "none", "marker": marker, "color": f"C{place}", "capsize": 3}
+            axis.errorbar(params, found, yerr=reach, label=f"measured, {kind}", **style)
+        axis.set(xscale="log", xlabel="draft parameters N", ylabel=label)
     figure.axes[-1].axhline(1.0, **reference())
     legend_below(figure, figure.axes[:1], columns=3)
     return figure
+
+
+def _reaches(estimates: Iterable[Estimate]) -> Floats:
+    """Return values and the distances of the ends of their intervals; 0 where these are not
+    known."""
+    ends = [(one.value, one.low, one.high) for one in estimates]
+    value, low, high = np.array(ends, np.float64).reshape(-1, 3).T
+    return np.nan_to_num(np.maximum([value, value - low, high - value], [[-np.inf], [0.0], [0.0]]))

@@ -29,7 +29,6 @@ from draftsmith.plan.optimum import (
 )
 
 GridName = Literal["paper", "printed", "exact"]
-_BILLION = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,26 +187,21 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
 def ratio_rule(optima: Optima) -> PooledFit:
     """Fit eq. 10 (Table 8), with natural logarithms."""
     M = optima.target_params
-    columns = np.column_stack(
-        # 1 / M in plain units beside 1 would cost the regression its digits
-        [np.ones(len(M)), _BILLION / M, np.log(optima.draft_tokens), np.log(optima.target_tokens)]
-    )
-    scales = {"mu": 1.0, "M0": _BILLION, "gamma": 1.0, "gamma_prime": 1.0}
-    return _pooled(optima.draft_params / M, columns, scales)
+    tokens = {"gamma": optima.draft_tokens, "gamma_prime": optima.target_tokens}
+    logs = {name: np.log(count) for name, count in tokens.items()}
+    return _pooled(optima.draft_params / M, {"mu": np.ones(len(M)), "M0": 1 / M, **logs})
 
 
 def size_rule(optima: Optima) -> PooledFit:
     """Fit eq. 11 (Table 9)."""
     M = optima.target_params
-    columns = np.column_stack([M / _BILLION, np.ones(len(M))])
-    return _pooled(optima.draft_params, columns, {"mu": 1 / _BILLION, "M0": 1.0})
+    return _pooled(optima.draft_params, {"mu": M, "M0": np.ones(len(M))})
 
 
 def power_law(optima: Optima) -> PowerFit:
     """Regress ln N* on ln M."""
     N, M = optima.draft_params, optima.target_params
-    columns = np.column_stack([np.log(M), np.ones(len(M))])
-    fit = _pooled(np.log(N), columns, {"exponent": 1.0, "level": 1.0})
+    fit = _pooled(np.log(N), {"exponent": np.log(M), "level": np.ones(len(M))})
     exponent, level = fit.estimates["exponent"], fit.estimates["level"]
     missed = np.sum((N - np.exp(level + exponent * np.log(M))) ** 2)
     return PowerFit(
@@ -221,12 +215,13 @@ def power_law(optima: Optima) -> PowerFit:
     )
 
 
-def _pooled(values: Floats, columns: Floats, scales: Named) -> PooledFit:
-    """Regress with HC3 errors; `scales`: the factor of each coefficient, by name."""
-    fit = ols(values, columns).fit(cov_type="HC3")
-    factors = list(scales.values())
-    estimates = dict(zip(scales, (fit.params * factors).tolist(), strict=True))
-    se = dict(zip(scales, (fit.bse * factors).tolist(), strict=True))
+def _pooled(values: Floats, columns: dict[str, Floats]) -> PooledFit:
+    """Regress on these columns with HC3 errors."""
+    design = np.column_stack(list(columns.values()))
+    scale = np.abs(design).max(axis=0)  # 1 / M in plain units beside 1 would cost digits
+    fit = ols(values, design / scale).fit(cov_type="HC3")
+    estimates = dict(zip(columns, (fit.params / scale).tolist(), strict=True))
+    se = dict(zip(columns, (fit.bse / scale).tolist(), strict=True))
     moe = {name: Z95 * error for name, error in se.items()}
     return PooledFit(
         estimates=estimates,

@@ -4,28 +4,26 @@
 
 Tables 1 and 2 are measurements and are shown as they are. Printed values that ship with draftsmith
 are those of Tables 3, 6, 7 and 9 and six rows of Table 5; Tables 4 and 8 are recomputed alone.
+Titles and notes are in `data/tables.json`; a note may name values, which its table computes.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 
+from draftsmith.config import parse_count
 from draftsmith.errors import InputError
-from draftsmith.plan.fit import affine_law, per_target
-from draftsmith.plan.observations import (
-    DATA,
-    CsvRow,
-    Observation,
-    read_observations,
-    read_rows,
-)
+from draftsmith.plan.fit import Named, NamedRange, affine_law, per_target
+from draftsmith.plan.observations import DATA, Observation, read_json, read_observations
 from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, optimal_params
-from draftsmith.plan.sweep import GRIDS, PooledFit, sweep
+from draftsmith.plan.sweep import GRIDS, sweep
 
 Cell = str | float | None
 Row = Mapping[str, Cell]
@@ -42,28 +40,9 @@ class PaperTable:
 
     number: int
     title: str
-    records: tuple[Row, ...]
+    rows: Sequence[Row]
     """A mapping per row, all with the same columns."""
     notes: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.records[0])
-
-    @property
-    def rows(self) -> list[tuple[Cell, ...]]:
-        return [tuple(record.values()) for record in self.records]
-
-
-def paper_table(number: int) -> PaperTable:
-    """Build one of the paper's nine tables.
-
-    Raises:
-        InputError: there is no such table, or statsmodels is needed and not installed.
-    """
-    if number not in TABLES:
-        raise InputError(f"the paper has tables 1 to 9, not {number}")
-    return TABLES[number]()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +70,28 @@ class LatencyPoint:
     """ttft, ttot, tpot: value and margin."""
 
 
+def paper_table(number: int) -> PaperTable:
+    """Build one of the paper's nine tables.
+
+    Raises:
+        InputError: there is no such table, or statsmodels is needed and not installed.
+    """
+    if number not in TABLES:
+        raise InputError(f"the paper has tables 1 to 9, not {number}")
+    rows, values = TABLES[number]()
+    text = read_json(DATA / "tables.json", "texts")[str(number)]
+    notes = tuple(note.format(**values) for note in text["notes"])
+    return PaperTable(number=number, title=text["title"], rows=rows, notes=notes)
+
+
 def pairs(table: int | None = None, *, own_perplexities: bool = False) -> list[Observation]:
     """Return the 130 measured pairs (or those of Table 1 or 2).
 
     The two tables swap the perplexities of Qwen2.5-32B and Qwen2.5-72B. Table 3 was computed with
     those of Table 2 in all rows, which is what this gives; `own_perplexities` keeps each table's.
     """
-    path = DATA / "acceptance.csv"
-    tables = [row.text("table") for row in read_rows(path, ("table",))]
-    found = list(zip(read_observations(path), tables, strict=True))
+    tables = [row["table"] for row in _rows("acceptance")]
+    found = list(zip(read_observations(DATA / "acceptance.csv"), tables, strict=True))
     second = {pair.target: pair.target_ppl for pair, of in found if of == "2"}
     return [
         pair if own_perplexities else replace(pair, target_ppl=second[pair.target])
@@ -110,50 +102,38 @@ def pairs(table: int | None = None, *, own_perplexities: bool = False) -> list[O
 
 def optima() -> list[PrintedOptimum]:
     """Return the rows of Table 5 that ship."""
-    return [
-        PrintedOptimum(
-            target=row.text("target"),
-            family=row.text("family"),
-            setting=SizingProblem(
-                target_params=row.count_of("target_params"),
-                target_tokens=row.count_of("target_tokens"),
-                budget=TokenBudget(amount=row.count_of("draft_tokens")),
-            ),
-            n_opt=row.text("n_opt"),
-            throughput=row.text("throughput"),
-        )
-        for row in read_rows(DATA / "table_5.csv", ("target", "family", "n_opt", "throughput"))
-    ]
+    found = []
+    for row in printed(5):
+        sizes = ("target_params", "target_tokens", "draft_tokens")
+        M, target_tokens, draft_tokens = (parse_count(row.pop(name), name) for name in sizes)
+        budget = TokenBudget(amount=draft_tokens)
+        setting = SizingProblem(target_params=M, target_tokens=target_tokens, budget=budget)
+        found.append(PrintedOptimum(setting=setting, **row))
+    return found
 
 
 def latencies() -> list[LatencyPoint]:
     """Return Table 6, its distances recomputed."""
     settings = {row.family: row.setting for row in optima() if row.target == VALIDATED}
     best = {family: optimal_params(setting) for family, setting in settings.items()}
-    found = []
-    for row in printed(6):
-        family, params = row.text("family"), row.number_of("params")
-        found.append(
-            LatencyPoint(
-                draft=row.text("draft"),
-                family=family,
-                params=params,
-                distance=abs(params - best[family]) / settings[family].target_params,
-                seconds={
-                    name: (row.number_of(name), row.number_of(f"{name}_moe"))
-                    for name in ("ttft", "ttot", "tpot")
-                },
-            )
+    return [
+        LatencyPoint(
+            draft=row["draft"],
+            family=(family := row["family"]),
+            params=(params := float(row["params"])),
+            distance=abs(params - best[family]) / settings[family].target_params,
+            seconds={
+                name: (float(row[name]), float(row[f"{name}_moe"]))
+                for name in ("ttft", "ttot", "tpot")
+            },
         )
-    return found
+        for row in printed(6)
+    ]
 
 
-def printed(table: int) -> list[CsvRow]:
+def printed(table: int) -> list[dict[str, str]]:
     """Return the printed values of a table that ships them: 3, 5, 6, 7 or 9."""
-    path = DATA / f"table_{table}.csv"
-    if not path.exists():
-        raise InputError(f"the printed values of Table {table} do not ship with draftsmith")
-    return read_rows(path, ())
+    return _rows(f"table_{table}")
 
 
 def agrees(text: str, value: float) -> bool:
@@ -164,67 +144,50 @@ def agrees(text: str, value: float) -> bool:
 
 # --------------------------------------------------------------------------- the nine tables
 
+Made = tuple[Sequence[Row], Mapping[str, float | str]]
+"""Rows, and what the notes say of them."""
 
-def _measured(number: int) -> PaperTable:
+
+def _measured(number: int) -> Made:
     columns = ("target", "target_ppl", "draft", "draft_ppl", "alpha", "moe")
     measured = pairs(number, own_perplexities=True)
-    return PaperTable(
-        number=number,
-        title=f"Measured acceptance, {'OPT' if number == 1 else 'Qwen'} drafts",
-        records=tuple({name: getattr(pair, name) for name in columns} for pair in measured),
-        notes=(
-            "The perplexities of Qwen2.5-32B and Qwen2.5-72B are swapped between Tables 1 and 2.",
-        ),
-    )
+    return [{name: getattr(pair, name) for name in columns} for pair in measured], {}
 
 
-def _affine() -> PaperTable:
+def _affine() -> Made:
     fit = affine_law(pairs(), fixed_effects=True)
-    classic, by_target = fit.errors["classic"], fit.errors["cluster_target"]
-    found = {"mse": fit.mse, "r2": fit.r2}
-    for name in ("A", "B", "C"):
-        found |= _spread(name, getattr(fit, name), fit.moe[name], classic.ci95[name])
-        found[f"{name} se"] = classic.se[name]
-    within = fit.fixed_effects
+    found = {"mse": fit.mse, "r2": fit.r2} | {f"{name} se": se for name, se in fit.se.items()}
+    found |= _spreads({name: getattr(fit, name) for name in fit.se}, fit.moe, fit.ci95)
+    clustered, within = fit.errors["cluster_target"].se["B"], fit.fixed_effects
     assert within is not None  # asked for above
-    return PaperTable(
-        number=3,
-        title="alpha = A draft perplexity + B target perplexity + C",
-        records=_beside(3, found),
-        notes=(
-            "Least squares over 130 pairs with the target perplexities of Table 2; t(127).",
-            f"The rows of a target are not independent: clustered by target, the error of B is "
-            f"{by_target.se['B']:.5f}, {by_target.se['B'] / classic.se['B']:.1f} times the "
-            f"printed. With a constant per target R2 is {within.r2:.3f} instead of {fit.r2:.3f}.",
-        ),
-    )
+    times = clustered / fit.se["B"]
+    values = {"clustered": clustered, "times": times, "within": within.r2, "r2": fit.r2}
+    return _beside(3, found), values
 
 
-def _curves() -> PaperTable:
-    records: list[Row] = []
-    for target, forms in per_target(pairs())[0].items():
-        for form, fit in forms.items():
-            if fit is None:
-                continue
-            record: dict[str, Cell] = {"target": target, "form": form}
-            for place, (value, margin, ends) in enumerate(
-                zip(fit.params, fit.moe, fit.ci95, strict=True), start=1
-            ):
-                parts = zip(("param", "moe", "low", "high"), (value, margin, *ends), strict=True)
-                record |= {f"{part}_{place}": number for part, number in parts}
-            records.append({**record, "mse": fit.mse, "r2": fit.r2})
-    return PaperTable(
-        number=4,
-        title="alpha against draft perplexity, by target",
-        records=tuple(records),
-        notes=(
-            "linear p1 x + p2; logarithmic p1 ln x + p2; power p1 x^p2, fitted in alpha itself. "
-            "Margins are 95 %, t(8); MSE is SSR / 10.",
-        ),
-    )
+def _curves() -> Made:
+    parts = ("param", "moe", "low", "high")
+    return [
+        {
+            "target": target,
+            "form": form,
+            **{
+                f"{part}_{place}": number
+                for place, (value, margin, ends) in enumerate(
+                    zip(fit.params, fit.moe, fit.ci95, strict=True), start=1
+                )
+                for part, number in zip(parts, (value, margin, *ends), strict=True)
+            },
+            "mse": fit.mse,
+            "r2": fit.r2,
+        }
+        for target, forms in per_target(pairs())[0].items()
+        for form, fit in forms.items()
+        if fit is not None
+    ], {}
 
 
-def _optima() -> PaperTable:
+def _optima() -> Made:
     records: list[Row] = []
     for row in optima():
         best = best_draft(row.setting).best
@@ -245,112 +208,73 @@ def _optima() -> PaperTable:
                 "M / N*": 1 / best.ratio,
             }
         )
-    return PaperTable(
-        number=5,
-        title="The best draft size N*",
-        records=tuple(records),
-        notes=(
-            "The printed N* carry the noise of a search without derivatives, about 1e-8. For the "
-            "other rows give their sizes to `plan optimum`.",
-            "The paper prints two sizes that it did not use: 3T tokens for the target Qwen1.5-14B "
-            "(used: 4T), and 1.4T for Qwen2.5 drafts of LLaMa3-70B (used: 18T).",
-        ),
-    )
+    return records, {}
 
 
-def _latencies() -> PaperTable:
+def _latencies() -> Made:
     records: list[Row] = []
     points = latencies()
     for point, row in zip(points, printed(6), strict=True):
-        per_token = point.seconds["ttot"][0] / NEW_TOKENS
-        same = agrees(row.text("distance"), point.distance) and agrees(row.text("tpot"), per_token)
-        record: dict[str, Cell] = {
-            "draft": point.draft,
-            "family": point.family,
-            "distance printed": row.text("distance"),
-            "distance": point.distance,
-            "tpot printed": row.text("tpot"),
-            "tpot": per_token,
-            "agrees": _yes(same),
-        }
-        for name in ("ttft", "ttot"):
-            record[name], record[f"{name}_moe"] = point.seconds[name]
-        records.append(record)
-    return PaperTable(
-        number=6,
-        title=f"Latency of {VALIDATED} against the distance from N*",
-        records=tuple(records),
-        notes=(
-            f"distance: |N - N*| / M; tpot: ttot / {NEW_TOKENS} tokens; seconds, with 95 % "
-            "margins.",
-            "The paper says that latency rises with the distance. It does not for: "
-            + "; ".join(_not_rising(points))
-            + ". No Qwen draft near N* was measured.",
-        ),
-    )
+        (ttft, ttft_moe), (ttot, ttot_moe) = point.seconds["ttft"], point.seconds["ttot"]
+        tpot = ttot / NEW_TOKENS
+        same = agrees(row["distance"], point.distance) and agrees(row["tpot"], tpot)
+        records.append(
+            {
+                "draft": point.draft,
+                "family": point.family,
+                "distance printed": row["distance"],
+                "distance": point.distance,
+                "tpot printed": row["tpot"],
+                "tpot": tpot,
+                "agrees": _yes(same),
+                "ttft": ttft,
+                "ttft_moe": ttft_moe,
+                "ttot": ttot,
+                "ttot_moe": ttot_moe,
+            }
+        )
+    return records, {"exceptions": "; ".join(_not_rising(points))}
 
 
-def _ranges() -> PaperTable:
+def _ranges() -> Made:
     used = GRIDS["paper"]
-    tokens = (_range((used.least_tokens, used.most_tokens)), str(used.token_counts))
+    tokens = ((used.least_tokens, used.most_tokens), used.token_counts)
     points = f"{used.draft_points_ratio} (Table 8), {used.draft_points_size} (Table 9)"
-    used_ranges = {
-        "N": (_range(used.draft_params), points),
-        "M": (_range(used.target_params), str(used.targets)),
+    ranges: dict[str, tuple[tuple[float, float], object]] = {
+        "N": (used.draft_params, points),
+        "M": (used.target_params, used.targets),
         "D": tokens,
         "D'": tokens,
     }
-    return PaperTable(
-        number=7,
-        title="The sizes that are pooled",
-        records=tuple(
-            {
-                "parameter": row.text("parameter"),
-                "role": row.text("role"),
-                "range printed": row.text("printed_range"),
-                "points printed": row.text("printed_points"),
-                "range": used_ranges[row.text("parameter")][0],
-                "points": used_ranges[row.text("parameter")][1],
-            }
-            for row in printed(7)
-        ),
-        notes=(
-            "The printed ranges do not give Tables 8 and 9 (`plan sweep --grid printed`); the "
-            "others do, to every printed digit.",
-        ),
-    )
+    return [
+        {
+            "parameter": (name := row["parameter"]),
+            "role": row["role"],
+            "range printed": row["printed_range"],
+            "points printed": row["printed_points"],
+            "range": "{:g} to {:g}".format(*ranges[name][0]),
+            "points": str(ranges[name][1]),
+        }
+        for row in printed(7)
+    ], {}
 
 
-def _ratio_rule() -> PaperTable:
+def _ratio_rule() -> Made:
     fit = sweep("paper").table8
-    found = {**_quantities(fit), "r2_adj": fit.r2_adj, "n": float(fit.n)}
-    return PaperTable(
-        number=8,
-        title="N* / M = mu + M0 / M + gamma ln D + gamma' ln D'",
-        records=tuple({"quantity": name, "recomputed": value} for name, value in found.items()),
-        notes=(
-            "HC3 errors times 1.96. The optima are computed, not sampled: the intervals say how "
-            "badly the rule fits, not how sure it is.",
-        ),
-    )
+    found = _spreads(fit.estimates, fit.moe, fit.ci95)
+    found |= {"r2": fit.r2, "r2_adj": fit.r2_adj, "n": float(fit.n)}
+    return [{"quantity": name, "recomputed": value} for name, value in found.items()], {}
 
 
-def _size_rule() -> PaperTable:
+def _size_rule() -> Made:
     found = sweep("paper")
-    power = found.power_law
-    return PaperTable(
-        number=9,
-        title="N* = mu M + M0",
-        records=_beside(9, _quantities(found.table9)),
-        notes=(
-            f"mu is 1 / {1 / found.table9.estimates['mu']:.0f}, not the paper's 'about 200 times'.",
-            f"N* = {power.factor:.3g} M^{power.exponent:.3f} fits better: R2 {power.r2:.4f}, not "
-            f"{found.table9.r2:.4f}. N* / M has no limit.",
-        ),
-    )
+    rule, power = found.table9, found.power_law
+    values = {"factor": power.factor, "exponent": power.exponent, "r2_power": power.r2}
+    quantities = {**_spreads(rule.estimates, rule.moe, rule.ci95), "r2": rule.r2}
+    return _beside(9, quantities), {**values, "times": 1 / rule.estimates["mu"], "r2": rule.r2}
 
 
-TABLES: dict[int, Callable[[], PaperTable]] = {
+TABLES: dict[int, Callable[[], Made]] = {
     1: partial(_measured, 1),
     2: partial(_measured, 2),
     3: _affine,
@@ -366,41 +290,41 @@ TABLES: dict[int, Callable[[], PaperTable]] = {
 # --------------------------------------------------------------------------- inside
 
 
-def _beside(table: int, found: Mapping[str, float]) -> tuple[Row, ...]:
+def _rows(name: str) -> list[dict[str, str]]:
+    """Read one of the files that ship."""
+    return list(csv.DictReader((DATA / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
+
+
+def _beside(table: int, found: Mapping[str, float]) -> list[Row]:
     """Set the printed values of a table beside the recomputed ones of the same names."""
-    return tuple(
+    return [
         {
-            "quantity": row.text("quantity"),
-            "printed": row.text("printed"),
-            "recomputed": found[row.text("quantity")],
-            "agrees": _yes(agrees(row.text("printed"), found[row.text("quantity")])),
+            "quantity": row["quantity"],
+            "printed": row["printed"],
+            "recomputed": (value := found[row["quantity"]]),
+            "agrees": _yes(agrees(row["printed"], value)),
         }
         for row in printed(table)
-    )
+    ]
 
 
-def _quantities(fit: PooledFit) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, value in fit.estimates.items():
-        found |= _spread(name, value, fit.moe[name], fit.ci95[name])
-    return {**found, "r2": fit.r2}
-
-
-def _spread(name: str, value: float, margin: float, ends: tuple[float, float]) -> dict[str, float]:
-    low, high = ends
-    return {name: value, f"{name} moe": margin, f"{name} low": low, f"{name} high": high}
+def _spreads(estimates: Named, moe: Named, ci95: NamedRange) -> Named:
+    """Return each estimate with its margin and the ends of its interval."""
+    return {
+        f"{name}{part}": number
+        for name, value in estimates.items()
+        for part, number in zip(
+            ("", " moe", " low", " high"), (value, moe[name], *ci95[name]), strict=True
+        )
+    }
 
 
 def _not_rising(points: Sequence[LatencyPoint]) -> Iterable[str]:
-    for family in dict.fromkeys(point.family for point in points):
-        own = sorted((p for p in points if p.family == family), key=lambda point: point.distance)
+    for family, own in groupby(points, key=lambda point: point.family):
+        rising = sorted(own, key=lambda point: point.distance)
         for name in ("ttft", "ttot", "tpot"):
-            if np.any(np.diff([point.seconds[name][0] for point in own]) < 0):
+            if np.any(np.diff([point.seconds[name][0] for point in rising]) < 0):
                 yield f"{name} of {family}"
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:g} to {ends[1]:g}"
 
 
 def _yes(good: bool) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands._tables import interval, say, say_written, show, show_values
+from draftsmith.commands._tables import finish, interval, say, show, show_values
 from draftsmith.config import Leading
-from draftsmith.plan.observations import read_counts
-from draftsmith.provenance import jsonable, start_run
+from draftsmith.provenance import start_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,7 @@ class PlanAlphaOptions(VerbOptions):
 def run(options: PlanAlphaOptions) -> dict[str, Any]:
     """Estimate, print, draw."""
     from draftsmith.plan.acceptance import estimate
+    from draftsmith.plan.observations import read_counts
 
     record = start_run("plan alpha", options)
     found = estimate(read_counts(options.counts, options.draft))
@@ -48,11 +48,4 @@ def run(options: PlanAlphaOptions) -> dict[str, Any]:
     depths = enumerate(found.by_depth, start=1)
     show("Accepted, given that all before were", ("depth", "rate"), depths)
     say(found.warnings)
-    payload: dict[str, Any] = jsonable(asdict(found))
-    if options.out is not None:
-        from draftsmith.plan import plots
-
-        plots.save([plots.acceptance.draw(found)], options.out)
-        record.write(options.out, results=payload)
-    say_written(options.out)
-    return payload
+    return finish(record, options.out, found, draw=lambda plots: [plots.acceptance.draw(found)])

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands._tables import interval, say, say_written, show, show_values
+from draftsmith.commands._tables import finish, interval, say, show, show_values
 from draftsmith.config import Leading, at_least
-from draftsmith.plan.observations import naming, read_trained
-from draftsmith.provenance import jsonable, start_run
+from draftsmith.provenance import start_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,14 @@ class PlanFitOptions(VerbOptions):
 def run(options: PlanFitOptions) -> dict[str, Any]:
     """Fit, print, draw."""
     from draftsmith.plan.fit import fit_loss
+    from draftsmith.plan.observations import naming, read_trained
 
     record = start_run("plan fit", options, seed=options.seed)
     models = read_trained(options.runs)
     with naming(options.runs):
         fit = fit_loss(models, bootstrap=options.bootstrap, seed=options.seed)
-    constants = asdict(fit.law)
+    found = asdict(fit)
+    constants = found.pop("law")
     option = ",".join(f"{value:.6g}" for value in constants.values())
     show(
         f"L(N, D) = E + A / N^nu + B / D^delta, {fit.n} runs",
@@ -53,22 +54,7 @@ def run(options: PlanFitOptions) -> dict[str, Any]:
     show_values("", {"R2 of ln L": fit.r2_log, "RMSE of ln L": fit.rmse_log})
     say(fit.warnings)
     say([f"--loss {option}"], "for `plan optimum`")
-    payload: dict[str, Any] = jsonable(
-        {
-            **constants,
-            "se": fit.se,
-            "ci95": fit.ci95,
-            "rmse_log": fit.rmse_log,
-            "r2_log": fit.r2_log,
-            "n": fit.n,
-            "loss": option,
-            "warnings": fit.warnings,
-        }
+    found = {**constants, **found, "loss": option}
+    return finish(
+        record, options.out, found, draw=lambda plots: [plots.losses.draw(models, fit.law)]
     )
-    if options.out is not None:
-        from draftsmith.plan import plots
-
-        plots.save([plots.losses.draw(models, fit.law)], options.out)
-        record.write(options.out, results=payload)
-    say_written(options.out)
-    return payload

@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ VARIABLES = {
     "$PROMPTS": "file of prompts to distil on",
     "$SUITE": "file of prompts to measure on",
 }
+_SETTING = ("target_params", "target_tokens", "target_ppl", "law", "loss", "cost_floor")
 KINDS = ("pretrained", "distilled")
 _LENGTHS = "1..9"
 _USUAL = ScheduleConfig()
@@ -146,52 +147,39 @@ class PlanLadderOptions(VerbOptions):
         require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetFacts:
-    """What is known of the target without its weights."""
-
-    params: float
-    tokens: float
-    context: int | None
-    config: Config
-    """Configuration of the family that drafts are made in."""
-    warnings: tuple[str, ...]
-
-    def params_of(self, shape: Preset) -> float:
-        """Return the parameters of a draft of this shape."""
-        return float(count_parameters(resized(self.config, shape), f"a draft of {shape.name}"))
-
-
 def run(options: PlanLadderOptions) -> dict[str, Any]:
     """Solve, print, write."""
     from draftsmith.plan.ladder import ladder
     from draftsmith.plan.optimum import SizingProblem
 
     record = start_run("plan ladder", options)
-    facts = target_facts(options)
+    warnings: list[str] = []
+    config, target_params = read_target(options, warnings)
     law, loss = laws_of(options.laws)
-    spread = with_spread(law, options.laws)
+    warnings = extrapolated(law, target_params) + warnings
     setting = SizingProblem(
-        target_params=facts.params,
-        target_tokens=facts.tokens,
+        target_params=target_params,
+        target_tokens=_training_tokens(options),
         budget=budget_of(options),
-        law=spread,
+        law=with_spread(law, options.laws),
         loss=loss,
         cost_floor=options.cost_floor or 0.0,
     )
     shapes: dict[str, Preset] = dict(PRESETS.items())
 
-    def build(params: float) -> tuple[str, float]:
-        shape = shape_for(facts.config, params)
-        shapes[shape.name] = shape
-        return shape.name, facts.params_of(shape)
+    def params_of(shape: Preset) -> float:
+        return float(count_parameters(resized(config, shape), f"a draft of {shape.name}"))
 
-    named: dict[str, float] = {name: facts.params_of(shape) for name, shape in PRESETS.items()}
-    found = ladder(setting, named, build)
-    pays = found.recommended is not None
-    lines = commands(options, found, shapes, facts.context) if pays else []
-    warnings = [*extrapolated(law, facts.params), *facts.warnings, *found.warnings]
-    if spread.cov is None or spread.residual is None:
+    def build(params: float) -> tuple[str, float]:
+        shape = shape_for(config, params)
+        shapes[shape.name] = shape
+        return shape.name, params_of(shape)
+
+    found = ladder(setting, {name: params_of(shape) for name, shape in PRESETS.items()}, build)
+    context = config.get("max_position_embeddings")
+    made = {} if found.recommended is None else commands(options, found, shapes, context)
+    warnings += found.warnings
+    if setting.law.cov is None or setting.law.residual is None:
         warnings.append(
             "there are no intervals: the errors of the coefficients are not known; give them with "
             "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
@@ -208,28 +196,22 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     payload: dict[str, Any] = jsonable(
         {
             "target": options.target,
-            "target_params": setting.target_params,
-            "target_tokens": setting.target_tokens,
-            "target_ppl": setting.target_ppl,
+            **{name: getattr(setting, name) for name in _SETTING},
             "budget": {
                 "tokens": options.training_tokens(),
                 "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
             },
-            "law": setting.law,
-            "loss": setting.loss,
-            "cost_floor": setting.cost_floor,
             "n_opt": found.best_params,
             "ci95": found.ci95,
             "rungs": rungs,
-            "commands": [one.text for one in lines],
+            "commands": list(made.values()),
             "warnings": warnings,
         }
     )
     write_json_atomic(options.out / "ladder.json", payload)
-    if lines:
+    if made:
         path = options.out / "ladder.sh"
-        title = "made by `draftsmith plan ladder`; it may be interrupted and run again"
-        write_text_atomic(path, script(lines, title))
+        write_text_atomic(path, script(made))
         path.chmod(0o755)
     record.write(options.out)
     _show(found)
@@ -238,44 +220,35 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     return payload
 
 
-def target_facts(options: PlanLadderOptions) -> TargetFacts:
-    """Collect the facts from options, config.json and (training tokens) the run.json beside it.
+def read_target(options: PlanLadderOptions, notes: list[str]) -> tuple[Config, float]:
+    """Return the configuration in whose family drafts are made, and the target's parameters. Where
+    the family is a guess, say so in `notes`.
 
     Raises:
-        InputError: a fact that neither the options nor the folder give.
+        InputError: neither the options nor the folder give the parameters.
     """
-    warnings: list[str] = []
-    folder = None if options.target is None else Path(options.target)
-    if folder is None or not folder.is_dir():
-        if options.target_params is None:
+    given = options.target_params
+    params = None if given is None else parse_count(given, "--target-params")
+    if options.target is None or not Path(options.target).is_dir():
+        if params is None:
             raise InputError(
                 f"--target {options.target} is no folder here: give --target-params and "
                 "--target-tokens, too"
             )
-        vocabulary = {"vocab_size": options.vocab_size, "tie_word_embeddings": True}
-        config: Config = {"model_type": "llama", **vocabulary}
-        params, context = parse_count(options.target_params, "--target-params"), None
-        warnings.append(
+        notes.append(
             f"sizes of drafts are those of Llama with a vocabulary of {options.vocab_size} "
             "(--vocab-size): a target's folder would tell"
         )
-    else:
-        config, where = read_config(folder), str(folder / "config.json")
-        context = config.get("max_position_embeddings")
-        if options.target_params is None:
-            params = float(count_parameters(config, where))
-        else:
-            params = parse_count(options.target_params, "--target-params")
-        if config.get("model_type") not in FAMILIES:
-            kind, config = config.get("model_type"), {**config, "model_type": "llama"}
-            warnings.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
-    return TargetFacts(
-        params=params,
-        tokens=_training_tokens(options, folder),
-        context=context,
-        config=config,
-        warnings=tuple(warnings),
-    )
+        vocabulary = {"vocab_size": options.vocab_size, "tie_word_embeddings": True}
+        return {"model_type": "llama", **vocabulary}, params
+    config = read_config(Path(options.target))
+    if params is None:
+        params = float(count_parameters(config, str(Path(options.target) / "config.json")))
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        notes.append(f"sizes of drafts are those of Llama: {kind!r} is not known here")
+        config["model_type"] = "llama"
+    return config, params
 
 
 def budget_of(options: PlanLadderOptions) -> TokenBudget:
@@ -292,30 +265,25 @@ def budget_of(options: PlanLadderOptions) -> TokenBudget:
 # --------------------------------------------------------------------------- inside
 
 
-def _training_tokens(options: PlanLadderOptions, folder: Path | None) -> float:
+def _training_tokens(options: PlanLadderOptions) -> float:
+    """Return those of the target, by the options or by the run.json beside its config.json."""
     if options.target_tokens is not None:
         return parse_count(options.target_tokens, "--target-tokens")
     try:
-        assert folder is not None
-        record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        tokens = record["results"]["tokens"]
-        return parse_count(str(tokens), "results.tokens")
-    except (AssertionError, OSError, ValueError, KeyError, TypeError):
+        record: Any = json.loads((Path(options.target or "") / "run.json").read_text("utf-8"))
+        return parse_count(str(record["results"]["tokens"]), "results.tokens")
+    except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             "give --target-tokens: the number of tokens that the target was trained on is not known"
         ) from None
 
 
 def _show(found: Ladder) -> None:
-    best, pays = found.best_params, found.recommended is not None
-    show_values(
-        "",
-        {
-            "best draft size N*": best,
-            "95 %": interval(found.ci95),
-            "to train": ", ".join(rung.size for rung in found.rungs) if pays else "nothing",
-        },
-    )
+    sizes = "nothing"
+    if found.recommended is not None:
+        sizes = ", ".join(rung.size for rung in found.rungs)
+    best = {"best draft size N*": found.best_params, "95 %": interval(found.ci95)}
+    show_values("", {**best, "to train": sizes})
     show(
         "Drafts, and what to expect of them before they are distilled",
         ("size", "parameters", "tokens", "acceptance", "draft length", "tokens/step", "speed-up"),
@@ -337,42 +305,31 @@ def _show(found: Ladder) -> None:
 # --------------------------------------------------------------------------- the script
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """One line of the script."""
-
-    verb: str
-    options: VerbOptions
-    made: Path | None = None
-    """A file that it writes last: where that is there, the line has nothing to do."""
-
-    @property
-    def text(self) -> str:
-        words = ["draftsmith", *self.verb.split(), *to_argv(self.options)]
-        return " ".join(f'"{word}"' if word in VARIABLES else shlex.quote(word) for word in words)
-
-
 def draft_folder(out: Path, size: str, kind: str) -> Path:
     """Return the folder of a draft of this size and kind."""
     return out / f"{size}-{kind}"
 
 
 def commands(
-    options: PlanLadderOptions,
-    found: Ladder,
-    shapes: Mapping[str, Preset],
-    context: int | None,
-) -> list[Command]:
-    """Return all commands in order; `shapes`: of the rungs, by name; `context`: of the target,
-    where it is known."""
+    options: PlanLadderOptions, found: Ladder, shapes: Mapping[str, Preset], context: int | None
+) -> dict[Path, str]:
+    """Return all commands in order, by the folder that each writes; `shapes`: of the rungs, by
+    name; `context`: of the target, where it is known."""
     out, target = options.out, options.target or "$TARGET"
-    suite = options.suite or "$SUITE"
-    model = ModelConfig(target=target)
-    store = out / "store"
-    collect = CollectOptions(model=model, prompts=options.prompts or Path("$PROMPTS"), out=store)
-    made = [Command(verb="collect", options=collect, made=store / "run.json")]
-    measured = []
+    model, suite = ModelConfig(target=target), options.suite or "$SUITE"
+    prompts, store = options.prompts or Path("$PROMPTS"), out / "store"
+    made = {store: _line("collect", CollectOptions(model=model, prompts=prompts, out=store))}
+    observe = BenchOptions(
+        model=model,
+        drafter="",
+        suite=suite,
+        perplexity=options.eval_text or ("$EVAL_TEXT",),
+        drafting=DraftingConfig(draft_length=_LENGTHS),
+        temperature="0",
+        out=out / "observations",
+    )
     drafts: list[str] = []
+    benches: list[BenchOptions] = []
     for rung in found.rungs:
         pretrained, distilled = (draft_folder(out, rung.size, kind) for kind in KINDS)
         pretrain = PretrainOptions(
@@ -384,53 +341,45 @@ def commands(
         distill = DistillOptions(
             target=target, drafter=str(pretrained), store=(store,), out=distilled
         )
-        made += [
-            Command(verb="pretrain", options=pretrain, made=pretrained / "run.json"),
-            Command(verb="distill", options=distill, made=distilled / "run.json"),
-        ]
-        both = [str(pretrained), str(distilled)]
-        drafts += both
-        measured.append(
-            BenchOptions(
-                model=model,
-                drafter=",".join(both),
-                suite=suite,
-                drafting=DraftingConfig(draft_length=rung.gamma),
-                temperature="0",
-                out=out / f"{rung.size}-bench",
-            )
+        made |= {pretrained: _line("pretrain", pretrain), distilled: _line("distill", distill)}
+        own = [str(pretrained), str(distilled)]
+        drafts += own
+        bench = replace(
+            observe,
+            drafter=",".join(own),
+            perplexity=(),
+            drafting=DraftingConfig(draft_length=rung.gamma),
+            out=out / f"{rung.size}-bench",
         )
-    observe = BenchOptions(
-        model=model,
-        drafter=",".join(drafts),
-        suite=suite,
-        perplexity=options.eval_text or ("$EVAL_TEXT",),
-        drafting=DraftingConfig(draft_length=_LENGTHS),
-        temperature="0",
-        out=out / "observations",
-    )
-    measured = [observe, *measured]
-    made += [Command(verb="bench", options=one, made=one.out / "run.json") for one in measured]
+        benches.append(bench)
+    benches.insert(0, replace(observe, drafter=",".join(drafts)))
+    made |= {one.out: _line("bench", one) for one in benches}
     check = PlanCheckOptions(
         predictions=out / "ladder.json",
-        records=tuple(one.out for one in measured),
+        records=tuple(one.out for one in benches),
         out=out / "check",
     )
-    return [*made, Command(verb="plan check", options=check)]
+    return {**made, out / "check": _line("plan check", check)}
 
 
-def script(made: Sequence[Command], title: str) -> str:
-    """Write the commands for a POSIX shell; the script may be interrupted and run again."""
-    lines = ["#!/bin/sh", f"# {title}", "set -eu"]
-    texts = [one.text for one in made]
-    for variable, meaning in VARIABLES.items():
-        if any(f'"{variable}"' in text for text in texts):
-            name = variable.removeprefix("$")
-            lines.append(f': "${{{name}:?{meaning}}}"')
-    for one, text in zip(made, texts, strict=True):
-        done = "" if one.made is None else f"[ -e {shlex.quote(str(one.made))} ] ||\n"
-        lines += ["", f"{done}{text}"]
-    return "\n".join(lines) + "\n"
+def _line(verb: str, options: VerbOptions) -> str:
+    words = ["draftsmith", *verb.split(), *to_argv(options)]
+    return " ".join(f'"{word}"' if word in VARIABLES else shlex.quote(word) for word in words)
+
+
+def script(made: Mapping[Path, str]) -> str:
+    """Write the commands for a POSIX shell; the script may be interrupted and run again, the last
+    of them runs every time."""
+    title = "made by `draftsmith plan ladder`; it may be interrupted and run again"
+    asked = [
+        f': "${{{variable.removeprefix("$")}:?{meaning}}}"'
+        for variable, meaning in VARIABLES.items()
+        if any(f'"{variable}"' in line for line in made.values())
+    ]
+    *before, last = made.values()
+    files = (shlex.quote(str(folder / "run.json")) for folder in made)
+    lines = [f"\n[ -e {file} ] ||\n{line}" for file, line in zip(files, before, strict=False)]
+    return "\n".join(["#!/bin/sh", f"# {title}", "set -eu", *asked, *lines, f"\n{last}\n"])
 
 
 def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig:
@@ -438,13 +387,7 @@ def architecture_of(name: str, shape: Preset, target: str) -> ArchitectureConfig
     size: Any = name
     if size in PRESETS:
         return ArchitectureConfig(size=size, tokenizer=target)
-    return ArchitectureConfig(
-        layers=shape.layers,
-        heads=shape.heads,
-        hidden=shape.hidden,
-        intermediate=shape.intermediate,
-        tokenizer=target,
-    )
+    return ArchitectureConfig(**asdict(shape), tokenizer=target)
 
 
 def _schedule(tokens: int, params: float, context: int | None) -> ScheduleConfig:

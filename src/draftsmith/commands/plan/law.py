@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from draftsmith.commands._options import VerbOptions, parse_numbers
-from draftsmith.commands._tables import interval, say, say_written, show, show_values
-from draftsmith.config import Leading, Many, require
-from draftsmith.plan.observations import naming, read_observations
-from draftsmith.provenance import jsonable, start_run, write_json_atomic
+from draftsmith.commands._tables import finish, interval, say, show, show_values
+from draftsmith.config import Leading, Many, as_dict, field_types, require
+from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
     from draftsmith.plan.fit import AffineFit, FormFit, PairPrediction
@@ -51,7 +50,8 @@ class PlanLawOptions(VerbOptions):
 
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
-    from draftsmith.plan.fit import affine_law, law_payload, one_target, per_target
+    from draftsmith.plan.fit import AffineFit, affine_law, one_target, per_target
+    from draftsmith.plan.observations import naming, read_observations
 
     record = start_run("plan law", options)
     observations = [
@@ -63,27 +63,27 @@ def run(options: PlanLawOptions) -> dict[str, Any]:
     if lacking is None:
         with naming(*options.observations):
             fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
-    warnings = (lacking,) if fit is None else fit.warnings
-    payload: dict[str, Any] = jsonable(law_payload(fit, curves, (*warnings, *notes)))
-    if options.out is not None:
-        from draftsmith.plan import plots
-
-        plane = None if fit is None else plots.plane.draw(observations, fit)
-        plots.save([plane, plots.acceptance_curves.draw(observations, curves)], options.out)
-        write_json_atomic(options.out / "law.json", payload)
-        record.write(options.out)
-    if fit is not None:
         _show(fit)
     _show_curves(curves)
     if fit is not None and fit.predictions:
         _show_predictions(fit.predictions)
-    say(payload["warnings"])
-    say_written(options.out)
-    return payload
+    warnings = (*((lacking,) if fit is None else fit.warnings), *notes)
+    say(warnings)
+    # where there is no law, its keys are null
+    law = dict.fromkeys(field_types(AffineFit)) if fit is None else as_dict(fit)
+    return finish(
+        record,
+        options.out,
+        {**law, "per_target": curves, "warnings": warnings},
+        name="law.json",
+        draw=lambda plots: [
+            None if fit is None else plots.plane.draw(observations, fit),
+            plots.acceptance_curves.draw(observations, curves),
+        ],
+    )
 
 
 def _show(fit: AffineFit) -> None:
-    classic = fit.errors["classic"]
     show(
         f"alpha = A draft perplexity + B target perplexity + C, {fit.n} pairs",
         ("", "estimate", "95 %", *(f"error, {kind}" for kind in fit.errors)),
@@ -91,10 +91,10 @@ def _show(fit: AffineFit) -> None:
             (
                 name,
                 getattr(fit, name),
-                interval(classic.ci95[name]),
+                interval(ends),
                 *(errors.se[name] for errors in fit.errors.values()),
             )
-            for name in classic.se
+            for name, ends in fit.ci95.items()
         ],
     )
     values: dict[str, str | float | None] = {"R2": fit.r2, "MSE": fit.mse}

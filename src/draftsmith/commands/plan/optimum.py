@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands._options import LawsOptions, VerbOptions
-from draftsmith.commands._tables import (
-    extrapolated,
-    interval,
-    laws_of,
-    say,
-    say_written,
-    show_values,
-)
+from draftsmith.commands._tables import extrapolated, finish, interval, laws_of, say, show_values
 from draftsmith.config import parse_count, positive, require, unused
-from draftsmith.provenance import jsonable, start_run
+from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
-    from draftsmith.plan.optimum import Draft, Sizing
+    from draftsmith.plan.optimum import Draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +68,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     record = start_run("plan optimum", options)
     target_params, target_tokens, draft_tokens, draft_params = options.sizes()
     law, loss = laws_of(options.laws)
+    integer = options.integer
     setting = SizingProblem(
         target_params=target_params,
         target_tokens=target_tokens,
@@ -83,60 +77,52 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         loss=loss,
         cost_floor=options.cost_floor or 0.0,
     )
-    sizing = best_draft(setting, integer=options.integer)
+    sizing = best_draft(setting, integer=integer)
     draft = None
     if draft_params is not None:
-        draft = draft_of(
-            setting, draft_params, cost_ratio=options.cost_ratio, integer=options.integer
-        )
+        draft = draft_of(setting, draft_params, cost_ratio=options.cost_ratio, integer=integer)
     warnings = [*sizing.warnings, *extrapolated(law, target_params)]
     if draft is not None and draft.gamma == 0:
         warnings.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
     best = sizing.best
     plain = {"gamma": 0.0, "throughput": 1 / (2 * target_params), "speedup": 1.0}
-    found = (
-        {"params": None, "ratio": None, "alpha": None, **plain} if best is None else asdict(best)
-    )
-    payload: dict[str, Any] = {
+    found: dict[str, Any] = {"params": None, "ratio": None, "alpha": None, **plain}
+    if best is not None:
+        found = asdict(best)
+    given = None if draft is None else asdict(draft)
+    if given is not None:
+        distance = None if best is None else abs(given["params"] - best.params) / target_params
+        given["distance"] = distance
+    for entry in (found, given):
+        if integer and entry is not None:
+            entry["gamma"] = round(entry["gamma"])
+    if best is not None:
+        values = _values(best)
+        values["95 % of N*"] = interval(sizing.ci95)
+        if sizing.sensitivity is not None:
+            changes = (f"{value:.3f}" for value in sizing.sensitivity.values())
+            values["d ln N* / d ln A, B, C"] = ", ".join(changes)
+        show_values("The best draft", values)
+    if draft is not None:
+        show_values("The given draft", _values(draft))
+    say(warnings)
+    payload = {
         "n_opt": found.pop("params"),
         **found,
         "ci95": sizing.ci95,
         "se": sizing.se,
         "sensitivity": sizing.sensitivity,
-        "draft": None,
+        "draft": given,
         "warnings": warnings,
     }
-    if draft is not None:
-        distance = None if best is None else abs(draft.params - best.params) / target_params
-        payload["draft"] = {**asdict(draft), "distance": distance}
-    for entry in (payload, payload["draft"]):
-        if options.integer and entry is not None:
-            entry["gamma"] = round(entry["gamma"])
-    payload = jsonable(payload)
-    if options.out is not None:
-        from draftsmith.plan import plots
-
-        # at a measured cost a draft is not on the curve
-        available = (draft.params,) if draft and options.cost_ratio is None else ()
-        plots.save([plots.optimum.draw(setting, sizing, available)], options.out)
-        record.write(options.out, results=payload)
-    _show(sizing, draft)
-    say(warnings)
-    say_written(options.out)
-    return payload
-
-
-def _show(sizing: Sizing, draft: Draft | None) -> None:
-    if sizing.best is not None:
-        values = _values(sizing.best)
-        values["95 % of N*"] = interval(sizing.ci95)
-        if sizing.sensitivity is not None:
-            values["d ln N* / d ln A, B, C"] = ", ".join(
-                f"{value:.3f}" for value in sizing.sensitivity.values()
-            )
-        show_values("The best draft", values)
-    if draft is not None:
-        show_values("The given draft", _values(draft))
+    # at a measured cost a draft is not on the curve
+    available = (draft.params,) if draft and options.cost_ratio is None else ()
+    return finish(
+        record,
+        options.out,
+        payload,
+        draw=lambda plots: [plots.optimum.draw(setting, sizing, available)],
+    )
 
 
 def _values(draft: Draft) -> dict[str, str | float | None]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from draftsmith.commands._options import LawsOptions, VerbOptions
 from draftsmith.commands._tables import (
+    finish,
     interval,
     laws_of,
     say,
-    say_written,
     show,
     show_values,
     with_spread,
     write_csv,
 )
-from draftsmith.provenance import jsonable, start_run
+from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
     from draftsmith.plan.sweep import PooledFit, Sweep
@@ -42,27 +42,19 @@ def run(options: PlanSweepOptions) -> dict[str, Any]:
     record = start_run("plan sweep", options)
     law, loss = laws_of(options.laws)
     found = sweep(options.grid, law=law, loss=loss)
-    payload: dict[str, Any] = jsonable(
-        {
-            "table8": found.table8.payload(),
-            "table9": found.table9.payload(),
-            "power_law": asdict(found.power_law),
-            "warnings": found.warnings,
-        }
-    )
     if options.out is not None:
-        from draftsmith.plan import plots
-
-        spread = with_spread(law, options.laws)
-        plots.save(plots.pooled(found, spread, loss), options.out)
         columns = asdict(found.optima)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         write_csv(options.out / "optima.csv", list(columns), rows)
-        record.write(options.out, results=payload)
     _show(found)
     say(found.warnings)
-    say_written(options.out)
-    return payload
+    rules = {"table8": found.table8.payload(), "table9": found.table9.payload()}
+    return finish(
+        record,
+        options.out,
+        {**rules, "power_law": found.power_law, "warnings": found.warnings},
+        draw=lambda plots: plots.pooled(found, with_spread(law, options.laws), loss),
+    )
 
 
 def _show(found: Sweep) -> None:

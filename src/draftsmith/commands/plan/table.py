@@ -31,26 +31,17 @@ def run(options: PlanTableOptions) -> dict[str, Any]:
     record = start_run("plan table", options)
     numbers = list(TABLES) if options.number == "all" else [int(options.number)]
     tables = [paper_table(number) for number in numbers]
-    if options.out is not None:
-        from draftsmith.plan import plots
-
-        for table in tables:
-            stem = f"table_{table.number}"
-            write_csv(options.out / f"{stem}.csv", table.columns, table.rows)
-            plots.save(plots.of_table(table.number), options.out / stem)
-        record.write(options.out)
     for table in tables:
-        show(f"Table {table.number}. {table.title}", table.columns, table.rows)
+        columns, rows = list(table.rows[0]), [list(row.values()) for row in table.rows]
+        if options.out is not None:
+            from draftsmith.plan import plots
+
+            stem = f"table_{table.number}"
+            write_csv(options.out / f"{stem}.csv", columns, rows)
+            plots.save(plots.of_table(table.number), options.out / stem)
+        show(f"Table {table.number}. {table.title}", columns, rows)
         say(table.notes, "note")
+    if options.out is not None:
+        record.write(options.out)
     say_written(options.out)
-    return {
-        "tables": [
-            {
-                "number": table.number,
-                "title": table.title,
-                "rows": jsonable(table.records),
-                "notes": table.notes,
-            }
-            for table in tables
-        ]
-    }
+    return {"tables": jsonable(tables)}
