@@ -57,12 +57,20 @@ def downloads(browser: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    """A server for all tests of a module."""
     from tests.serve.serving import Served
 
     with Served() as one:
         yield one
+
+
+@pytest.fixture
+def served(running: Served) -> Iterator[Served]:
+    """The module's server: without sessions before a test, and after it."""
+    yield running
+    running.end_sessions()
 
 
 @pytest.fixture

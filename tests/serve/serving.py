@@ -58,6 +58,13 @@ class Served:
         self.thread.join(WAIT)
         assert not self.thread.is_alive()
 
+    def end_sessions(self) -> None:
+        """Answer what is pending, and end every session."""
+        for session in list(self.manager.sessions.values()):
+            session.stop()
+        self.manager.scheduler.wake()
+        until(lambda: not len(self.manager))
+
     def get(self, path: str) -> tuple[int, str]:
         try:
             with urllib.request.urlopen(self.url.rstrip("/") + path, timeout=WAIT) as got:

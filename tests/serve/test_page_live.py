@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,13 @@ from draftsmith.live.config import LiveConfig
 from draftsmith.live.translator import LiveTranslator
 from tests.serve.driving import Page, until
 from tests.serve.serving import Served, name_of
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """A server for each test: a page takes up the session that it finds at its address."""
+    with Served() as one:
+        yield one
 
 
 @pytest.fixture

@@ -155,20 +155,22 @@ def test_a_local_server_answers_to_local_names_only() -> None:
             assert one.hear("error")["code"] == "origin"
 
 
-def test_health_metrics_and_unknown_pages(served: Served, talk: Client) -> None:
-    talk.source(0, 0, "the cat sat", final=True)
-    talk.hear("update")
-    status, text = served.get("/healthz")
-    assert status == 200 and json.loads(text)["sessions"] == 1
-    until(lambda: "live_finals_total 1.0" in served.get("/metrics")[1])
-    assert "live_coalesced_total 0.0" in served.get("/metrics")[1]
-    with held(served.manager):
-        for rev in range(4):
-            talk.source(1, rev, "the " * (rev + 1))
-    talk.hear("coalesced")
-    assert "live_coalesced_total 0.0" not in served.get("/metrics")[1]
-    for path in ("/page/..%2Fapp.py", "/page/nothing.js", "/page/%2e%2e"):
-        assert served.get(path)[0] == 404
+def test_health_metrics_and_unknown_pages() -> None:
+    with Served() as served, Client(served) as talk:
+        talk.start()
+        talk.source(0, 0, "the cat sat", final=True)
+        talk.hear("update")
+        status, text = served.get("/healthz")
+        assert status == 200 and json.loads(text)["sessions"] == 1
+        until(lambda: "live_finals_total 1.0" in served.get("/metrics")[1])
+        assert "live_coalesced_total 0.0" in served.get("/metrics")[1]
+        with held(served.manager):
+            for rev in range(4):
+                talk.source(1, rev, "the " * (rev + 1))
+        talk.hear("coalesced")
+        assert "live_coalesced_total 0.0" not in served.get("/metrics")[1]
+        for path in ("/page/..%2Fapp.py", "/page/nothing.js", "/page/%2e%2e"):
+            assert served.get(path)[0] == 404
 
 
 def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -> None:

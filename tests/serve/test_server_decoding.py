@@ -44,6 +44,13 @@ def busy(served: Served, talk: Client) -> None:
     until(lambda: not served.manager.scheduler.ready() and talk_heard(served))
 
 
+@pytest.fixture
+def own() -> Iterator[Served]:
+    """A server for one test, which counts from 0 or ends it."""
+    with Served() as one:
+        yield one
+
+
 @contextlib.contextmanager
 def several(served: Served, count: int) -> Iterator[list[Client]]:
     """Sessions that have begun."""
@@ -188,9 +195,9 @@ def test_of_many_that_wait_the_newest_that_fits_is_found(served: Served, talk: C
 
 
 def test_what_does_not_fit_is_not_its_own_fallback() -> None:
-    one = PendingUpdate(seg=0, rev=1, received="", text="the cat", final=True)
+    one = PendingUpdate(seg=0, rev=1, text="", words="the cat", final=True)
     assert one.fallback("the cat") is None and one.fallback("") is None
-    assert one.fallback("the") == replace(one, text="the")
+    assert one.fallback("the") == replace(one, words="the")
 
 
 def test_a_segment_of_which_nothing_fits_ends_in_silence(talk: Client) -> None:
@@ -204,20 +211,22 @@ def test_a_segment_of_which_nothing_fits_ends_in_silence(talk: Client) -> None:
 # --------------------------------------------------------------------------- failures
 
 
-def test_what_failed_is_tried_again_from_scratch_and_counted(served: Served, talk: Client) -> None:
-    talk.source(0, 0, "the cat sat")
-    assert talk.hear("update")["stats"]["tokens"]
-    with failing(served.manager, times=1):
-        talk.source(0, 1, "the cat sat on")
-        assert talk.hear("update", "error")["stats"]["drafted"] == 0
-    with failing(served.manager, times=2):
-        talk.source(0, 2, "the cat sat on the mat")
-        assert talk.hear("update", "error")["code"] == "backend"
-    for line in ("live_retried_total 2.0", "live_failed_total 1.0"):
-        until(lambda line=line: line in served.get("/metrics")[1])
-    talk.say("stop")
-    report = talk.hear("bye")["report"]
-    assert (report["retried"], report["failed"]) == (2, 1)
+def test_what_failed_is_tried_again_from_scratch_and_counted(own: Served) -> None:
+    with Client(own) as talk:
+        talk.start()
+        talk.source(0, 0, "the cat sat")
+        assert talk.hear("update")["stats"]["tokens"]
+        with failing(own.manager, times=1):
+            talk.source(0, 1, "the cat sat on")
+            assert talk.hear("update", "error")["stats"]["drafted"] == 0
+        with failing(own.manager, times=2):
+            talk.source(0, 2, "the cat sat on the mat")
+            assert talk.hear("update", "error")["code"] == "backend"
+        for line in ("live_retried_total 2.0", "live_failed_total 1.0"):
+            until(lambda line=line: line in own.get("/metrics")[1])
+        talk.say("stop")
+        report = talk.hear("bye")["report"]
+        assert (report["retried"], report["failed"]) == (2, 1)
 
 
 def test_an_update_that_was_emitted_is_not_decoded_again_when_counting_fails(
@@ -275,61 +284,64 @@ def test_a_text_that_cannot_be_encoded_costs_one_update(
 
 
 def test_when_decoding_has_ended_everyone_is_told(
-    monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
+    monkeypatch: pytest.MonkeyPatch, own: Served
 ) -> None:
     def turn(**_: Any) -> bool:
         raise KeyError("a fault of ours")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(served.manager.scheduler, "turn", turn)
-    name = name_of(served)
-    talk.source(0, 0, "the cat")
-    while (told := talk.hear())["type"] == "update":
-        pass
-    assert (told["code"], told["fatal"]) == ("broken", True)
-    with Client(served) as new, Client(served) as back:
+    monkeypatch.setattr(own.manager.scheduler, "turn", turn)
+    with Client(own) as talk, Client(own) as new, Client(own) as back:
+        name = talk.start()["session"]
+        talk.source(0, 0, "the cat")
+        while (told := talk.hear())["type"] == "update":
+            pass
+        assert (told["code"], told["fatal"]) == ("broken", True)
         assert new.start()["code"] == "broken"
         back.say("resume", session=name)
         assert back.hear()["code"] == "broken"
-    status, said = served.get("/healthz")
+    status, said = own.get("/healthz")
     assert status == 503 and "a fault of ours" in json.loads(said)["error"]
-    assert served.get(f"/events?session={name}")[0] == 503
+    assert own.get(f"/events?session={name}")[0] == 503
 
 
 # --------------------------------------------------------------------------- the end
 
 
-def test_a_server_that_is_told_to_end_answers_what_waits(served: Served, talk: Client) -> None:
-    with Client(served) as late, held(served.manager):
-        busy(served, talk)
-        for seg in range(1, 5):
-            talk.source(seg, 0, "the cat sat", final=True)
-        talk.source(5, 0, "the dog")
-        talk.say("ping")
-        talk.hear("pong")
-        served.server.should_exit = True
-        until(lambda: served.manager.ending)
-        talk.source(6, 0, "the log")
-        assert talk.hear("error")["code"] == "stopping"
-        assert late.start()["code"] == "stopping"
-        with pytest.raises(ConnectionRefusedError), Client(served):
-            pass
-    got = [talk.hear("update", "bye") for _ in range(7)]
-    assert [one["seg"] for one in got[:6]] == list(range(6))
-    assert got[6]["type"] == "bye" and got[6]["report"]["updates"] == 6
-    with pytest.raises(ConnectionClosed):
-        talk.hear()
-    assert talk.socket.close_code == 1000
-
-
-def test_it_ends_in_time_whatever_waits(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr("draftsmith.serve.app.DRAIN_SECONDS", 0.2)
-    with Client(served) as talk:
+def test_a_server_that_is_told_to_end_answers_what_waits(own: Served) -> None:
+    with Client(own) as talk, Client(own) as late:
         talk.start()
-        with held(served.manager):
-            busy(served, talk)
+        with held(own.manager):
+            busy(own, talk)
+            for seg in range(1, 5):
+                talk.source(seg, 0, "the cat sat", final=True)
+            talk.source(5, 0, "the dog")
+            talk.say("ping")
+            talk.hear("pong")
+            own.server.should_exit = True
+            until(lambda: own.manager.ending)
+            talk.source(6, 0, "the log")
+            assert talk.hear("error")["code"] == "stopping"
+            assert late.start()["code"] == "stopping"
+            with pytest.raises(ConnectionRefusedError), Client(own):
+                pass
+        got = [talk.hear("update", "bye") for _ in range(7)]
+        assert [one["seg"] for one in got[:6]] == list(range(6))
+        assert got[6]["type"] == "bye" and got[6]["report"]["updates"] == 6
+        with pytest.raises(ConnectionClosed):
+            talk.hear()
+        assert talk.socket.close_code == 1000
+
+
+def test_it_ends_in_time_whatever_waits(monkeypatch: pytest.MonkeyPatch, own: Served) -> None:
+    for name in ("DRAIN_SECONDS", "CLOSE_SECONDS"):
+        monkeypatch.setattr(f"draftsmith.serve.app.{name}", 0.2)
+    with Client(own) as talk:
+        talk.start()
+        with held(own.manager):
+            busy(own, talk)
             began = time.monotonic()
-            served.server.should_exit = True
+            own.server.should_exit = True
             with pytest.raises(ConnectionClosed):
                 talk.hear()
             assert time.monotonic() - began < 10

@@ -22,8 +22,8 @@ STREAM = [
 PLAIN = LiveConfig(bias=0.0, display=DisplayConfig(no_shrink=True))
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
     with Served(settings=replace(SETTINGS, bias=0.0)) as one:
         yield one
 

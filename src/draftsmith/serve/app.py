@@ -14,8 +14,8 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -30,7 +30,7 @@ from draftsmith.core.config import bias_warning
 from draftsmith.serve.protocol import (
     MOST_BYTES,
     VERSION,
-    Configure,
+    Config,
     Finish,
     Measure,
     Message,
@@ -38,7 +38,6 @@ from draftsmith.serve.protocol import (
     Ping,
     Refused,
     Resume,
-    Settings,
     Source,
     Start,
     Stop,
@@ -297,8 +296,8 @@ class Connection:
                 self.metrics.hypotheses.inc()
             case Finish():
                 live.finish(message.seg)
-            case Configure():
-                live.configure(self.manager.merged(live.wanted, message.settings, message.cleared))
+            case Config():
+                live.configure(self.manager.merged(live.wanted, message.settings))
                 self._warn(message.settings)
             case Measure():
                 self.manager.measure(live)
@@ -312,7 +311,7 @@ class Connection:
         if isinstance(message, Resume):
             live = self.manager.find(message.session)
         else:
-            live = self.manager.open(message.settings, message.cleared)
+            live = self.manager.open(message.settings)
         self.session = live
         self.manager.subscribe(live, self.outbox, keeps=True)
         self.outbox.put(
@@ -322,32 +321,28 @@ class Connection:
                 "session": live.name,
                 "model": self.model,
                 "limits": {"frame_bytes": MOST_BYTES, "sessions": self.manager.limits.sessions},
-                "settings": live.wanted.as_event(),
+                "settings": asdict(live.wanted),
             }
         )
         if isinstance(message, Start):
-            self._warn(live.wanted)
+            self._warn(asdict(live.wanted))
         elif message.last_id != live.last_id:
             self.outbox.put(live.full_state())
 
-    def _warn(self, settings: Settings) -> None:
+    def _warn(self, settings: Mapping[str, Any]) -> None:
         """Send a warning about a large bias."""
-        warning = bias_warning(settings.bias, settings.final_bias, settings.revision_bias)
+        warning = bias_warning(*map(settings.get, ("bias", "final_bias", "revision_bias")))
         if warning is not None:
             self.outbox.put({"type": "warning", "message": warning})
 
 
 class Server(uvicorn.Server):
-    """Runs the application; at the end it answers what is pending before it closes connections.
+    """Runs the application; at the end it answers what is pending before it closes connections."""
 
-    Args:
-        port: used where `run` gets no sockets; 0 takes a free one.
-    """
-
-    def __init__(self, app: FastAPI, manager: SessionManager, *, port: int = 0) -> None:
+    def __init__(self, app: FastAPI, manager: SessionManager) -> None:
         config = uvicorn.Config(
             app,
-            port=port,
+            port=0,
             log_level="warning",
             ws="websockets-sansio",
             ws_max_size=_MOST_FRAMES * MOST_BYTES,

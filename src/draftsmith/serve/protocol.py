@@ -19,8 +19,8 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from draftsmith.config import from_dict
 from draftsmith.errors import DraftsmithError, InputError, nearest
@@ -68,23 +68,19 @@ class Refused(DraftsmithError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What a session may choose; None: unchanged, at first the server's default."""
+    """What a session may choose."""
 
-    target: str | None = None
+    target: str = "German"
     """The language to translate into."""
-    bias: float | None = None
+    bias: float = 0.2
     final_bias: float | None = None
     revision_bias: float | None = None
-    mask_k: int | None = None
-    mask: str | None = None
+    mask_k: int = 0
+    mask: str = "display"
     """display or draft."""
-    no_shrink: bool | None = None
-    whole_words: bool | None = None
-    context: int | None = None
-
-    def as_event(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+    no_shrink: bool = True
+    whole_words: bool = False
+    context: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +88,8 @@ class Start:
     """Open a session."""
 
     v: int = VERSION
-    settings: Settings = Settings()
-    cleared: tuple[str, ...] = ()
-    """Names from CLEARED that were null."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those of `Settings` that the message names; the others are the server's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +112,10 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Configure:
+class Config:
     """Change settings from the next update on; another language ends the segment."""
 
-    settings: Settings
-    cleared: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,18 +149,10 @@ class Stop:
     """End the session."""
 
 
-Message = Start | Source | Configure | Finish | Resume | Measure | Ping | Stop
-_KINDS: dict[str, type[Any]] = {
-    "start": Start,
-    "source": Source,
-    "config": Configure,
-    "finish": Finish,
-    "resume": Resume,
-    "measure": Measure,
-    "ping": Ping,
-    "stop": Stop,
-}
-_SETTINGS = frozenset(Settings.__dataclass_fields__)
+Message = Start | Source | Config | Finish | Resume | Measure | Ping | Stop
+_KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
+"""By the type that frames give."""
+_SETTINGS = Settings.__dataclass_fields__.keys()
 
 
 def parse(frame: str) -> Message:
@@ -190,22 +176,21 @@ def parse(frame: str) -> Message:
     if not isinstance(kind, str) or kind not in _KINDS:
         hint = nearest(kind, _KINDS) if isinstance(kind, str) else f": {', '.join(_KINDS)}"
         raise Refused("unknown_type", f"unknown type {kind!r}{hint}", place=_place(values))
-    if kind in ("start", "config"):  # settings are keys of the message itself
-        own = {key: values.pop(key) for key in list(values) if key in _SETTINGS}
-        for name in ("settings", "cleared"):
-            if name in values:
-                raise Refused("bad_field", f"unknown option {name!r} in the {kind} message")
-        cleared = [name for name in CLEARED if name in own and own[name] is None]
-        values |= {"settings": own, "cleared": cleared}
+    code, where = "bad_text", f"the {kind} message"
     try:
         if kind == "source" and isinstance(values.get("text"), str):
             check_text(values["text"])
+        code = "bad_field"
+        if kind in ("start", "config"):  # settings are keys of the message itself
+            if "settings" in values:
+                raise InputError(f"unknown option 'settings' in {where}")
+            given = {name: values.pop(name) for name in _SETTINGS & values.keys()}
+            known = {k: v for k, v in given.items() if v is not None or k in CLEARED}
+            checked = from_dict(Settings, known, where=where)
+            values["settings"] = {name: getattr(checked, name) for name in known}
+        message: Message = from_dict(_KINDS[kind], values, where=where)
     except InputError as error:
-        raise Refused("bad_text", str(error), place=_place(values)) from None
-    try:
-        message: Message = from_dict(_KINDS[kind], values, where=f"the {kind} message")
-    except InputError as error:
-        raise Refused("bad_field", str(error), place=_place(values)) from None
+        raise Refused(code, str(error), place=_place(values)) from None
     if isinstance(message, Source) and min(message.seg, message.rev) < 0:
         raise Refused("bad_field", "seg and rev are 0 or more", place=message.place)
     if isinstance(message, Start) and message.v != VERSION:

@@ -8,9 +8,8 @@ One thread decodes; the session that has waited longest goes first. The rows of 
 for whatever reason, are decoded again one by one, with an empty cache and without drafts: a session
 that fails does not stop the others.
 
-A `SpeedupMeasurement` compares drafting with re-translation on a session's own updates and on this
-machine. It decodes the same updates both ways in turn, each alone: times of batches that sessions
-share would not belong to one session.
+`speedup_steps` compares drafting with re-translation on a session's own updates and on this
+machine, each update alone: times of batches that sessions share would not belong to one session.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import (
@@ -55,30 +54,22 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, meaning: str, labels: Iterable[str] = ()) -> Counter:
-            return Counter(f"live_{name}", meaning, labels, registry=registry)
-
         self.sessions = Gauge("live_sessions", "Open sessions", registry=registry)
-        self.hypotheses = counter("hypotheses", "Hypotheses taken in")
-        self.coalesced = counter("coalesced", "Hypotheses whose place a newer one took")
-        self.updates = counter("updates", "Updates decoded")
-        self.finals = counter("finals", "Final updates decoded")
-        self.retried = counter("retried", "Updates decoded once more, from scratch")
-        self.failed = counter("failed", "Updates that could not be decoded")
-        self.tokens = counter("tokens", "Tokens of outputs")
-        self.drafted = counter("drafted", "Tokens drafted")
-        self.accepted = counter("accepted", "Drafted tokens that stayed")
-        self.errors = counter("errors", "Refused frames", ["code"])
-        self.rows = Histogram(
-            "live_batch_rows",
-            "Sessions decoded side by side",
-            buckets=(1, 2, 4, 8, 16, 32),
-            registry=registry,
-        )
-        self.seconds = Histogram(
-            "live_batch_seconds", "Duration of a batch", buckets=_SECONDS, registry=registry
-        )
+        counter = partial(Counter, registry=registry)
+        self.hypotheses = counter("live_hypotheses", "Hypotheses taken in")
+        self.coalesced = counter("live_coalesced", "Hypotheses whose place a newer one took")
+        self.updates = counter("live_updates", "Updates decoded")
+        self.finals = counter("live_finals", "Final updates decoded")
+        self.retried = counter("live_retried", "Updates decoded once more, from scratch")
+        self.failed = counter("live_failed", "Updates that could not be decoded")
+        self.tokens = counter("live_tokens", "Tokens of outputs")
+        self.drafted = counter("live_drafted", "Tokens drafted")
+        self.accepted = counter("live_accepted", "Drafted tokens that stayed")
+        self.errors = counter("live_errors", "Refused frames", ["code"])
+        histogram = partial(Histogram, registry=registry)
+        together = "Sessions decoded side by side"
+        self.rows = histogram("live_batch_rows", together, buckets=(1, 2, 4, 8, 16, 32))
+        self.seconds = histogram("live_batch_seconds", "Duration of a batch", buckets=_SECONDS)
 
     def add(self, update: UpdateRecord) -> None:
         """Count one decoded update."""
@@ -93,41 +84,29 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
 
-class SpeedupMeasurement:
-    """Compares drafting with re-translation on the last updates of a session."""
+def speedup_steps(
+    session: LiveSession, drafted: LiveTranslator, plain: LiveTranslator
+) -> Iterator[None]:
+    """Compare drafting with re-translation on the last updates of a session.
 
-    def __init__(
-        self, session: LiveSession, drafted: LiveTranslator, plain: LiveTranslator
-    ) -> None:
-        self.session = session
-        self._left = deque(session.to_measure())
-        self._sides: list[tuple[LiveTranslator, list[UpdateRecord]]] = [(drafted, []), (plain, [])]
-        self._seg: int | None = None
-
-    def step(self) -> bool:
-        """Decode one update both ways; False: there was none left, and the result was emitted."""
-        if not self._left:
-            tps, plain = (tokens_per_second(records) for _, records in self._sides)
-            self.session.emit(
-                {
-                    "type": "measured",
-                    "updates": len(self._sides[-1][1]),
-                    "tps": tps,
-                    "tps_ar": plain,
-                    "speedup": tps / plain if tps and plain else None,
-                }
-            )
-            return False
-        one = self._left.popleft()
-        for translator, records in self._sides:
-            if self._seg not in (None, one.seg) and translator.last is not None:
+    Each step decodes one update both ways; the result is emitted after the last.
+    """
+    sides: list[tuple[LiveTranslator, list[UpdateRecord]]] = [(drafted, []), (plain, [])]
+    seg: int | None = None
+    for one in session.to_measure():
+        for translator, records in sides:
+            if seg not in (None, one.seg) and translator.last is not None:
                 translator.close()
             before = translator.last
-            update = translator.update(one.text, final=one.final)
+            update = translator.update(one.words, final=one.final)
             if update is not None and update is not before:
                 records.append(update)
-        self._seg = one.seg
-        return True
+        seg = one.seg
+        yield
+    tps, tps_ar = (tokens_per_second(records) for _, records in sides)
+    speedup = tps / tps_ar if tps and tps_ar else None
+    result = {"updates": len(sides[-1][1]), "tps": tps, "tps_ar": tps_ar, "speedup": speedup}
+    session.emit({"type": "measured", **result})
 
 
 class Scheduler(threading.Thread):
@@ -142,7 +121,8 @@ class Scheduler(threading.Thread):
         super().__init__(name="decoding", daemon=True)
         self.engine, self.metrics = engine, metrics
         self._sessions: dict[str, LiveSession] = {}
-        self._measuring: list[SpeedupMeasurement] = []
+        self._measuring: dict[LiveSession, Iterator[None]] = {}
+        """The steps of measurements that run while nothing is pending."""
         self._changed = threading.Condition()
         self._stopping = False
         self.broken: str | None = None
@@ -164,18 +144,17 @@ class Scheduler(threading.Thread):
     def remove(self, session: LiveSession) -> None:
         with self._changed:
             self._sessions.pop(session.name, None)
-            self._measuring = [one for one in self._measuring if one.session is not session]
+            self._measuring.pop(session, None)
 
     def wake(self) -> None:
         """Look for pending updates."""
         with self._changed:
             self._changed.notify()
 
-    def measure(self, measurement: SpeedupMeasurement) -> None:
+    def measure(self, session: LiveSession, steps: Iterator[None]) -> None:
         """Run a measurement while nothing is pending; at most one per session."""
         with self._changed:
-            if not any(one.session is measurement.session for one in self._measuring):
-                self._measuring.append(measurement)
+            self._measuring.setdefault(session, steps)
             self._changed.notify()
 
     def stop(self) -> None:
@@ -205,12 +184,12 @@ class Scheduler(threading.Thread):
                 self._changed.wait()
             if self._stopping:
                 return False
-            sessions, measuring = self.ready(), list(self._measuring)
+            sessions, measuring = self.ready(), list(self._measuring.items())
         for batch in _batches(sessions):
             self._decode(batch)
-        if not sessions and measuring and not _goes_on(measuring[0]):
+        if not sessions and measuring and not _goes_on(*measuring[0]):
             with self._changed:
-                self._measuring = [one for one in self._measuring if one is not measuring[0]]
+                self._measuring.pop(measuring[0][0], None)
         return True
 
     def ready(self) -> list[LiveSession]:
@@ -245,7 +224,7 @@ class Scheduler(threading.Thread):
 
         `error` is reported if this fails too; None: the error of this attempt is.
         """
-        session.retried += 1
+        session.counts["retried"] += 1
         self.metrics.retried.inc()
         try:
             self.engine.run_afresh(update, session.translator.session)
@@ -258,14 +237,15 @@ class Scheduler(threading.Thread):
             self.metrics.add(record)
 
 
-def _goes_on(measurement: SpeedupMeasurement) -> bool:
+def _goes_on(session: LiveSession, steps: Iterator[None]) -> bool:
     """Run one step of a measurement; False: it is over, or has failed."""
     try:
-        return measurement.step()
+        for _ in steps:
+            return True
     except Exception as error:  # only the speed-up shown on one page depends on it
         _log.error("a session cannot be measured", exc_info=error)
-        measurement.session.emit(Refused("measure", str(error) or repr(error)).message())
-        return False
+        session.emit(Refused("measure", str(error) or repr(error)).message())
+    return False
 
 
 def _batches(sessions: Iterable[LiveSession]) -> Iterator[_Batch]:

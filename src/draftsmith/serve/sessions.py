@@ -22,10 +22,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from draftsmith.config import require
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
 from draftsmith.live.config import LiveConfig, SessionLimits
@@ -33,9 +34,9 @@ from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import LiveTranslator, SourceTooLong
+from draftsmith.live.translator import KEPT_SEGMENTS, LiveTranslator, SourceTooLong
 from draftsmith.serve.protocol import Outbox, Refused, Settings, Source
-from draftsmith.serve.scheduler import Scheduler, ServerMetrics, SpeedupMeasurement
+from draftsmith.serve.scheduler import Scheduler, ServerMetrics, speedup_steps
 
 MOST_COALESCED = 64
 """Coalesced hypotheses that a pending update remembers."""
@@ -43,7 +44,6 @@ MOST_PENDING = 64
 """Pending updates before a hypothesis that is not final is refused ..."""
 MOST_FINALS = 1024
 """... and before a final one is; the client has to send it again."""
-KEPT_SEGMENTS = 200
 KEPT_UPDATES = 200
 """Updates that the running metrics and a measurement cover."""
 _LONGEST_LANGUAGE = 64
@@ -60,16 +60,11 @@ class Shutdown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PendingUpdate:
+class PendingUpdate(Source):
     """A hypothesis that waits for its turn."""
 
-    seg: int
-    rev: int
-    received: str
-    """The text as the client sent it."""
-    text: str
-    """The text to translate: the words before it where `received` is blank."""
-    final: bool
+    words: str
+    """The text to translate: that of the hypothesis before it where its own is blank."""
     since: float = field(default_factory=time.monotonic)
     coalesced: tuple[PendingUpdate, ...] = ()
     """Shorter hypotheses that it replaced, the newest first: they may fit where it does not."""
@@ -77,7 +72,7 @@ class PendingUpdate:
     def replacing(self, before: PendingUpdate) -> PendingUpdate:
         """Return this update in the place of one that was pending."""
         old = (replace(before, coalesced=()), *before.coalesced)
-        shorter = [one for one in old if len(one.text) < len(self.text)]
+        shorter = [one for one in old if len(one.words) < len(self.words)]
         if len(shorter) > MOST_COALESCED:
             shorter = shorter[::-1][::2][::-1]  # keeps the shortest
         return replace(self, since=before.since, coalesced=tuple(shorter))
@@ -89,11 +84,15 @@ class PendingUpdate:
         end the segment.
         """
         older = replace(self.coalesced[0], coalesced=self.coalesced[1:]) if self.coalesced else None
-        if not self.final or self.received.strip():
+        if not self.final or self.text.strip():
             return older
-        text = translated if older is None else older.text
-        same = not text or text == self.text
-        return None if same else replace(self, text=text, coalesced=self.coalesced[1:])
+        words = translated if older is None else older.words
+        same = not words or words == self.words
+        return None if same else replace(self, words=words, coalesced=self.coalesced[1:])
+
+    def withdrawn(self, words: str) -> PendingUpdate:
+        """Return what stands in the place of this update, which failed and may be sent again."""
+        return replace(self, rev=self.rev - 1, text="", words=words, final=False, coalesced=())
 
 
 class LiveSession:
@@ -101,7 +100,6 @@ class LiveSession:
 
     Args:
         name: a random name; a client that has it may take the session over.
-        settings: complete but for the two biases that may be None.
         make: makes translators.
         emit: receives every event for the clients; called from either thread.
     """
@@ -113,11 +111,9 @@ class LiveSession:
         self.translator = make(settings, None)
         self.lock = threading.Lock()
         self.last_id = 0
-        self.coalesced = 0
-        self.failed = 0
-        """Updates that could not be decoded; clients may send them again."""
-        self.retried = 0
-        """Updates that were decoded a second time, from an empty cache."""
+        self.counts = {"coalesced": 0, "failed": 0, "retried": 0}
+        """failed: updates that could not be decoded; clients may send them again. retried: updates
+        that were decoded a second time, from an empty cache."""
         self._pending: deque[PendingUpdate | Settings | Shutdown] = deque()
         self.newest: PendingUpdate | None = None
         """The last hypothesis that was accepted."""
@@ -151,18 +147,13 @@ class LiveSession:
             last = self.newest
             if last is not None and self._is_known(source, last):
                 return False
-            same = last is not None and last.seg == source.seg
-            update = PendingUpdate(
-                seg=source.seg,
-                rev=source.rev,
-                received=source.text,
-                text=last.text if same and last and not source.text.strip() else source.text,
-                final=source.final,
-            )
+            blank = last is not None and last.seg == source.seg and not source.text.strip()
+            words = last.words if last and blank else source.text
+            update = PendingUpdate(**asdict(source), words=words)
             before = self._pending[-1] if self._pending else None
             if isinstance(before, PendingUpdate) and before.seg == update.seg:
                 self._pending[-1] = self.newest = update.replacing(before)
-                self.coalesced += 1
+                self.counts["coalesced"] += 1
                 self.emit({"type": "coalesced", "seg": update.seg, "revs": [before.rev]})
                 return True
             if len(self._pending) >= (MOST_FINALS if update.final else MOST_PENDING):
@@ -174,7 +165,7 @@ class LiveSession:
     @staticmethod
     def _is_known(source: Source, last: PendingUpdate) -> bool:
         """Whether this is the last hypothesis again; Refused: it cannot follow the last one."""
-        same = (last.seg, last.rev) == (source.seg, source.rev) and last.received == source.text
+        same = (last.seg, last.rev) == (source.seg, source.rev) and last.text == source.text
         if same and last.final == source.final:
             return True
         if source.seg < last.seg or (source.seg == last.seg and last.final):
@@ -222,7 +213,7 @@ class LiveSession:
                 "type": "full_state",
                 "session": self.name,
                 "id": self.last_id,
-                "settings": self.settings.as_event(),
+                "settings": asdict(self.settings),
                 "segments": list(self._segments.values()),
                 "stats": self._metrics(),
             }
@@ -230,9 +221,8 @@ class LiveSession:
     def bye(self) -> Event:
         """Return the last event, with a report."""
         with self.lock:
-            counts = {"coalesced": self.coalesced, "updates": self.last_id, "failed": self.failed}
-            counts["retried"] = self.retried
-            return {"type": "bye", "report": self._metrics() | counts}
+            report = self._metrics() | self.counts | {"updates": self.last_id}
+            return {"type": "bye", "report": report}
 
     # ------------------------------------------------------------------ the decoding thread
 
@@ -286,7 +276,7 @@ class LiveSession:
         if self._seg is not None and self._seg != one.seg and self.translator.last is not None:
             self.translator.close()
         self._seg = one.seg
-        source = self.translator.wanted(one.text)
+        source = self.translator.wanted(one.words)
         if source is None or (self.translator.is_known(source) and not one.final):
             if one.final:  # a segment that never had a word is dropped
                 self.translator.close()
@@ -323,71 +313,36 @@ class LiveSession:
         if older is not None:
             with self.lock:
                 self._pending.appendleft(older)
-        self._refuse(one, "source_too_long", error, newest=older, text=translated)
+        self._refuse(one, "source_too_long", error, older or one.withdrawn(translated))
 
     def _refuse(
-        self,
-        one: PendingUpdate,
-        code: str,
-        error: Exception,
-        *,
-        newest: PendingUpdate | None = None,
-        text: str | None = None,
+        self, one: PendingUpdate, code: str, error: Exception, newest: PendingUpdate | None = None
     ) -> None:
         """Report that an update failed. Unless a newer one was accepted, it may be sent again.
 
-        Args:
-            newest: the newest hypothesis now; None: there is none, and the segment has `text`.
-            text: None: the text of the refused update.
+        `newest`: the newest hypothesis now; None: the segment has the words of the refused one.
         """
-        before = newest or replace(
-            one,
-            rev=one.rev - 1,
-            received="",
-            text=one.text if text is None else text,
-            final=False,
-            coalesced=(),
-        )
         with self.lock:
-            self.failed += 1
-            last = self.newest
-            if last is not None and (last.seg, last.rev) == (one.seg, one.rev):
-                self.newest = before
-        place = {"seg": one.seg, "rev": one.rev}
-        self.emit(Refused(code, str(error) or type(error).__name__, place=place).message())
+            self.counts["failed"] += 1
+            if self.newest is not None and self.newest.place == one.place:
+                self.newest = newest or one.withdrawn(one.words)
+        self.emit(Refused(code, str(error) or type(error).__name__, place=one.place).message())
 
     def _emit_update(self, update: UpdateRecord, *, waited: float) -> None:
+        def part(*names: str) -> Event:
+            return {name: getattr(update, name) for name in names}
+
         with self.lock:
             self.last_id += 1
-            segment = {
-                "seg": update.seg,
-                "rev": update.rev,
-                "source": update.source,
-                "text": update.shown,
-                "stable": update.stable,
-                "hidden": update.full[len(update.shown) :],
-                "final": update.final,
-                "degenerate": update.degenerate,
-            }
+            segment = part("seg", "rev", "source", "stable", "final", "degenerate")
+            segment |= {"text": update.shown, "hidden": update.full[len(update.shown) :]}
             self._segments[update.seg] = segment
             while len(self._segments) > KEPT_SEGMENTS:
                 del self._segments[next(iter(self._segments))]
-            stats = {
-                "tokens": update.tokens,
-                "drafted": update.drafted,
-                "accepted": update.accepted,
-                "forwards": update.forwards,
-                "ms": 1000 * update.seconds,
-                "waited_ms": 1000 * waited,
-                **self._metrics(),
-            }
-            event = {
-                "type": "update",
-                "id": self.last_id,
-                **segment,
-                "erased": update.erased,
-                "stats": stats,
-            }
+            stats = part("tokens", "drafted", "accepted", "forwards") | self._metrics()
+            stats |= {"ms": 1000 * update.seconds, "waited_ms": 1000 * waited}
+            head = {"type": "update", "id": self.last_id, "erased": update.erased, "stats": stats}
+            event = head | segment
         self.emit(event)
 
     def _metrics(self) -> Event:
@@ -412,7 +367,7 @@ class SessionManager:
 
     Args:
         template: makes the template for a language.
-        settings: of a session that chooses none; complete but for the two biases that may be None.
+        settings: those of a session that chooses none.
         live: how all sessions decode and display; a session's settings override their part of it.
     """
 
@@ -440,8 +395,8 @@ class SessionManager:
 
     # ------------------------------------------------------------------ sessions
 
-    def open(self, wanted: Settings, cleared: Sequence[str] = ()) -> LiveSession:
-        """Open a session.
+    def open(self, wanted: Mapping[str, Any]) -> LiveSession:
+        """Open a session with these settings; the others are the server's.
 
         Raises:
             Refused: too many are open, the settings are invalid, or decoding has ended.
@@ -451,7 +406,7 @@ class SessionManager:
             raise Refused("stopping", "the server is about to end", fatal=True)
         if len(self) >= self.limits.sessions:
             raise Refused("busy", f"{len(self)} sessions are open already", fatal=True)
-        settings = self.merged(self._settings, wanted, cleared)
+        settings = self.merged(self._settings, wanted)
         name = secrets.token_urlsafe(16)
         loop = asyncio.get_running_loop()
 
@@ -493,11 +448,11 @@ class SessionManager:
     def measure(self, session: LiveSession) -> None:
         """Measure the speed-up of drafting on the session's last updates."""
         config = self._config(session.settings)
-        template = self.template(str(session.settings.target))
+        template = self.template(session.settings.target)
         drafted = LiveTranslator(self.target, template, config, engine=self.engine)
         config = replace(config, redraft=False, resync=0)
         plain = LiveTranslator(self.target, template, config, engine=self._plain_engine)
-        self.scheduler.measure(SpeedupMeasurement(session, drafted, plain))
+        self.scheduler.measure(session, speedup_steps(session, drafted, plain))
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -526,21 +481,18 @@ class SessionManager:
 
     # ------------------------------------------------------------------ settings
 
-    def merged(self, settings: Settings, wanted: Settings, cleared: Sequence[str] = ()) -> Settings:
-        """Return `settings` with those of `wanted` that are not None, and None for `cleared`.
+    def merged(self, settings: Settings, wanted: Mapping[str, Any]) -> Settings:
+        """Return `settings` with these changes, whose types are right.
 
         Raises:
             Refused: a value is out of its range.
         """
-        given: dict[str, Any] = dict.fromkeys(cleared) | {
-            name: value for name, value in wanted.as_event().items() if value is not None
-        }
-        given |= {"target": wanted.target.strip()} if wanted.target is not None else {}
-        new = replace(settings, **given)
+        new = replace(settings, **wanted)
+        new = replace(new, target=new.target.strip())
         try:
             _check(new)
             self._config(new)
-            self.template(str(new.target))
+            self.template(new.target)
         except InputError as error:
             # clients know fields of the protocol, not flags
             sentence = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))
@@ -548,20 +500,14 @@ class SessionManager:
         return new
 
     def _config(self, settings: Settings) -> LiveConfig:
-        mask_k = settings.mask_k or 0
+        def part(*names: str) -> dict[str, Any]:
+            return {name: getattr(settings, name) for name in names}
+
         return replace(
             self._live,
-            bias=settings.bias or 0.0,
-            final_bias=settings.final_bias,
-            revision_bias=settings.revision_bias,
-            trim_draft=mask_k if settings.mask == "draft" else 0,
-            context=settings.context or 0,
-            display=replace(
-                self._live.display,
-                mask_k=mask_k,
-                no_shrink=bool(settings.no_shrink),
-                whole_words=bool(settings.whole_words),
-            ),
+            **part("bias", "final_bias", "revision_bias", "context"),
+            trim_draft=settings.mask_k if settings.mask == "draft" else 0,
+            display=replace(self._live.display, **part("mask_k", "no_shrink", "whole_words")),
         )
 
     def _make(self, settings: Settings, before: LiveTranslator | None) -> LiveTranslator:
@@ -569,16 +515,15 @@ class SessionManager:
         if before is not None and before.template.language == settings.target:
             before.configure(config)
             return before
-        template = self.template(str(settings.target))
+        template = self.template(settings.target)
         return LiveTranslator(self.target, template, config, engine=self.engine)
 
 
 def _check(settings: Settings) -> None:
-    language = (settings.target or "").strip()
-    good = 0 < len(language) <= _LONGEST_LANGUAGE and language.isprintable()
-    good = good and not set(language) & set("{}")  # placeholders of a template
-    if not good:
-        most = _LONGEST_LANGUAGE
-        raise InputError(f"target names a language, in at most {most} letters, no braces")
-    if settings.mask not in ("display", "draft"):
-        raise InputError(f"mask is display or draft: {settings.mask!r}")
+    language, most = settings.target, _LONGEST_LANGUAGE
+    good = 0 < len(language) <= most and language.isprintable()
+    # braces are placeholders of a template
+    sentence = f"target names a language, in at most {most} letters, no braces"
+    require(good and not set(language) & set("{}"), sentence)
+    known = settings.mask in ("display", "draft")
+    require(known, f"mask is display or draft: {settings.mask!r}")

@@ -93,7 +93,6 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             final_bias=options.redraft.final_bias,
             revision_bias=options.redraft.revision_bias,
             mask_k=display.mask_k,
-            mask="display",
             no_shrink=display.no_shrink,
             whole_words=display.whole_words,
             context=options.prompt.context,
