@@ -133,7 +133,7 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
 def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     tokenizer = load_tokenizer(options.target)
     student = open_student(options, tokenizer)
-    lesson = distilling.make_lesson(options, tokenizer, student, None)
+    lesson = distilling.make_lesson(options, tokenizer, student)
     counting = Counting(lesson.source)
     accelerator = start_accelerator(options)
     trainer = distilling.make_trainer(

@@ -189,7 +189,12 @@ def poisoned(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
     except BackendError as error:
         message = str(error)
     weights = {name: whole(value) for name, value in named(trainer).items()}
-    return {"skipped": trainer.skipped, "moved": moved, "error": message, "weights": weights}
+    return {
+        "skipped": trainer.progress.skipped,
+        "moved": moved,
+        "error": message,
+        "weights": weights,
+    }
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)

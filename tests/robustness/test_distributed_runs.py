@@ -64,9 +64,8 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
         result |= {
             "copy": {name: value.detach() for name, value in copy.named_parameters()},
             "evaluation": report.evaluation,
-            "best": [report.best_step, report.best_value],
+            "best": report.best and [report.best.step, report.best.value, report.best.values],
             "losses": [list(entry) for entry in report.losses],
-            "best_evaluation": report.best_evaluation,
             "copied": trainer.copy_best_into(best),
             "best_weights": {name: value.detach() for name, value in best.named_parameters()},
             "again": trainer.evaluate(),
@@ -90,7 +89,7 @@ def test_a_run_of_two_processes_is_the_run_of_one(
         assert member["evaluation"]["loss"] == pytest.approx(alone["evaluation"]["loss"], rel=1e-4)
         # the best: chosen alike, kept whole, and what was measured is kept with it
         assert member["best"][0] == alone["best"][0] == member["copied"]
-        assert member["best_evaluation"]["loss"] == member["best"][1]
+        assert member["best"][2]["loss"] == member["best"][1]
         assert member["again"] == member["evaluation"], "copying has changed what is trained"
         assert parallel == "data" or not member["gathered"], "evaluating leaves weights whole"
         check_close(member["best_weights"], alone["best_weights"], rtol=1e-3, atol=1e-4)

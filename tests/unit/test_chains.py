@@ -293,7 +293,8 @@ def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: st
     ).train()
     assert len(set(recorder.values.values())) > 2
     best = max(recorder.values, key=lambda step: recorder.values[step])  # of equal ones the first
-    assert (report.best_step, report.best_value) == (best, recorder.values[best])
+    assert report.best is not None
+    assert (report.best.step, report.best.value) == (best, recorder.values[best])
     assert 1 < best < CONFIG.steps
 
 

@@ -98,7 +98,7 @@ def test_a_figure_is_the_mean_over_all_held_out_tokens(tmp_path: Path, batch_blo
     expected = nats_of(trainer.drafter, blocks) / count
     assert report.evaluation["tokens"] == count
     assert report.evaluation["loss"] == pytest.approx(expected, rel=1e-5)
-    assert report.best_step is None and trainer.best() is None
+    assert report.best is None
 
 
 def test_each_evaluation_has_its_own_batches_objective_and_name(tmp_path: Path) -> None:
@@ -140,14 +140,13 @@ def test_nothing_counted_is_no_figure_and_no_choice(tmp_path: Path) -> None:
     evaluation = choosing(objective=Constant(None), weight_name="tokens")
     trainer = make_trainer(tmp_path, config=EVERY, evaluations=[evaluation])
     assert trainer.train().evaluation == {"tokens": 0.0}
-    assert trainer.best() is None
     with pytest.raises(BackendError, match="no evaluation chose any"):
         trainer.copy_best_into(Bigram())
 
 
 def test_a_figure_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     evaluation = choosing(objective=Constant(float("inf")), better="larger")
-    assert make_trainer(tmp_path, evaluations=[evaluation]).train().best_step is None
+    assert make_trainer(tmp_path, evaluations=[evaluation]).train().best is None
 
 
 def test_while_training_a_few_batches_will_do_but_not_to_choose_by() -> None:
@@ -200,6 +199,12 @@ def test_processes_in_turn_measure_each_batch_once_and_call_as_often(every: int)
 # --------------------------------------------------------------------------- the best
 
 
+def best_step(trainer: Trainer) -> int:
+    best = trainer.train().best
+    assert best is not None
+    return best.step
+
+
 def best_of(folder: Path) -> tuple[int, float, dict[str, Tensor]]:
     found = find_best(folder / "checkpoints" / "best", choosing())
     assert found is not None
@@ -221,8 +226,9 @@ def test_the_weights_with_the_best_value_are_kept(
     assert list(values) == list(range(1, 13)) and len(set(values.values())) > 2
     choose = min if better == "smaller" else max
     expected = choose(values, key=lambda step: values[step])  # of equal ones the first
-    assert (report.best_step, report.best_value) == (expected, values[expected])
-    path = trainer.best()
+    assert report.best is not None
+    assert (report.best.step, report.best.value) == (expected, values[expected])
+    path = report.best.path
     assert path == tmp_path / "checkpoints" / "best" / f"step-{expected:08d}"
     assert same(checkpoints.load(path).weights, recorder.weights[expected])
     # beside the newest checkpoint, which is none of its business
@@ -233,14 +239,14 @@ def test_the_weights_with_the_best_value_are_kept(
 
 def test_the_best_is_somewhere_in_the_middle_of_these_runs(tmp_path: Path) -> None:
     report = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()]).train()
-    assert report.best_step is not None and 1 < report.best_step < 11
+    assert report.best is not None and 1 < report.best.step < 11
 
 
 def test_of_equal_values_the_earlier_stays(tmp_path: Path) -> None:
     recorder = Recorder()
     evaluation = choosing(objective=Constant(0.5))
     trainer = make_trainer(tmp_path, config=EVERY, evaluations=[evaluation], callbacks=[recorder])
-    assert trainer.train().best_step == 1
+    assert best_step(trainer) == 1
     assert same(best_of(tmp_path)[2], recorder.weights[1])
 
 
@@ -248,16 +254,17 @@ def test_the_best_weights_are_copied_with_what_was_measured_of_them(tmp_path: Pa
     counted = [choosing(weight_name="tokens")]
     trainer = make_trainer(tmp_path, config=EVERY, evaluations=counted)
     report = trainer.train()
+    assert report.best is not None
     last = weights(trainer)
     best = make_trainer(tmp_path / "best", evaluations=counted)
-    assert trainer.copy_best_into(best.drafter) == report.best_step
-    assert best.evaluate() == report.best_evaluation != trainer.evaluate() == report.evaluation
-    assert report.best_evaluation["loss"] == report.best_value
+    assert trainer.copy_best_into(best.drafter) == report.best.step
+    assert best.evaluate() == report.best.values != trainer.evaluate() == report.evaluation
+    assert report.best.values["loss"] == report.best.value
     assert same(last, weights(trainer)) and not same(last, weights(best))
     # also in a process that did not train, and a finished run is not trained again
     later = make_trainer(tmp_path, config=EVERY, evaluations=counted)
     assert later.train() == report
-    assert later.copy_best_into(trainer.drafter) == report.best_step
+    assert later.copy_best_into(trainer.drafter) == report.best.step
     assert same(weights(trainer), weights(best))
 
 
@@ -368,22 +375,21 @@ def test_a_step_measured_again_does_not_replace_itself(tmp_path: Path) -> None:
 def test_what_another_run_left_is_not_the_best_of_this_one(tmp_path: Path) -> None:
     best = tmp_path / "checkpoints" / "best"
     keep(best, 99, -1e9, choosing())  # nothing could beat it
-    report = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()]).train()
-    assert report.best_step != 99
+    found = best_step(make_trainer(tmp_path, config=EVERY, evaluations=[choosing()]))
+    assert found != 99
     # a run that goes on: its own best stays, that of another figure or with another identity goes
     again = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
-    assert again.train().best_step == report.best_step
+    assert best_step(again) == found
     other = choosing(name="hits", objective=Hits(), better="larger")
-    assert make_trainer(tmp_path, config=EVERY, evaluations=[other]).train().best_step == 12
+    assert best_step(make_trainer(tmp_path, config=EVERY, evaluations=[other])) == 12
     assert [path.name for path in checkpoints.complete(best)] == ["step-00000012"]
 
 
 def test_a_damaged_best_is_named(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
-    trainer.train()
-    path = trainer.best()
-    assert path is not None
-    (path / "weights.safetensors").write_bytes(b"half")
+    report = trainer.train()
+    assert report.best is not None
+    (report.best.path / "weights.safetensors").write_bytes(b"half")
     with pytest.raises(BackendError, match=r"best/.*weights\.safetensors is damaged"):
         trainer.copy_best_into(Bigram())
 

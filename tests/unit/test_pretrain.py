@@ -240,7 +240,7 @@ def test_parts_of_a_step_without_a_block_are_refused_before_anything_is_read(
 def test_long_blocks_that_do_not_fill_a_step_are_refused_before_the_model_is_made(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretraining, "make_model", None)
+    monkeypatch.setattr(pretraining, "build_student", None)
     with pytest.raises(InputError, match="256 must be a multiple of --long-block-length 96"):
         pretrain.run(options(corpus, tmp_path, long_block_length=96))
 

@@ -604,7 +604,7 @@ def seconds_per_step(options: distill.DistillOptions) -> tuple[float, float]:
     student = open_student(options, tokenizer)
     accelerator = start_accelerator(options)
     with work_folder(options.out):
-        lesson = make_lesson(options, tokenizer, student, None)
+        lesson = make_lesson(options, tokenizer, student)
         trainer = make_trainer(options, student, lesson, TRIAL_STEPS, accelerator)
         marks = [time.monotonic()]
         for _ in range(TRIAL_STEPS):

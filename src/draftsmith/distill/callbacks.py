@@ -17,7 +17,7 @@ import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 from tqdm import tqdm
@@ -70,12 +70,9 @@ class ProgressBar(Callback):
     def on_start(self, run: Trainer) -> None:
         self.began = self.logged = time.monotonic()
         # None: only on a terminal
-        off = None if run.is_main else True
-        self.bar = tqdm(desc="training", total=run.total_steps, initial=run.step, disable=off)
+        self.bar = tqdm(desc="training", total=run.config.steps, initial=run.step, disable=None)
 
     def on_step(self, run: Trainer, report: StepReport) -> None:
-        if not run.is_main:
-            return
         self.tokens += report.tokens
         if not report.skipped:
             known = self.smooth == self.smooth
@@ -87,13 +84,12 @@ class ProgressBar(Callback):
         self.bar.update()
         if self.bar.disable and now - self.logged >= self.every_seconds:
             self.logged = now
-            left = (run.total_steps - report.step) * report.tokens / max(rate, 1e-9)
-            _log.info(f"step {report.step}/{run.total_steps}  {status}  {left / 60:.1f} min left")
+            left = (run.config.steps - report.step) * report.tokens / max(rate, 1e-9)
+            _log.info(f"step {report.step}/{run.config.steps}  {status}  {left / 60:.1f} min left")
 
     def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None:
-        if run.is_main:
-            self.bar.clear()
-            _log.info(f"step {run.step}: {_shown(values)}")
+        self.bar.clear()
+        _log.info(f"step {run.step}: {_shown(values)}")
 
     def on_end(self, run: Trainer) -> None:
         self.bar.close()
@@ -115,7 +111,7 @@ class MetricsFile(Callback):
 
     def on_start(self, run: Trainer) -> None:
         # Steps after the checkpoint are about to be done again: their lines go.
-        if not (run.is_main and self.path.is_file()):
+        if not self.path.is_file():
             return
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -129,14 +125,10 @@ class MetricsFile(Callback):
     def on_step(self, run: Trainer, report: StepReport) -> None:
         record = asdict(report)
         del record["tokens"]
-        self._add(run, record)
+        append_jsonl(self.path, record)
 
     def on_evaluate(self, run: Trainer, values: dict[str, float]) -> None:
-        self._add(run, {"step": run.step, **values})
-
-    def _add(self, run: Trainer, record: dict[str, Any]) -> None:
-        if run.is_main:
-            append_jsonl(self.path, record)
+        append_jsonl(self.path, {"step": run.step, **values})
 
 
 class Trackers(Callback):
@@ -162,8 +154,11 @@ class Trackers(Callback):
 def usual_callbacks(
     options: PretrainConfig | DistillConfig, accelerator: Accelerator, project: str
 ) -> list[Callback]:
-    """What every run has: progress, OUT/metrics.jsonl, and the trackers of --report-to."""
-    found: list[Callback] = [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
+    """What every run has: on the main process progress and OUT/metrics.jsonl, and the trackers of
+    --report-to."""
+    found: list[Callback] = []
+    if accelerator.is_main_process:
+        found += [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
     if trackers(options.report_to):
         accelerator.init_trackers(project)
         found.append(Trackers(accelerator))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,14 +21,14 @@ from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_lesson, stored_lesson
 from draftsmith.distill.distributed import precision, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.students import ModelStudent, Student, open_student, weights_digest
-from draftsmith.distill.trainer import Trainer, TrainReport, trainer_config
+from draftsmith.distill.students import Student, open_student, weights_digest
+from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text
 from draftsmith.targets.base import VocabLimitedTarget
-from draftsmith.targets.hf import load_target
+from draftsmith.targets.hf import HFTarget, load_target
 
 _log = logging.getLogger(__name__)
 
@@ -58,59 +59,89 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     Raises:
         InputError: the stores, the student or a checkpoint cannot be used.
     """
-    out = options.out
     token = Distillation(**vars(options.objective))  # refuses an objective's options, too
     datasets.check_batch(options)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
     student.objective(token)  # refuses what means nothing to it, before all stores are read
-    drawing = OnPolicyCopy(student) if options.on_policy else None
-    lesson = make_lesson(options, tokenizer, student, drawing)
-    check_tail(options, lesson)
+    drawing = student.drawing_copy() if options.on_policy else None
+
+    def refresh() -> None:
+        """Let the copy that draws continuations take over the weights of this moment."""
+        assert drawing is not None
+        trainer.copy_into(Independent.learner(drawing.model))
+
+    lesson = make_lesson(options, tokenizer, student, drawing, refresh)
+    top_k = lesson.facts["top_k"]
+    if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
+        raise InputError(
+            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
+            f"--teacher-temperature {token.teacher_temperature:g}: give --tail renormalise or "
+            "floor, or --laws teacher"
+        )
     student.set_token_counts(lesson.count_tokens)
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
     )
     accelerator = start_accelerator(options)
     trainer = make_trainer(options, student, lesson, steps, accelerator)
-    if drawing is not None:
-        drawing.trainer = trainer
-    before = trainer.evaluate()
-    if student.figure in before:
-        _log.info(f"held-out {student.figure} before: {before[student.figure]:.4f}")
-    _log.info(f"{trainer.config.steps} steps")
+    figure, before = student.figure, trainer.evaluate()
+    if figure in before:
+        _log.info(f"held-out {figure} before: {before[figure]:.4f}")
+    _log.info(f"{steps} steps")
     report = trainer.train()
     finished = student.fresh_copy()  # the trained one may be in parts
-    if report.best_step is None:
+    finished.set_token_counts(lesson.count_tokens)
+    if report.best is None:
         after = report.evaluation
         trainer.copy_into(finished.learner)
     else:
-        after = report.best_evaluation
+        after = report.best.values
         trainer.copy_best_into(finished.learner)
-    results = _results(options, student, lesson, report, before, after)
+    best_step = None if report.best is None else report.best.step
+    results = {
+        **{name: value for name, value in as_dict(options.objective).items() if name in _NAMED},
+        "seed": options.seed,
+        "target": portable_text(options.target),
+        **report.results(),
+        "alpha": _acceptance(after),
+        "alpha_before": _acceptance(before),
+        "alpha_is_lower_bound": top_k is not None,
+        "best_step": best_step,
+        **student.facts(after),
+        "held_out": after,
+        "held_out_before": before,
+        **lesson.facts,
+    }
     if accelerator.is_main_process:
         finished.write(options, record, results, _readme(results))
-        shutil.rmtree(out / "work", ignore_errors=True)
+        shutil.rmtree(options.out / "work", ignore_errors=True)
     accelerator.wait_for_everyone()
-    pair = [values[student.figure] for values in (before, after) if student.figure in values]
-    change = f": held-out {student.figure} {pair[0]:.4f} -> {pair[1]:.4f}" if len(pair) == 2 else ""
-    _log.info(f"wrote {out}{change}")
-    if len(pair) == 2 and pair[1] <= pair[0]:  # both figures are better when they are larger
+    change, better = "", True
+    if figure in before and figure in after:
+        better = after[figure] > before[figure]  # all figures are better when they are larger
+        change = f": held-out {figure} {before[figure]:.4f} -> {after[figure]:.4f}"
+    _log.info(f"wrote {options.out}{change}")
+    if not better:
         _log.info(
             "this drafter is no better than it was: keep the one you had, and try a lower "
             "--learning-rate, a longer --duration or more prompts"
         )
     return DistillResult(
-        out=str(out),
+        out=str(options.out),
         steps=report.steps,
         tokens=report.tokens,
-        best_step=report.best_step,
+        best_step=best_step,
         acceptance_before=_acceptance(before),
         acceptance=_acceptance(after),
-        figure=student.figure,
-        before=before.get(student.figure),
-        after=after.get(student.figure),
+        figure=figure,
+        before=before.get(figure),
+        after=after.get(figure),
     )
+
+
+_NAMED = ("objective", "teacher_temperature", "tail")
+"""Fields of the objective that run.json repeats among its results."""
 
 
 def _acceptance(values: dict[str, float]) -> float | None:
@@ -118,47 +149,22 @@ def _acceptance(values: dict[str, float]) -> float | None:
     return values.get("acceptance", values.get("acceptance_1"))
 
 
-def check_tail(options: DistillConfig, lesson: datasets.TrainingData) -> None:
-    """InputError for a treatment of cut laws that has no meaning at the teacher's temperature."""
-    chosen, top_k = options.objective, lesson.facts["top_k"]
-    if top_k is not None and chosen.tail == "bucket" and chosen.teacher_temperature != 1:
-        raise InputError(
-            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
-            f"--teacher-temperature {chosen.teacher_temperature:g}: give --tail renormalise or "
-            "floor, or --laws teacher"
-        )
-
-
-class OnPolicyCopy:
-    """A copy of the student that draws continuations while the student learns.
-
-    Raises:
-        InputError: the student cannot continue a text without the target.
-    """
-
-    def __init__(self, student: Student) -> None:
-        if not isinstance(student, ModelStudent):
-            raise InputError("--on-policy is for draft models: others draft only beside the target")
-        self.target = student.drawing_copy()
-        self.trainer: Trainer | None = None
-
-    def refresh(self) -> None:
-        """Take over the student's weights of this moment."""
-        if self.trainer is not None:
-            self.trainer.copy_into(Independent.learner(self.target.model))
-
-
 def make_lesson(
-    options: DistillConfig, tokenizer: Any, student: Student, drawing: OnPolicyCopy | None
+    options: DistillConfig,
+    tokenizer: Any,
+    student: Student,
+    drawing: HFTarget | None = None,
+    refresh: Callable[[], None] | None = None,
 ) -> datasets.TrainingData:
     """What is learnt from; the target is loaded only when its laws are wanted now.
+
+    `drawing`: a copy of the student for --on-policy, which `refresh` brings up to date.
 
     Raises:
         InputError: it cannot be learnt from, or not by this student.
     """
     in_memory = options.online or options.laws == "teacher"
     teacher = load_target(options.target) if in_memory else None
-    digest = None if teacher is None else weights_digest(teacher.model.state_dict())
     signals = student.learner.signals
     if not options.online:
         vocab_size = tokenizer_training.text_config(options.target).vocab_size
@@ -166,13 +172,13 @@ def make_lesson(
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
-        own, refresh = None, None
-        if drawing is not None:
-            own = TransformersBackend(VocabLimitedTarget(drawing.target, known))
-            refresh = drawing.refresh
         draws = VocabLimitedTarget(teacher, known)
+        own = None
+        if drawing is not None:
+            own = TransformersBackend(VocabLimitedTarget(drawing, known))
         lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(lesson)
+    digest = None if teacher is None else weights_digest(teacher.model.state_dict())
     return replace(lesson, teacher=digest)
 
 
@@ -185,11 +191,8 @@ def make_trainer(
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    evaluations = (
-        []
-        if lesson.held_out is None
-        else [student.evaluation(lesson.held_out, lesson.facts["forcing"])]
-    )
+    held, forcing = lesson.held_out, lesson.facts["forcing"]
+    evaluations = [] if held is None else [student.evaluation(held, forcing)]
     identity = {
         "data": lesson.facts["data"],
         **student.identity,
@@ -231,50 +234,17 @@ def make_trainer(
     )
 
 
-def _results(
-    options: DistillConfig,
-    student: Student,
-    lesson: datasets.TrainingData,
-    report: TrainReport,
-    before: dict[str, float],
-    after: dict[str, float],
-) -> dict[str, Any]:
-    chosen = options.objective
-    return {
-        "objective": chosen.objective,
-        "teacher_temperature": chosen.teacher_temperature,
-        "tail": chosen.tail,
-        "seed": options.seed,
-        "target": portable_text(options.target),
-        "steps": report.steps,
-        "skipped_steps": report.skipped,
-        "tokens": report.tokens,
-        "alpha": _acceptance(after),
-        "alpha_before": _acceptance(before),
-        "alpha_is_lower_bound": lesson.facts["top_k"] is not None,
-        "best_step": report.best_step,
-        **student.facts(after),
-        "held_out": after,
-        "held_out_before": before,
-        "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
-        **lesson.facts,
-    }
-
-
 def _readme(results: dict[str, Any]) -> str:
     bound = results["top_k"]
-    lines = [
+    parts = [
         "# A drafter distilled by `draftsmith distill`",
-        "",
         f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
         "made.",
-        "",
     ]
     if results["alpha"] is not None:
-        lines += [
+        parts.append(
             "Expected acceptance of the first draft on held-out prompts at temperature 1: "
             f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
-            + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens)."),
-            "",
-        ]
-    return "\n".join(lines)
+            + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens).")
+        )
+    return "\n\n".join(parts) + "\n"

@@ -70,8 +70,7 @@ class Replicated:
     def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
         self.accelerator = accelerator
         self.drafter = learner.drafter
-        self.optimizer = optimizer()
-        self.learner, self._prepared = accelerator.prepare(learner, self.optimizer)
+        self.learner, self.optimizer = accelerator.prepare(learner, optimizer())
 
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
         """One call of the learner, in the run's precision."""
@@ -106,12 +105,6 @@ class Replicated:
         norm: Tensor = self.accelerator.clip_grad_norm_(self.learner.parameters(), most)
         return norm
 
-    def step(self) -> None:
-        self._prepared.step()
-
-    def zero_grad(self) -> None:
-        self._prepared.zero_grad(set_to_none=True)
-
     def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
         """All parameters by name, whole, shared ones once. Every process calls this; the main one
         gets them, and the others if `everywhere`."""
@@ -141,7 +134,7 @@ class Sharded(Replicated):
         fully_shard(learner, mesh=mesh)
         self.learner = learner
         # of the parts: `fully_shard` made other parameters
-        self.optimizer = self._prepared = optimizer()
+        self.optimizer = optimizer()
 
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
         # As `accelerator.prepare` does it for replicated weights.

@@ -151,7 +151,7 @@ class Best:
     value: float
     values: dict[str, float]
     """All figures of that evaluation."""
-    path: Path
+    path: Path = field(compare=False)
     """A checkpoint of weights alone."""
 
 

@@ -12,13 +12,12 @@ import copy
 import logging
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from draftsmith.config import Duration, as_dict
 from draftsmith.data import text
@@ -82,19 +81,30 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
-    if data.examples:
+    if data.paired:
         steps_per_epoch = example_blocks(options, data, training.block_length, 0).steps_per_epoch
     steps = Duration.parse(training.duration).steps(
         tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
     )
     source = make_source(options, data, steps)  # in front of the model: it refuses
     held = make_held_out(data, longest)
-    model = make_model(options, data, longest)
+    config = student_config(
+        options.model,
+        vocab_size=data.vocab_size,
+        end_id=data.end_id,
+        pad_id=data.pad_id,
+        context=longest,
+    )
+    model = build_student(config, options.seed)
+    if options.model.init.startswith("subclone:"):
+        tokens = None if data.subset is None else torch.from_numpy(data.subset.ids).long()
+        subclone(options.model.init.removeprefix("subclone:"), model, tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _log.info(
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
+    measured = Evaluation(batches=held, objective=CrossEntropy(), weight_name="tokens")
     trainer = Trainer(
         drafter=Independent.learner(model),
         objective=CrossEntropy(),
@@ -117,9 +127,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
             "precision": precision(options.dtype),
             "seed": options.seed,
         },
-        evaluations=[]
-        if held is None
-        else [Evaluation(batches=held, objective=CrossEntropy(), weight_name="tokens")],
+        evaluations=[measured] if data.held else [],
         callbacks=usual_callbacks(options, accelerator, "pretrain"),
         accelerator=accelerator,
     )
@@ -127,86 +135,53 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     # a model of its own, because `model` may be in parts by now
     finished = build_student(copy.deepcopy(model.config), options.seed)
     trainer.copy_into(Independent.learner(finished))
+    loss, predicted = report.evaluation.get("loss"), report.evaluation.get("tokens")
     bits = None
     # a completion that a block cuts is not predicted to its end
-    wanted = sum(len(item.trajectory.tokens) for item in data.held_examples)
-    counted = not data.held_examples or report.evaluation.get("tokens") == wanted
-    if held and data.subset is None and counted:
+    whole = not data.paired or predicted == sum(len(one.trajectory.tokens) for one in data.held)
+    if loss is not None and predicted and data.subset is None and whole:
         # for all held-out tokens, end tokens included, over the UTF-8 bytes of the text
-        nats = report.evaluation["loss"] * report.evaluation["tokens"]
-        bits = nats / math.log(2) / data.held_bytes
+        bits = loss * predicted / math.log(2) / data.facts["held_out_bytes"]
     results = {
         "parameters": parameters,
-        "steps": report.steps,
-        "skipped_steps": report.skipped,
-        "tokens": report.tokens,
+        **report.results(),
         "data": data.facts,
-        "training_loss": [[step, round(loss, 4)] for step, loss in report.losses],
-        "held_out_loss": report.evaluation.get("loss"),
-        "held_out_tokens": report.evaluation.get("tokens"),
+        "held_out_loss": loss,
+        "held_out_tokens": predicted,
         "bits_per_byte": bits,
-        "attend_across_documents": options.data.attend_across_documents and not data.examples,
+        "attend_across_documents": options.data.attend_across_documents and not data.paired,
     }
     if accelerator.is_main_process:
-        write_model(
-            out,
-            finished,
-            data.tokenizer,
-            data.subset,
-            getattr(torch, options.save_dtype),
-            record,
-            results,
-            _readme(results, data.subset),
-        )
+        dtype, readme = getattr(torch, options.save_dtype), _readme(results, data.subset)
+        write_model(out, finished, data.tokenizer, data.subset, dtype, record, results, readme)
         shutil.rmtree(work, ignore_errors=True)
     accelerator.wait_for_everyone()
-    result = PretrainResult(
+    _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
+    return PretrainResult(
         out=str(out),
         parameters=parameters,
         steps=report.steps,
         tokens=report.tokens,
-        loss=report.evaluation.get("loss"),
+        loss=loss,
         bits_per_byte=bits,
     )
-    _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
-    return result
 
 
-def _readme(results: Mapping[str, object], subset: tokenizer_training.Subset | None) -> str:
+def _readme(results: Mapping[str, Any], subset: tokenizer_training.Subset | None) -> str:
     """The README of the model."""
-    bits = results["bits_per_byte"]
-    lines = [
+    parts = [
         "# A model trained by `draftsmith pretrain`",
-        "",
         f"{results['parameters']:,} parameters, {results['tokens']:,} tokens seen in "
         f"{results['steps']:,} steps. `run.json` says how it was made.",
-        "",
     ]
-    if isinstance(bits, float):
-        lines += [f"Held-out text: {bits:.4f} bits per byte.", ""]
+    if results["bits_per_byte"] is not None:
+        parts.append(f"Held-out text: {results['bits_per_byte']:.4f} bits per byte.")
     if subset is not None:
-        lines += [
+        parts.append(
             f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds "
-            "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.",
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def make_model(options: PretrainConfig, data: Data, context: int) -> PreTrainedModel:
-    """The student with its first weights, float32."""
-    config = student_config(
-        options.model,
-        vocab_size=data.vocab_size,
-        end_id=data.end_id,
-        pad_id=data.pad_id,
-        context=context,
-    )
-    model = build_student(config, options.seed)
-    if options.model.init.startswith("subclone:"):
-        subset = None if data.subset is None else torch.from_numpy(data.subset.ids).long()
-        subclone(options.model.init.removeprefix("subclone:"), model, subset)
-    return model
+            "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's."
+        )
+    return "\n\n".join(parts) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +189,11 @@ class Data:
     """Tokenised text, its vocabulary and its facts for the record."""
 
     tokenizer: Any
-    train: list[tokenizer_training.Tokens]
-    held: list[tokenizer_training.Tokens]
-    examples: list[TrainingExample]
-    """In place of `train`: prompts with completions."""
-    held_examples: list[TrainingExample]
-    held_bytes: int
+    paired: bool
+    """The text is prompts with completions."""
+    train: list[Any]
+    """Token arrays of documents, or a `TrainingExample` of each pair."""
+    held: list[Any]
     vocab_size: int
     """Size of the student's vocabulary."""
     end_id: int
@@ -236,59 +210,55 @@ class Data:
 
 def read_data(options: PretrainConfig, work: Path) -> Data:
     """Find, read and tokenise the text; train a tokenizer when no target gives one."""
-    chosen = options.data
+    chosen, size = options.data, options.model.vocab_subset
     found = text.find_files(chosen.text, chosen.include, chosen.exclude)
     files = [file for file in found if text.is_utf8(file)]
     unreadable = len(found) - len(files)
     if unreadable:
         _log.info(f"left out {unreadable} files that are not UTF-8 text")
-    held: list[text.TextFile] = []
+    held_files: list[text.TextFile] = []
     if chosen.eval_text:
-        held = text.find_files(chosen.eval_text, chosen.include, chosen.exclude)
-        evaluated = {file.path.resolve() for file in held}
+        held_files = text.find_files(chosen.eval_text, chosen.include, chosen.exclude)
+        evaluated = {file.path.resolve() for file in held_files}
         files = [file for file in files if file.path.resolve() not in evaluated]
     elif chosen.hold_out:
-        files, held = text.hold_out(files, chosen.hold_out)
+        files, held_files = text.hold_out(files, chosen.hold_out)
     if not files:
         raise InputError("no training text is left; check --text, --include and --hold-out")
     train_sha256 = text.digest(files)
     tokenizer, tokenizer_sha256 = open_tokenizer(options, files, train_sha256, work)
     paired = text.are_examples(files)
-    if paired and options.model.vocab_subset is not None:
+    if paired and size is not None:
         raise InputError(
             "--vocab-subset needs plain text; these files hold prompts and completions"
         )
-    train_tokens: list[tokenizer_training.Tokens] = []
-    held_tokens: list[tokenizer_training.Tokens] = []
-    pairs: list[TrainingExample] = []
-    held_pairs: list[TrainingExample] = []
-    if paired:
-        pairs, train_bytes = encode_pairs(tokenizer, text.examples(files))
-        held_pairs, held_bytes = encode_pairs(tokenizer, text.examples(held))
-    else:
-        train_tokens, train_bytes = tokenizer_training.encode(tokenizer, text.documents(files))
-        held_tokens, held_bytes = tokenizer_training.encode(tokenizer, text.documents(held))
-    vocab_size = len(tokenizer)
-    end_id = tokenizer.eos_token_id
+    read = encode_pairs if paired else encode_documents
+    (train, train_bytes), (held, held_bytes) = read(tokenizer, files), read(tokenizer, held_files)
+    vocab_size, end_id = len(tokenizer), tokenizer.eos_token_id
     pad_id = end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     subset, outside = None, 0
-    if options.model.vocab_subset is not None:
-        counts = tokenizer_training.token_counts(train_tokens, vocab_size)
+    if size is not None:
+        counts = tokenizer_training.token_counts(train, vocab_size)
         always = {end_id, *tokenizer.all_special_ids}
-        subset = tokenizer_training.choose_subset(counts, options.model.vocab_subset, always)
+        subset = tokenizer_training.choose_subset(counts, size, always)
         outside = int(counts.sum() - counts[subset.ids].sum())
         place = {int(token): index for index, token in enumerate(subset.ids)}
         end_id, pad_id = place[end_id], place.get(pad_id, place[end_id])
-        train_tokens = list(tokenizer_training.into_subset(train_tokens, subset.ids, vocab_size))
-        held_tokens = list(tokenizer_training.into_subset(held_tokens, subset.ids, vocab_size))
+        train, held = (
+            list(tokenizer_training.into_subset(documents, subset.ids, vocab_size))
+            for documents in (train, held)
+        )
         vocab_size = len(subset.ids)
+    lengths = (
+        (len(one.trajectory.prompt) + len(one.trajectory.tokens) for one in train)
+        if paired
+        else (len(document) + 1 for document in train)
+    )
     return Data(
         tokenizer=tokenizer,
-        train=train_tokens,
-        held=held_tokens,
-        examples=pairs,
-        held_examples=held_pairs,
-        held_bytes=held_bytes,
+        paired=paired,
+        train=train,
+        held=held,
         vocab_size=vocab_size,
         end_id=end_id,
         pad_id=pad_id,
@@ -296,16 +266,15 @@ def read_data(options: PretrainConfig, work: Path) -> Data:
         facts={
             "files": len(files),
             "left_out_not_utf8": unreadable,
-            "documents": len(train_tokens) + len(pairs),
+            "documents": len(train),
             "train_bytes": train_bytes,
-            "train_tokens": sum(len(document) + 1 for document in train_tokens)
-            + sum(len(d.trajectory.prompt) + len(d.trajectory.tokens) for d in pairs),
+            "train_tokens": sum(lengths),
             "tokens_outside_vocabulary": outside,
             "tokenizer_sha256": tokenizer_sha256,
             "train_sha256": train_sha256,
-            "held_out_files": [file.name for file in held],
+            "held_out_files": [file.name for file in held_files],
             "held_out_bytes": held_bytes,
-            "held_out_sha256": text.digest(held),
+            "held_out_sha256": text.digest(held_files),
         },
     )
 
@@ -317,24 +286,17 @@ def open_tokenizer(
 
     Our own is trained once: again only when options or text are others and no step was saved yet.
     """
-    if options.model.tokenizer is not None:
-        tokenizer: Any = tokenizer_training.load_tokenizer(options.model.tokenizer)
-        return tokenizer, tokenizer_training.sha256(tokenizer, Path(options.model.tokenizer))
-    training = options.training
-    longest = training.long_block_length or training.block_length
-    context = options.model.context or longest
-    origin = {
-        "vocab_size": options.model.vocab_size,
-        "train_sha256": train_sha256,
-        "context": context,
-    }
-    folder = work / "tokenizer"
+    model, training, folder = options.model, options.training, work / "tokenizer"
+    if model.tokenizer is not None:
+        tokenizer: Any = tokenizer_training.load_tokenizer(model.tokenizer)
+        return tokenizer, tokenizer_training.sha256(tokenizer, Path(model.tokenizer))
+    context = model.context or training.long_block_length or training.block_length
+    origin = {"vocab_size": model.vocab_size, "train_sha256": train_sha256, "context": context}
     # behind a checkpoint any is right: the trainer compares what the run was begun with
     resumed = checkpoints.latest(work / "checkpoints") is not None
     if not tokenizer_training.is_kept(folder, None if resumed else origin):
-        _log.info(f"training a byte-level BPE of {options.model.vocab_size} tokens")
-        texts = text.texts(files)
-        tokenizer = tokenizer_training.train_bpe(texts, options.model.vocab_size, context)
+        _log.info(f"training a byte-level BPE of {model.vocab_size} tokens")
+        tokenizer = tokenizer_training.train_bpe(text.texts(files), model.vocab_size, context)
         tokenizer_training.keep(tokenizer, folder, origin)
     tokenizer = tokenizer_training.kept(folder)
     return tokenizer, tokenizer_training.sha256(tokenizer, folder)
@@ -345,7 +307,7 @@ def make_source(options: PretrainConfig, data: Data, steps: int) -> BatchSource:
     training = options.training
 
     def packed(length: int, seed: int) -> BatchSource:
-        if data.examples:
+        if data.paired:
             return example_blocks(options, data, length, seed)
         return PackedBlocks(
             data.train,
@@ -372,37 +334,30 @@ def example_blocks(options: PretrainConfig, data: Data, length: int, seed: int) 
     """Prompts with completions in blocks. Raises InputError where blocks do not fill a batch."""
     blocks = blocks_per_step(options.training.batch_tokens, length)
     return TrajectoryBlocks(
-        data.examples, end_id=data.end_id, length=length, batch_blocks=blocks, seed=seed
+        data.train, end_id=data.end_id, length=length, batch_blocks=blocks, seed=seed
     )
 
 
-def make_held_out(data: Data, length: int) -> EvaluationSource | None:
-    """The held-out text in blocks, or None where nothing was held out."""
-    batch_blocks = max(1, 8192 // length)
-    if data.held_examples:
+def make_held_out(data: Data, length: int) -> EvaluationSource:
+    """The held-out text in blocks."""
+    rows, end_id = max(1, 8192 // length), data.end_id
+    if data.paired and data.held:
         return TrajectoryBlocks(
-            data.held_examples,
-            end_id=data.end_id,
-            length=length,
-            batch_blocks=batch_blocks,
-            seed=None,
+            data.held, end_id=end_id, length=length, batch_blocks=rows, seed=None
         )
-    if not data.held:
-        return None
     return EvaluationBlocks(
-        data.held,
-        end_id=data.end_id,
-        length=length,
-        batch_blocks=batch_blocks,
-        stand_in=data.stand_in,
+        data.held, end_id=end_id, length=length, batch_blocks=rows, stand_in=data.stand_in
     )
 
 
-def encode_pairs(
-    tokenizer: Any, examples: Iterable[tuple[str, str]]
-) -> tuple[list[TrainingExample], int]:
-    """Documents, each ended by the end token, and the number of UTF-8 bytes of the completions."""
-    pairs = list(examples)
+def encode_documents(tokenizer: Any, files: list[text.TextFile]) -> tuple[list[Any], int]:
+    """Token arrays of plain text, and its number of UTF-8 bytes."""
+    return tokenizer_training.encode(tokenizer, text.documents(files))
+
+
+def encode_pairs(tokenizer: Any, files: list[text.TextFile]) -> tuple[list[Any], int]:
+    """Examples, each ended by the end token, and the number of UTF-8 bytes of the completions."""
+    pairs = list(text.examples(files))
     prompts, _ = tokenizer_training.encode(tokenizer, (prompt for prompt, _ in pairs))
     completions, size = tokenizer_training.encode(tokenizer, (answer for _, answer in pairs))
     made = [

@@ -45,15 +45,14 @@ DRAWN = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""
 
 
-class Student(abc.ABC):
+class Learning(abc.ABC):
     """A drafter that is to be trained, and how it is measured and written."""
 
     learner: Drafter
     figure: str
-    """The held-out figure by which the best weights are chosen."""
+    """The held-out figure by which the best weights are chosen; a larger one is better."""
     vocab_size: int | None = None
     """Tokens that it can read, rows of padding counted; None: all of the target's."""
-    _count_tokens: Callable[[], Tensor] | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -64,42 +63,21 @@ class Student(abc.ABC):
     def _adopt(self) -> None:
         """Load `learner`, not yet trained."""
 
-    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
-        """Take, before the first step, what counts how often the answers hold each token, [V].
-
-        None: the answers are still to be drawn.
-        """
-        self._count_tokens = count_tokens
-
     def fresh_copy(self) -> Self:
         """The same, not yet trained: it takes the weights of a run that holds them in parts."""
         other = copy.copy(self)
         other._adopt()
-        other.set_token_counts(self._count_tokens)
         return other
 
-    @abc.abstractmethod
-    def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
-        """What run.json says about it beside the objective, given its held-out figures."""
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:  # noqa: B027
+        """Take, before the first step, what counts how often the answers hold each token, [V].
 
-    @abc.abstractmethod
-    def check(self, lesson: TrainingData) -> None:
-        """InputError when it cannot learn from texts as short or as long as these, or not read
-        their tokens."""
+        None: the answers are still to be drawn.
+        """
 
-    @abc.abstractmethod
-    def objective(self, token: Distillation) -> Objective:
-        """What is learnt, around this divergence."""
-
-    @abc.abstractmethod
-    def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
-        """What is measured while training on texts of this kind; it chooses the best weights."""
-
-    @abc.abstractmethod
-    def write(
-        self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
-    ) -> None:
-        """Write the finished drafter and run.json to `options.out`. `text`: of its README."""
+    def drawing_copy(self) -> HFTarget:
+        """A copy that can draw continuations; InputError: it cannot without the target."""
+        raise InputError("--on-policy is for draft models: others draft only beside the target")
 
 
 def open_student(options: DistillConfig, tokenizer: Any) -> Student:
@@ -128,7 +106,7 @@ def open_student(options: DistillConfig, tokenizer: Any) -> Student:
     return NetworkStudent(options, tokenizer)
 
 
-class ModelStudent(Student):
+class ModelStudent(Learning):
     """A transformers model with the target's tokens."""
 
     figure = "acceptance"
@@ -153,19 +131,15 @@ class ModelStudent(Student):
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
-        self._check_head(tokenizer_training.text_config(options.target).vocab_size)
-        self._adopt()
-
-    def _check_head(self, target: int) -> None:
-        """InputError for a head that lacks tokens which one of the target, so large, has."""
         head = self.vocab_size = int(tokenizer_training.text_config(self._source).vocab_size)
-        tokens = max(self._tokenizer.get_vocab().values()) + 1
-        if head < min(tokens, target):
+        tokens = max(tokenizer.get_vocab().values()) + 1
+        if head < min(tokens, tokenizer_training.text_config(options.target).vocab_size):
             raise InputError(
                 f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
                 "it could neither read nor say the last of them; enlarge it (in transformers "
                 f"model.resize_token_embeddings({tokens})), or distil another draft model"
             )
+        self._adopt()
 
     def _adopt(self) -> None:
         self.model: PreTrainedModel = load_model(self._source, dtype="float32")
@@ -219,7 +193,7 @@ class ModelStudent(Student):
         write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
 
 
-class NetworkStudent(Student):
+class NetworkStudent(Learning):
     """A drafter with a network of its own over what it borrows of the target."""
 
     figure = "tokens_per_step"
@@ -262,7 +236,6 @@ class NetworkStudent(Student):
             )
 
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
-        super().set_token_counts(count_tokens)
         wanted = count_tokens is not None and self.learner.wants_token_counts
         self.learner.choose_vocabulary(count_tokens() if count_tokens and wanted else None)
 
@@ -305,6 +278,9 @@ class NetworkStudent(Student):
         readme = text + "\n    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS\n"
         with finished_folder(options.out, record, results, readme) as folder:
             self.learner.to(getattr(torch, options.save_dtype)).save(folder, kind=self._kind)
+
+
+Student = ModelStudent | NetworkStudent
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

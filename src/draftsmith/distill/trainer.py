@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -98,11 +98,31 @@ class TrainReport:
     losses: tuple[tuple[int, float], ...]
     """(step, mean training loss since the entry before)."""
     evaluation: dict[str, float]
-    best_step: int | None = None
-    """Steps done when the evaluation that chooses was best; None: none chooses."""
-    best_value: float | None = None
-    best_evaluation: dict[str, float] = field(default_factory=dict)
-    """All figures of that evaluation."""
+    best: Best | None
+    """None: no evaluation chooses."""
+
+    def results(self) -> dict[str, Any]:
+        """What run.json says about the training itself."""
+        return {
+            "steps": self.steps,
+            "skipped_steps": self.skipped,
+            "tokens": self.tokens,
+            "training_loss": [[step, round(loss, 4)] for step, loss in self.losses],
+        }
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """What a checkpoint keeps beside weights, optimiser and identity, as JSON."""
+
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    tokens: int = 0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)
+    """Losses since the last entry of `losses`."""
+    evaluated: int = 0
+    """The step of the last evaluation."""
 
 
 class Trainer:
@@ -136,19 +156,17 @@ class Trainer:
         self.chooser = chooser(self.evaluations)
         self.callbacks = tuple(callbacks)
         self.folder = folder / "checkpoints"
+        self._best_folder = self.folder / "best"
         self.identity = identity
         self.accelerator = accelerator or make_accelerator(config.precision)
+        self._device = self.accelerator.device
         self.drafter = drafter
         if config.gradient_checkpointing:
             recompute_layers(drafter)
         optimizer = partial(adamw, drafter, config)
         self.layout = make_layout(config.parallel, drafter, optimizer, self.accelerator)
-        self.step = self._saved = self._evaluated = 0
-        self.skipped = 0
-        self.skipped_in_a_row = 0
-        self.tokens = 0
-        self.losses: list[tuple[int, float]] = []
-        self._recent: list[float] = []
+        self.step = self._saved = 0
+        self.progress = Progress()
         self._best: Best | None = None
         self._interruption = Interruption()
         self._agreed: int | None = None
@@ -158,27 +176,11 @@ class Trainer:
         return self.layout.optimizer
 
     @property
-    def total_steps(self) -> int:
-        return self.config.steps
-
-    @property
-    def _device(self) -> torch.device:
-        return self.accelerator.device
-
-    @property
-    def _best_folder(self) -> Path:
-        return self.folder / "best"
-
-    @property
     def _stop(self) -> int | None:
         """The signal that ends training. Several processes agree on it in the next step, because
         they hear it in different ones."""
         alone = self.accelerator.num_processes == 1
         return self._interruption.signal if alone else self._agreed
-
-    @property
-    def is_main(self) -> bool:
-        return bool(self.accelerator.is_main_process)
 
     def train(self) -> TrainReport:
         """Run to the last step, from the newest checkpoint if there is one.
@@ -223,13 +225,11 @@ class Trainer:
             raise SystemExit(128 + self._stop)
         return TrainReport(
             steps=self.step,
-            skipped=self.skipped,
-            tokens=self.tokens,
-            losses=tuple(self.losses),
+            skipped=self.progress.skipped,
+            tokens=self.progress.tokens,
+            losses=tuple(self.progress.losses),
             evaluation=values,
-            best_step=self._best.step if self._best else None,
-            best_value=self._best.value if self._best else None,
-            best_evaluation=self._best.values if self._best else {},
+            best=self._best,
         )
 
     def one_step(self) -> StepReport:
@@ -238,7 +238,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.layout.mode(train=True)
-        self.layout.zero_grad()
+        self.optimizer.zero_grad(set_to_none=True)
         processes = self.accelerator.num_processes
         parts = self.config.gradient_accumulation * processes
         # loss, weight, tokens, and SIGNALS
@@ -264,9 +264,9 @@ class Trainer:
         norm = norm if math.isfinite(loss) else math.nan
         finite = math.isfinite(norm)
         if finite:
-            self.layout.step()
+            self.optimizer.step()
         self.step += 1
-        self.tokens += int(tokens)
+        self.progress.tokens += int(tokens)
         self._count(loss, norm)
         return StepReport(
             step=self.step,
@@ -282,16 +282,7 @@ class Trainer:
         weights, optimizer = self.layout.weights(), self.layout.optimizer_state()
 
         def write() -> None:
-            state = {
-                "identity": self.identity,
-                "plan": self._plan(),
-                "skipped": self.skipped,
-                "skipped_in_a_row": self.skipped_in_a_row,
-                "tokens": self.tokens,
-                "losses": self.losses,
-                "recent": self._recent,
-                "evaluated": self._evaluated,
-            }
+            state = {"identity": self.identity, "plan": self._plan(), **asdict(self.progress)}
             saved = Checkpoint(step=self.step, weights=weights, optimizer=optimizer, state=state)
             path = checkpoints.save(self.folder, saved, keep=self.config.keep)
             for callback in self.callbacks:
@@ -313,12 +304,9 @@ class Trainer:
         check_weights(self.drafter, saved.weights, path)
         self.layout.load(saved.weights, saved.optimizer)
         self.step = self._saved = saved.step
-        self._evaluated = saved.state.get("evaluated", saved.step)
-        self.skipped = saved.state["skipped"]
-        self.skipped_in_a_row = saved.state["skipped_in_a_row"]
-        self.tokens = saved.state["tokens"]
-        self.losses = [(int(step), float(loss)) for step, loss in saved.state["losses"]]
-        self._recent = list(saved.state["recent"])
+        state = {"evaluated": saved.step} | saved.state  # older checkpoints lack it
+        self.progress = Progress(**{key.name: state[key.name] for key in fields(Progress)})
+        self.progress.losses = [(step, loss) for step, loss in self.progress.losses]
 
     def _plan(self) -> dict[str, int | None]:
         """What depends on the number of steps."""
@@ -328,19 +316,14 @@ class Trainer:
             "second_from": getattr(self.source, "second_from", None),
         }
 
-    def best(self) -> Path | None:
-        """The checkpoint with the weights of the best evaluation so far (weights alone)."""
-        found = None if self.chooser is None else find_best(self._best_folder, self.chooser)
-        return None if found is None else found.path
-
     def copy_best_into(self, drafter: Drafter) -> int:
         """Copy the best weights, whole, into a drafter that is not being trained; the step they are
         from. The trained one keeps its own: not every layout can take weights in."""
-        path = self.best()
-        if path is None:
+        best = None if self.chooser is None else find_best(self._best_folder, self.chooser)
+        if best is None:
             raise BackendError(f"{self._best_folder} holds no weights: no evaluation chose any")
-        saved = checkpoints.load(path)
-        check_weights(drafter, saved.weights, path)
+        saved = checkpoints.load(best.path)
+        check_weights(drafter, saved.weights, best.path)
         fill(drafter, saved.weights)
         return saved.step
 
@@ -370,11 +353,11 @@ class Trainer:
 
     def _evaluate_when_due(self) -> None:
         every = self.config.eval_every
-        due = every and self.step % every == 0 and self.step != self._evaluated
+        due = every and self.step % every == 0 and self.step != self.progress.evaluated
         if due and self.step < self.config.steps:
             with self._saving_when_damaged():
                 self._evaluate(final=False)
-            self._evaluated = self.step
+            self.progress.evaluated = self.step
 
     def _evaluate(self, *, final: bool) -> dict[str, float]:
         if not self.evaluations:
@@ -456,12 +439,12 @@ class Trainer:
         return sums
 
     def _count(self, loss: float, norm: float) -> None:
-        finite = math.isfinite(norm)
-        self.skipped += not finite
-        self.skipped_in_a_row = 0 if finite and norm > 0 else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row > self.config.max_skipped:
+        finite, done = math.isfinite(norm), self.progress
+        done.skipped += not finite
+        done.skipped_in_a_row = 0 if finite and norm > 0 else done.skipped_in_a_row + 1
+        if done.skipped_in_a_row > self.config.max_skipped:
             raise BackendError(
-                f"{self.skipped_in_a_row} steps in a row (now step {self.step}) had "
+                f"{done.skipped_in_a_row} steps in a row (now step {self.step}) had "
                 + (
                     "no gradient: no position of their texts counts, or nothing is left to learn"
                     if finite
@@ -469,11 +452,11 @@ class Trainer:
                 )
             )
         if finite:
-            self._recent.append(loss)
+            done.recent.append(loss)
         every = max(1, self.config.steps // 100)
-        if len(self._recent) >= every or (self._recent and self.step == self.config.steps):
-            self.losses.append((self.step, sum(self._recent) / len(self._recent)))
-            self._recent = []
+        if len(done.recent) >= every or (done.recent and self.step == self.config.steps):
+            done.losses.append((self.step, sum(done.recent) / len(done.recent)))
+            done.recent = []
 
 
 def trainer_config(options: PretrainConfig | DistillConfig, steps: int) -> TrainerConfig:
@@ -527,17 +510,11 @@ def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
 
 
 def recompute_layers(drafter: nn.Module) -> None:
-    """Turn on gradient checkpointing in the outermost models that offer it, as transformers' do
+    """Turn on gradient checkpointing in all models that offer it, as transformers' do
     (`gradient_checkpointing_enable`); InputError if none."""
-
-    def offering(module: nn.Module) -> Iterator[Any]:
-        if hasattr(module, "gradient_checkpointing_enable"):
-            yield module
-            return
-        for child in module.children():
-            yield from offering(child)
-
-    found = list(offering(drafter))
+    found: list[Any] = [
+        part for part in drafter.modules() if hasattr(part, "gradient_checkpointing_enable")
+    ]
     if not found:
         raise InputError(
             f"{type(drafter).__name__} has no layers that can be computed again in the backward "
