@@ -31,9 +31,8 @@ def a_template(target: HFTarget) -> Template:
 
 
 def a_translator(target: HFTarget, **options: object) -> LiveTranslator:
-    """Options are those of `LiveConfig`, and `then`."""
-    then = options.pop("then", None)
-    return LiveTranslator(target, a_template(target), LiveConfig(**options), then=then)
+    """Options are those of `LiveConfig`."""
+    return LiveTranslator(target, a_template(target), LiveConfig(**options))
 
 
 def a_stream(seed: int) -> list[tuple[str, bool]]:

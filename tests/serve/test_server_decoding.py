@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from draftsmith.live.engine import InFlightUpdate
+from draftsmith.live.translator import InFlightUpdate
 from draftsmith.serve.sessions import PendingUpdate, SessionManager
 from tests.serve.serving import Client, ConnectionClosed, Served, failing, held, name_of, until
 

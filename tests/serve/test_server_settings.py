@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from draftsmith.live.config import DisplayConfig, LiveConfig
-from draftsmith.live.engine import InFlightUpdate, LiveEngine
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import InFlightUpdate, LiveEngine, LiveTranslator
 from tests.live_cases import a_stream
 from tests.serve.serving import SETTINGS, Client, Served
 

@@ -15,8 +15,8 @@ from tests.tiny_models import save_pair
 
 from draftsmith.commands.live.replay import subtitles
 from draftsmith.data.jsonl import read_records
-from draftsmith.live.engine import LiveEngine
 from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.live.translator import LiveEngine
 
 SETTINGS = ["--compare", "ar,ssbd", "--bias", "0,0.5", "--mask-k", "0,2", "--dtype", "float64"]
 

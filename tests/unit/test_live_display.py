@@ -83,12 +83,12 @@ def screens(options: DisplayConfig, *outputs: str) -> list[Shown]:
 
 
 def texts(options: DisplayConfig, *outputs: str) -> list[str]:
-    return [shown.text for shown in screens(options, *outputs)]
+    return [shown.shown for shown in screens(options, *outputs)]
 
 
 def show_bytes(options: DisplayConfig, text: str) -> str:
     """The first screen of a segment whose output is `text`, a token per byte."""
-    return Display(options, Bytes()).show(list(text.encode()), final=False).text
+    return Display(options, Bytes()).show(list(text.encode()), final=False).shown
 
 
 MAN = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| man|.")
@@ -96,9 +96,9 @@ MAN = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| man|.")
 
 def test_the_drawing_of_the_module() -> None:
     plain, masked = screens(DisplayConfig(), *MAN), screens(DisplayConfig(mask_k=1), *MAN)
-    assert [shown.text for shown in plain] == [text.replace("|", "") for text in MAN]
+    assert [shown.shown for shown in plain] == [text.replace("|", "") for text in MAN]
     assert [shown.erased for shown in plain] == [0, 4, 0]
-    assert [shown.text for shown in masked] == ["I see a", "I see an old", "I see an old man."]
+    assert [shown.shown for shown in masked] == ["I see a", "I see an old", "I see an old man."]
     assert [shown.erased for shown in masked] == [0, 0, 0]
     assert [shown.full for shown in masked] == [shown.full for shown in plain]
 
@@ -110,16 +110,16 @@ def test_a_mask_longer_than_the_output_shows_nothing_until_it_is_final(
 ) -> None:
     options = DisplayConfig(mask_k=hide, unit=unit)
     first, empty, last = screens(options, "a| b|c|d" if unit == "token" else "a| b", "", "a| b")
-    assert (first.text, first.stable, first.erased) == ("", 0, 0)
-    assert (empty.text, empty.full) == ("", "")
-    assert (last.text, last.stable, last.erased) == ("a b", 3, 0)
+    assert (first.shown, first.stable, first.erased) == ("", 0, 0)
+    assert (empty.shown, empty.full) == ("", "")
+    assert (last.shown, last.stable, last.erased) == ("a b", 3, 0)
 
 
 def test_units_of_the_mask() -> None:
     output = "The| old| man|,| who| slept|."
 
     def shown(unit: str, hide: int) -> str:
-        return screens(DisplayConfig(unit=unit, mask_k=hide), output, output)[0].text
+        return screens(DisplayConfig(unit=unit, mask_k=hide), output, output)[0].shown
 
     assert shown("token", 2) == "The old man, who"
     assert shown("word", 2) == "The old man,"
@@ -135,8 +135,8 @@ def test_what_is_hidden_by_a_moved_mask_alone_comes_off_the_screen_unless_told_t
     outputs = ("a| b| c| d", "a| b| c", "a| b| c")
     naive = screens(DisplayConfig(mask_k=1), *outputs)
     kept = screens(DisplayConfig(mask_k=1, no_shrink=True), *outputs)
-    assert [shown.text for shown in naive] == ["a b c", "a b", "a b c"]
-    assert [shown.text for shown in kept] == ["a b c", "a b c", "a b c"]
+    assert [shown.shown for shown in naive] == ["a b c", "a b", "a b c"]
+    assert [shown.shown for shown in kept] == ["a b c", "a b c", "a b c"]
     assert [shown.erased for shown in naive] == [0, 2, 0]
     assert [shown.erased for shown in kept] == [0, 0, 0]
 
@@ -146,7 +146,7 @@ def test_what_changed_does_not_stay() -> None:
     assert texts(kept, "a| b| c| d| e", "a| b| x", "") == ["a b c", "a b ", ""]
     # The letter on the screen is no letter of the new output: that one bears an accent.
     accented = screens(kept, "e| n| m", "e|\N{COMBINING ACUTE ACCENT}| n", "")
-    assert [shown.text for shown in accented] == ["e", "", ""]
+    assert [shown.shown for shown in accented] == ["e", "", ""]
     assert accented[1].erased == 1
 
 
@@ -158,7 +158,7 @@ def test_a_word_that_grew_stays_although_only_whole_words_are_shown() -> None:
     assert kept == ["", "the", "the catamaran"]
     options = DisplayConfig(mask_k=1, whole_words=True, no_shrink=True)
     shown = screens(options, "a| b| c", "a| bc", "")
-    assert shown[0].text == shown[1].text == "a b" and shown[1].erased == 0
+    assert shown[0].shown == shown[1].shown == "a b" and shown[1].erased == 0
 
 
 def test_whole_words_of_scripts_with_blanks_only() -> None:
@@ -184,7 +184,7 @@ def test_whole_words_of_scripts_with_blanks_only() -> None:
 def test_agreement_by_hand() -> None:
     outputs = ("I| see| a| man", "I| see| an| old| man", "I| see| an| old| house", "I| saw")
     two = screens(DisplayConfig(agree=2), *outputs, outputs[-1])
-    assert [shown.text for shown in two] == ["", "I see", "I see an old", "I", "I saw"]
+    assert [shown.shown for shown in two] == ["", "I see", "I see an old", "I", "I saw"]
     assert [shown.erased for shown in two] == [0, 0, 0, 11, 0]
     three = texts(DisplayConfig(agree=3), *outputs, outputs[-1])
     assert three == ["", "", "I see", "I", "I saw"]
@@ -197,12 +197,12 @@ def test_agreement_holds_its_own_copy_of_what_it_saw() -> None:
     output = list(b"abc")
     display.show(output, final=False)
     output[1:] = b"xy"
-    assert display.show(output, final=False).text == "a"
+    assert display.show(output, final=False).shown == "a"
 
 
 def test_special_tokens_and_blanks_at_the_edges() -> None:
     shown = Display(DisplayConfig(), Bytes()).show([*b" a ", 256], final=True)
-    assert shown.text == shown.full == " a "
+    assert shown.shown == shown.full == " a "
 
 
 SPLIT = ["你好", "a👍🏽b", FAMILY, FLAGS, "über", HELLO, "नमस्ते"]
@@ -224,9 +224,9 @@ def test_a_split_character_is_not_shown(text: str, make: Callable[[], Any]) -> N
         for final in (False, True):
             cut = Display(DisplayConfig(), tokenizer).show(tokens[:n], final=final)
             assert CUT_SHORT not in cut.full and text.startswith(cut.full)
-            assert cut.text == cut.full
+            assert cut.shown == cut.full
         masked = Display(DisplayConfig(mask_k=len(tokens) - n), tokenizer)
-        assert CUT_SHORT not in masked.show(tokens, final=False).text
+        assert CUT_SHORT not in masked.show(tokens, final=False).shown
         assert len(cut.full) >= len(full), "a whole character went away again"
         full = grown.show(tokens[:n], final=False).full
     assert full == text
@@ -236,7 +236,8 @@ def test_the_whole_character_before_a_split_one_is_shown() -> None:
     for tokenizer in (Bytes(), byte_fallback_tokenizer()):
         tokens = list("你好".encode())
         shown = [
-            Display(DisplayConfig(), tokenizer).show(tokens[:n], final=False).text for n in range(7)
+            Display(DisplayConfig(), tokenizer).show(tokens[:n], final=False).shown
+            for n in range(7)
         ]
         assert shown == ["", "", "", "你", "你", "你", "你好"]
 
@@ -244,20 +245,20 @@ def test_the_whole_character_before_a_split_one_is_shown() -> None:
 def test_a_token_may_hold_a_whole_character_and_begin_another() -> None:
     runs = Bytes("你好".encode()[:4])
     shown = Display(DisplayConfig(), runs).show([*b"a", 257], final=False)
-    assert shown.text == shown.full == "a你"
+    assert shown.shown == shown.full == "a你"
 
 
 def test_the_hidden_token_is_not_shown_where_it_changes_the_text_before_it() -> None:
     tokenizer = Tidy()
     tokens = tokenizer.encode("The end |.")
     shown = Display(DisplayConfig(mask_k=1), tokenizer).show(tokens, final=False)
-    assert (shown.text, shown.full) == ("The end", "The end.")
+    assert (shown.shown, shown.full) == ("The end", "The end.")
 
 
 def test_a_replacement_character_inside_the_text_is_the_outputs_own() -> None:
     assert show_bytes(DisplayConfig(), f"a{CUT_SHORT}b") == f"a{CUT_SHORT}b"
     garbage = Display(DisplayConfig(), Bytes()).show([97, *[0x80] * 6], final=True)
-    assert garbage.text == garbage.full == "a"
+    assert garbage.shown == garbage.full == "a"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_right_to_left_text_goes_through_as_it_is() -> None:
 def test_two_spellings_of_one_letter_are_not_one() -> None:
     composed, apart = "\u00e9", "e\u0301"
     shown = screens(DisplayConfig(), composed, apart, apart)
-    assert [one.text for one in shown] == [composed, apart, apart]
+    assert [one.shown for one in shown] == [composed, apart, apart]
     assert [one.erased for one in shown] == [0, 1, 0]
 
 
@@ -356,18 +357,18 @@ def test_every_screen_of_a_stream(options: DisplayConfig, outputs: list[list[int
         final = i == len(outputs)
         shown = display.show(tokens, final=final)
         assert shown.full == bytes(tokens).decode(errors="replace").rstrip(CUT_SHORT)
-        assert shown.full.startswith(shown.text)
-        assert shown.text == shown.full or not final
-        assert not falls_apart(shown.full, len(shown.text))
-        same = shared(before, shown.text)
+        assert shown.full.startswith(shown.shown)
+        assert shown.shown == shown.full or not final
+        assert not falls_apart(shown.full, len(shown.shown))
+        same = shared(before, shown.shown)
         assert shown.erased == len(before) - same
-        assert shown.stable == (len(shown.text) if final else same)
+        assert shown.stable == (len(shown.shown) if final else same)
         if options.no_shrink:
             stays = shared(before, shown.full)
             while falls_apart(shown.full, stays):
                 stays -= 1
-            assert len(shown.text) >= stays
-        before = shown.text
+            assert len(shown.shown) >= stays
+        before = shown.shown
 
 
 @settings(max_examples=200, deadline=None)
@@ -400,6 +401,6 @@ def test_agreement_of_two_never_takes_back_what_the_new_output_says_too(
 ) -> None:
     display, before = Display(DisplayConfig(agree=2), Bytes()), ""
     for output in outputs:
-        text = display.show(list(output.encode()), final=False).text
+        text = display.show(list(output.encode()), final=False).shown
         assert len(text) >= shared(before, output)
         before = text

@@ -8,8 +8,8 @@ from tests.live_cases import a_target, a_translator, from_scratch
 from draftsmith.core.decode import Session
 from draftsmith.errors import BackendError
 from draftsmith.live.config import LiveConfig
-from draftsmith.live.engine import InFlightUpdate
 from draftsmith.live.metrics import CHARACTERS, report
+from draftsmith.live.translator import InFlightUpdate
 from draftsmith.targets.hf import HFTarget
 
 

@@ -9,9 +9,8 @@ from tests.live_cases import a_stream, a_target, a_translator
 
 from draftsmith.core.types import ALIGNED, DecodeStep
 from draftsmith.live.config import LiveConfig
-from draftsmith.live.engine import InFlightUpdate
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import InFlightUpdate, LiveTranslator
 from draftsmith.targets.hf import HFTarget
 
 

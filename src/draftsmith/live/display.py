@@ -25,9 +25,8 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -82,18 +81,17 @@ _THINKS, _THOUGHT = "<think>", "</think>"
 _CUT_SHORT = "\N{REPLACEMENT CHARACTER}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     """The display after an update."""
 
-    text: str
+    shown: str = ""
     """The displayed text, the beginning of `full`."""
-    stable: int
-    """Characters of `text` that are not expected to change: those that were displayed before the
+    stable: int = 0
+    """Characters of `shown` that are not expected to change: those that were displayed before the
     update, and all of a final one."""
-    full: str
+    full: str = ""
     """The text of the whole output."""
-    erased: int
+    erased: int = 0
     """Characters of the previous text that were removed, counted from the first that changed."""
 
 
@@ -130,9 +128,7 @@ class Display:
         end = len(full) if final else self._cut(full, self._end(tokens, full))
         before, self._text = self._text, full[:end]
         same = common_prefix(before, self._text)
-        return Shown(
-            text=self._text, stable=end if final else same, full=full, erased=len(before) - same
-        )
+        return Shown(self._text, end if final else same, full, len(before) - same)
 
     def _end(self, tokens: Sequence[int], full: str) -> int:
         """Return how many characters of `full`, the text of the tokens, may be shown: without the

@@ -132,9 +132,8 @@ def replay(
 def _segment(translator: LiveTranslator, part: Sequence[Hypothesis]) -> Iterator[UpdateRecord]:
     """Yield a record for each of a segment's updates that was decoded."""
     for hypothesis in part:
-        before = translator.last
-        update = translator.update(hypothesis.text, final=hypothesis.final)
-        if update is not None and update is not before:
+        update = translator.decoded(hypothesis.text, final=hypothesis.final)
+        if update is not None:
             yield update.numbered_as(hypothesis)
     if not part[-1].final:
         translator.close()
@@ -151,7 +150,7 @@ def hidden(shown: Sequence[UpdateRecord], mask_k: int, tokenizer: Any) -> list[U
                 before = record.full
             elif not record.degenerate:
                 answer = without_thoughts(record.output, tokenizer)
-                before = display.show(answer, final=False).text
+                before = display.show(answer, final=False).shown
             records.append(replace(record, shown=before))
     return records
 

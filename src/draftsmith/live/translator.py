@@ -9,30 +9,48 @@ Self-speculative biased decoding (SSBD, arXiv 2509.21740) drafts with the last o
 
 An update costs one forward pass, and one more per token after the accepted ones. A draft has no end
 of sequence. Drafts are kept as tokens, because text that is encoded again may give other tokens.
+
+A `LiveTranslator` follows one translation; a `LiveEngine` decodes the updates of one or several, by
+the decoding loop, on caches that outlive them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from draftsmith.core.decode import Session
-from draftsmith.drafters.base import BindableTarget, Drafter
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.lossy_rules import biased_rule
+from draftsmith.core.rows import common_prefix
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import (
+    ALIGNED,
+    DecodeStep,
+    LengthPolicy,
+    RequestBatch,
+    RowStats,
+    TreeShape,
+)
+from draftsmith.drafters.base import BindableTarget, Drafter, DraftState
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.errors import InputError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import LiveConfig
 from draftsmith.live.display import Display, Shown, without_thoughts, word_ends
-from draftsmith.live.engine import FAILURES, InFlightUpdate, LiveEngine
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
 """Finished segments that are kept for the prompt's context."""
-_COUNTS = (
-    *("drafted", "accepted", "redrafted", "reaccepted", "restarts", "forwards", "fed"),
-    *("seconds", "first_seconds"),
+_KEPT = (
+    *("source", "final", "drafted", "accepted", "redrafted", "reaccepted", "restarts"),
+    *("forwards", "fed", "seconds", "first_seconds"),
 )
 """What a record takes over from a decoded update."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
@@ -40,6 +58,218 @@ FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLW
 
 class SourceTooLong(InputError):
     """The source leaves no room in the model's context."""
+
+
+@dataclass(kw_only=True, slots=True)
+class InFlightUpdate:
+    """One update on its way through the target: the request, and what has been decoded so far.
+
+    The counts are those of `UpdateRecord`.
+    """
+
+    source: str
+    final: bool
+    prompt: tuple[int, ...]
+    draft: tuple[int, ...]
+    """The last output; empty: there is none. It is shorter than `max_new_tokens`, because the last
+    token is the target's."""
+    bias: float
+    max_new_tokens: int
+
+    reused: int = 0
+    """Tokens of the prompt that were in the cache."""
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+    """Drafted tokens per forward."""
+    first_seconds: float = 0.0
+    seconds: float = 0.0
+    restarts: int = 0
+    done: bool = False
+    ended: bool = False
+    """The target ended the text itself; else it was cut at `max_new_tokens`."""
+
+    def add(self, step: DecodeStep, row: int, seconds: float) -> bool:
+        """Add row `row` of a step that ended `seconds` after the start. Returns `done`."""
+        most = self.max_new_tokens
+        room = most - len(self.tokens) - 1  # alone, no more would have been drafted
+        self.tokens += step.emitted[row]
+        self.origins += step.origins[row][:room]
+        self.offered.append(min(step.offered_depth[row], room))
+        self.first_seconds, self.seconds = self.first_seconds or seconds, seconds
+        self.ended = step.finish[row] == "stop" and len(self.tokens) <= most
+        self.done = step.finish[row] is not None or len(self.tokens) >= most
+        del self.tokens[most:]  # other rows of the batch may go on for longer
+        return self.done
+
+    def restart(self) -> None:
+        """Drop what was decoded, and the draft, which may be at fault."""
+        self.draft, self.restarts = (), self.restarts + 1
+        self.tokens, self.origins, self.offered = [], [], []
+        self.first_seconds = self.seconds = 0.0
+        self.done = self.ended = False
+
+    def output(self, end_ids: frozenset[int]) -> tuple[int, ...]:
+        """The decoded tokens without ends of sequence."""
+        return tuple(token for token in self.tokens if token not in end_ids)
+
+    @property
+    def forwards(self) -> int:
+        return len(self.offered)
+
+    @property
+    def drafted(self) -> int:
+        return self.offered[0] if self.draft and self.offered else 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
+
+    @property
+    def redrafted(self) -> int:
+        return sum(self.offered) - self.drafted
+
+    @property
+    def reaccepted(self) -> int:
+        return len(self.origins) - self.accepted
+
+    @property
+    def fed(self) -> int:
+        return len(self.prompt) - self.reused + sum(self.offered) + self.forwards - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeThenShort(LengthPolicy):
+    """Drafts the whole last output in the first step, at most `later` tokens after it."""
+
+    whole: int
+    later: int
+
+    def length(self, stats: RowStats) -> int:
+        return self.whole if stats.steps == 0 and self.whole else self.later
+
+    @property
+    def max_length(self) -> int:
+        return max(self.whole, self.later)
+
+
+class LiveEngine:
+    """Decodes updates of live translations greedily, alone or several in one batch.
+
+    Of the configuration it follows `redraft`, `resync` and `then`. With a drafter for what lies
+    behind the divergence it serves one translation, as that drafter's state is not kept for each.
+    """
+
+    def __init__(self, target: BindableTarget, config: LiveConfig) -> None:
+        self.target, self.redraft, self.sampler = target, config.redraft, Sampler()
+        then = None if config.then is None else load_drafter(config.then)
+        self._later = max(config.resync, 0 if then is None else then.default_shape.depth)
+        first = PredictionDrafter(PredictionDrafter.Config(resync=config.resync > 0))
+        self.drafter: Drafter = then or NoDrafter()
+        if config.redraft:
+            self.drafter = first if then is None else FallbackDrafter(first, then)
+        self.drafter.bind(target)
+
+    def run(self, update: InFlightUpdate, session: Session) -> None:
+        """Decode one update to its end.
+
+        Raises:
+            BackendError: the target failed. As after an interrupt, the session is empty.
+        """
+        self._decode([update], session, lambda _: None)
+
+    def run_afresh(self, update: InFlightUpdate, session: Session) -> None:
+        """Decode an update that failed once more: with an empty cache and without its draft."""
+        session.clear()
+        update.restart()
+        self.run(update, session)
+
+    def run_batch(
+        self,
+        updates: Sequence[InFlightUpdate],
+        sessions: Sequence[Session],
+        on_done: Callable[[int], None],
+    ) -> None:
+        """Decode updates of several translations, all with one bias, in the same forwards.
+
+        Args:
+            on_done: called with the row of an update as soon as it is done, while others go on.
+
+        Raises:
+            BackendError: the target failed; all these sessions are empty.
+        """
+        assert len({update.bias for update in updates}) == 1, "a rule has one bias"
+        if len(updates) == 1:  # no batch cache to fill and to copy back from
+            self._decode(updates, sessions[0], on_done)
+            return
+        cached = [session.tokens[0] if session.tokens else [] for session in sessions]
+        parts = [None if one.cache is None else one.cache.contents(0) for one in sessions]
+        for session in sessions:
+            session.clear()
+        longest = max(len(one.prompt) + one.max_new_tokens + len(one.draft) for one in updates)
+        cache = self.target.new_cache(len(updates), max(longest, *map(len, cached)) + self._later)
+        for row, part in enumerate(parts):
+            if part is not None:
+                cache.fill(row, part)
+        batch = Session(cache=cache, state=self._empty_state(updates), tokens=cached)
+        self._decode(updates, batch, on_done)
+        assert batch.cache is not None and batch.tokens is not None
+        for row, session in enumerate(sessions):
+            session.cache = self.target.new_cache(1, longest)
+            session.cache.fill(0, batch.cache.contents(row))
+            session.state = self._empty_state([updates[row]])
+            session.tokens = [batch.tokens[row]]
+
+    def _empty_state(self, updates: Sequence[InFlightUpdate]) -> DraftState:
+        """State of a drafter that receives the predictions anew with every update."""
+        return self.drafter.start(
+            RequestBatch(
+                tokens=[update.prompt for update in updates],
+                request_ids=tuple(range(len(updates))),
+                max_new_tokens=1,
+            )
+        )
+
+    def _decode(
+        self,
+        updates: Sequence[InFlightUpdate],
+        session: Session,
+        on_done: Callable[[int], None],
+    ) -> None:
+        cached = session.tokens or [[] for _ in updates]
+        for update, old in zip(updates, cached, strict=True):
+            update.reused = min(common_prefix(list(update.prompt), old), len(update.prompt) - 1)
+            if not self.redraft:
+                update.draft = ()
+        drafts = [update.draft for update in updates]
+        rule, verifier_sampler = biased_rule(updates[0].bias if any(drafts) else 0.0, self.sampler)
+        policy = _WholeThenShort(max(map(len, drafts)), self._later)
+        options = DecodeOptions(
+            sampler=self.sampler,
+            verifier_sampler=verifier_sampler,
+            rule=rule,
+            max_new_tokens=max(update.max_new_tokens for update in updates),
+            shape=TreeShape.chain(max(policy.max_length, 1)) if self.redraft else None,
+            policy=policy if self.redraft else None,
+            allow_lossy=rule.lossy,
+        )
+        began = time.perf_counter()
+        steps = decode(
+            self.target,
+            self.drafter,
+            [update.prompt for update in updates],
+            options,
+            predictions=drafts if self.redraft else (),
+            session=session,
+        )
+        with contextlib.closing(steps):
+            for step in steps:
+                now = time.perf_counter() - began
+                for row, update in enumerate(updates):
+                    if not update.done and update.add(step, row, now):
+                        on_done(row)
+                if all(update.done for update in updates):  # a row may be cut before the others
+                    return
 
 
 class LiveTranslator:
@@ -56,24 +286,16 @@ class LiveTranslator:
         template: Template,
         config: LiveConfig | None = None,
         *,
-        then: Drafter | None = None,
         engine: LiveEngine | None = None,
     ) -> None:
         """
         Args:
-            then: drafter for what lies behind the divergence, where the old tail gives no draft;
-                None: the one that the configuration names.
             engine: shared with other translations on this target and made for the same options;
                 None: a new one.
         """
         self.target, self.template = target, template
         self.config = config or LiveConfig()
-        if engine is None:
-            if then is None and self.config.then is not None:
-                then = load_drafter(self.config.then)
-            redraft, resync = self.config.redraft, self.config.resync
-            engine = LiveEngine(target, redraft=redraft, resync=resync, then=then)
-        self.engine = engine
+        self.engine = engine or LiveEngine(target, self.config)
         self.session = Session()
         self.seg = self.rev = 0
         self.history: list[tuple[str, str]] = []
@@ -88,7 +310,7 @@ class LiveTranslator:
         self._draft: tuple[int, ...] = ()
         self._kept: tuple[int, ...] = ()
         self._display = Display(self.config.display, self.target.tokenizer)
-        self._shown = Shown(text="", stable=0, full="", erased=0)
+        self._shown = Shown()
 
     # ------------------------------------------------------------------ whole updates
 
@@ -102,33 +324,26 @@ class LiveTranslator:
             InputError: the text cannot be encoded, or leaves no room in the context.
             BackendError: the target failed twice; the translation keeps its state.
         """
+        last = self.last
+        return self.decoded(source, final=final) or last
+
+    def decoded(self, source: str, *, final: bool = False) -> UpdateRecord | None:
+        """Update, but return None where nothing had to be decoded."""
         wanted = self.wanted(source)
         if wanted is None or (self.is_known(wanted) and not final):
-            update = self.last
             if final:
                 self.close()
-            return update
+            return None
         in_flight = self.begin(wanted, final=final)
         try:
             self.engine.run(in_flight, self.session)
-        except FAILURES:
+        except (BackendError, RuntimeError, MemoryError):  # torch's own errors are RuntimeErrors
             self.engine.run_afresh(in_flight, self.session)
         return self.finish(in_flight)
-
-    def append(self, words: str) -> UpdateRecord | None:
-        """Translate the source with these words added."""
-        return self.update(self.source + words)
 
     def close(self) -> None:
         """End the segment as it is, without a final update."""
         self._end(self.last)
-
-    def reset(self) -> None:
-        """Drop the segment, the earlier ones and the cache."""
-        self.session.clear()
-        self.history.clear()
-        self.seg = 0
-        self._begin()
 
     def configure(self, config: LiveConfig) -> None:
         """Use another configuration, and display the last output by it.
@@ -139,8 +354,7 @@ class LiveTranslator:
         self._display = Display(config.display, self.target.tokenizer)
         if self.last is not None:
             self._shown = self._display.show(self._kept, final=False)
-            shown, stable = self._shown.text, self._shown.stable
-            self.last = replace(self.last, shown=shown, stable=stable)
+            self.last = replace(self.last, shown=self._shown.shown, stable=self._shown.stable)
 
     # ------------------------------------------------------------------ the halves of an update
 
@@ -199,22 +413,17 @@ class LiveTranslator:
         if degenerate and self._kept:  # the last good output stays, and is drafted from
             tokens = self._kept
         if degenerate and not decoded.final:
-            shown = replace(self._shown, erased=0)
+            shown = self._shown._replace(erased=0)
         else:
             shown = self._shown = self._display.show(tokens, final=decoded.final)
         update = UpdateRecord(
             seg=self.seg,
             rev=self.rev,
-            source=decoded.source,
-            shown=shown.text,
-            full=shown.full,
-            final=decoded.final,
             tokens=len(output),
-            **{name: getattr(decoded, name) for name in _COUNTS},
-            degenerate=degenerate,
             output=output,
-            stable=shown.stable,
-            erased=shown.erased,
+            degenerate=degenerate,
+            **{name: getattr(decoded, name) for name in _KEPT},
+            **shown._asdict(),
         )
         self.source, self.last, self.rev = decoded.source, update, self.rev + 1
         if not degenerate:

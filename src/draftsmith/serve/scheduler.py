@@ -31,10 +31,9 @@ from prometheus_client import (
     generate_latest,
 )
 
-from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.metrics import tokens_per_second
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator
+from draftsmith.live.translator import InFlightUpdate, LiveEngine, LiveTranslator
 from draftsmith.serve.protocol import Refused
 
 if TYPE_CHECKING:
@@ -97,9 +96,8 @@ def speedup_steps(
         for translator, records in sides:
             if seg not in (None, one.seg) and translator.last is not None:
                 translator.close()
-            before = translator.last
-            update = translator.update(one.words, final=one.final)
-            if update is not None and update is not before:
+            update = translator.decoded(one.words, final=one.final)
+            if update is not None:
                 records.append(update)
         seg = one.seg
         yield

@@ -30,11 +30,16 @@ from draftsmith.config import require
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
 from draftsmith.live.config import LiveConfig, SessionLimits
-from draftsmith.live.engine import InFlightUpdate, LiveEngine
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
-from draftsmith.live.translator import KEPT_SEGMENTS, LiveTranslator, SourceTooLong
+from draftsmith.live.translator import (
+    KEPT_SEGMENTS,
+    InFlightUpdate,
+    LiveEngine,
+    LiveTranslator,
+    SourceTooLong,
+)
 from draftsmith.serve.protocol import Outbox, Refused, Settings, Source
 from draftsmith.serve.scheduler import Scheduler, ServerMetrics, speedup_steps
 
@@ -382,8 +387,8 @@ class SessionManager:
     ) -> None:
         self.target, self.template, self._settings = target, template, settings
         self._live, self.limits = live or LiveConfig(), limits or SessionLimits()
-        self.engine = LiveEngine(target, resync=self._live.resync)
-        self._plain_engine = LiveEngine(target, redraft=False)
+        self.engine = LiveEngine(target, self._live)
+        self._plain_engine = LiveEngine(target, replace(self._live, redraft=False, resync=0))
         self.metrics = ServerMetrics()
         self.scheduler = Scheduler(self.engine, self.metrics)
         self.sessions: dict[str, LiveSession] = {}

@@ -126,16 +126,15 @@ class _Follower:
         return bool(self.records) and self.records[-1].final and self.records[-1].seg == seg
 
     def _update(self, hypothesis: Hypothesis) -> None:
-        before = self.translator.last
         try:
-            update = self.translator.update(hypothesis.text, final=hypothesis.final)
+            update = self.translator.decoded(hypothesis.text, final=hypothesis.final)
         except InputError as error:  # too long, or no text: the segment stays as it was
             place = f"segment {hypothesis.seg} revision {hypothesis.rev}"
             self._leave_out(InputError(f"{place}: {error}"))
             if not hypothesis.final:
                 return
-            update = self.translator.update("", final=True)
-        if update is None or update is before:
+            update = self.translator.decoded("", final=True)
+        if update is None:
             return
         self.records.append(update.numbered_as(hypothesis))
         if update.final:
