@@ -635,6 +635,13 @@ def unused(flag: str, value: object, default: object, needs: str) -> None:
     require(value == default, f"{flag} does nothing without {needs}")
 
 
+def each_unused(needs: str, options: Configuration, *names: str) -> None:
+    """Check each of these fields with `unused`, against its default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in names:
+        unused(f"--{name.replace('_', '-')}", getattr(options, name), defaults[name], needs)
+
+
 def at_least(least: int, flag: str, value: int | None) -> None:
     good = value is None or value >= least
     require(good, f"{flag} must be at least {least}, got {value}")

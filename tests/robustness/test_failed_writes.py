@@ -215,7 +215,7 @@ def test_a_checkpoint_that_cannot_be_replaced_is_there_again(
             checkpoints.save(tmp_path, make(5, 2.0), keep=1)
     assert checkpoints.latest(tmp_path) == path
     assert checkpoints.load(path).weights["w"][0] == 1.0
-    assert not list(tmp_path.glob(".old-*"))
+    assert not list(tmp_path.glob(".*"))
     checkpoints.save(tmp_path, make(5, 3.0), keep=1)
     assert checkpoints.load(path).weights["w"][0] == 3.0
     assert os.listdir(tmp_path) == [path.name]

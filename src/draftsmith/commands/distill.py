@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.distill.config import DistillConfig
-from draftsmith.errors import InputError
 from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
@@ -30,10 +29,6 @@ def run(options: DistillOptions) -> DistillResult:
     from draftsmith.distill.distilling import distil
     from draftsmith.targets.hf import quieten
 
-    out = options.out
-    if (out / "run.json").exists():
-        raise InputError(f"--out {out} already holds a finished model; choose another folder")
-    record = start_run("distill", options, seed=options.seed)
-    quieten()
-    with work_folder(out):
-        return distil(options, record)
+    with work_folder(options.out):
+        quieten()
+        return distil(options, start_run("distill", options, seed=options.seed))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.distill.config import PretrainConfig
-from draftsmith.errors import InputError
 from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
@@ -29,10 +28,6 @@ def run(options: PretrainOptions) -> PretrainResult:
     from draftsmith.distill.pretraining import pretrain
     from draftsmith.targets.hf import quieten
 
-    out = options.out
-    if (out / "run.json").exists():
-        raise InputError(f"--out {out} already holds a finished model; choose another folder")
-    record = start_run("pretrain", options, seed=options.seed)
-    quieten()
-    with work_folder(out):
-        return pretrain(options, record)
+    with work_folder(options.out):
+        quieten()
+        return pretrain(options, start_run("pretrain", options, seed=options.seed))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from draftsmith.distill.config import DistillConfig, PretrainConfig
+from draftsmith.distill.config import RunConfig
 from draftsmith.distill.distributed import trackers
 from draftsmith.provenance import append_jsonl, write_text_atomic
 
@@ -151,9 +151,7 @@ class Trackers(Callback):
         self.accelerator.end_training()
 
 
-def usual_callbacks(
-    options: PretrainConfig | DistillConfig, accelerator: Accelerator, project: str
-) -> list[Callback]:
+def usual_callbacks(options: RunConfig, accelerator: Accelerator, project: str) -> list[Callback]:
     """What every run has: on the main process progress and OUT/metrics.jsonl, and the trackers of
     --report-to."""
     found: list[Callback] = []

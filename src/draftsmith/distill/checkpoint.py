@@ -1,7 +1,7 @@
 """What training writes: checkpoints that survive a kill at any moment, and the finished model.
 
     checkpoints/step-00000200/      weights.safetensors  optimizer.pt  state.json  manifest.json
-    checkpoints/.tmp-...            being written; ignored, removed by the next save
+    checkpoints/.step-...           being written; ignored, removed by the next save
 
 A checkpoint is written to a temporary folder, every file and the folder are synced, then one
 rename makes it visible. The manifest holds the sha256 of every other file and is checked at load.
@@ -31,9 +31,9 @@ from draftsmith.drafters.vocabulary import SUBSET_FILE
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 from draftsmith.provenance import (
     Run,
+    atomic_path,
     free_bytes,
     is_write_failure,
-    replace_folder,
     system_error,
 )
 
@@ -66,9 +66,11 @@ def work_folder(out: Path) -> Iterator[None]:
     """`out/work` exists inside; a run that ends before it has written anything leaves nothing.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be made, or `out` holds a finished model.
     """
     work = out / "work"
+    if (out / "run.json").exists():
+        raise InputError(f"--out {out} already holds a finished model; choose another folder")
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,59 +89,37 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     Raises BackendError (disk, rights); then the earlier checkpoints are untouched.
     """
     final = folder / f"{_PREFIX}{checkpoint.step:08d}"
-    temporary = folder / f".tmp-{checkpoint.step:08d}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        temporary.mkdir()
-        weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
-        save_file(weights, temporary / "weights.safetensors")
-        torch.save(checkpoint.optimizer, temporary / "optimizer.pt")
-        (temporary / "state.json").write_text(
-            json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1), encoding="utf-8"
-        )
-        publish(temporary, final)
+        for left in folder.glob(".*"):  # by killed saves
+            shutil.rmtree(left, ignore_errors=True)
+        with atomic_path(final) as part:
+            part.mkdir()
+            weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
+            save_file(weights, part / "weights.safetensors")
+            torch.save(checkpoint.optimizer, part / "optimizer.pt")
+            state = {"step": checkpoint.step, **checkpoint.state}
+            (part / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+            digests = {path.name: sha256(path) for path in sorted(part.iterdir())}
+            manifest = json.dumps({"format": FORMAT, "sha256": digests}, indent=1)
+            (part / MANIFEST).write_text(manifest, encoding="utf-8")
     except Exception as error:
-        room = _room(folder)  # as long as what was written of it is there
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not (is_write_failure(error) or isinstance(error, RuntimeError)):  # torch raises these
+        cause = error.__cause__ if isinstance(error, DraftsmithError) else error
+        if not isinstance(cause, Exception) or not (
+            is_write_failure(cause) or isinstance(cause, RuntimeError)  # torch raises these
+        ):
             raise
-        reason = (str(error).splitlines() or ["unknown error"])[0]
+        reason, room = (str(cause).splitlines() or ["unknown error"])[0], ""
+        with contextlib.suppress(OSError):  # a disk that does not say
+            room = f" ({free_bytes(folder):,} bytes are free on its disk)"
         raise BackendError(
             f"could not write the checkpoint {final}: {reason}{room}; earlier checkpoints are "
             "untouched, make room and run the same command again to continue"
-        ) from error
+        ) from cause
     others = [path for path in complete(folder) if path != final]
     for old in others[: max(0, len(others) - (keep - 1))]:
         remove(old)
     return final
-
-
-def _room(folder: Path) -> str:
-    """For an error: how much of it there is; nothing where the disk does not say."""
-    try:
-        return f" ({free_bytes(folder):,} bytes are free on its disk)"
-    except OSError:
-        return ""
-
-
-def publish(temporary: Path, final: Path) -> None:
-    """Add the manifest, sync everything, and rename `temporary` to `final` in one step.
-
-    An existing `final` is moved aside first, and removed only after the rename; on any error it is
-    put back.
-    """
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    digests = {path.relative_to(temporary).as_posix(): sha256(path) for path in files}
-    manifest = temporary / MANIFEST
-    manifest.write_text(json.dumps({"format": FORMAT, "sha256": digests}, indent=1), "utf-8")
-    for path in [*files, manifest]:
-        _sync(path)
-    _sync(temporary)
-    aside = final.with_name(f".old-{final.name}-{os.getpid()}")
-    replace_folder(temporary, final, aside=aside)
-    _sync(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def complete(folder: Path) -> list[Path]:
@@ -221,21 +201,6 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # what cannot be removed is no reason to fail a save
         os.replace(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed saves left behind."""
-    for path in folder.iterdir():
-        if path.name.startswith((".tmp-", ".old-")):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 # --------------------------------------------------------------------------- finished models

@@ -13,10 +13,10 @@ from draftsmith.config import (
     Many,
     at_least,
     each_at_least,
+    each_unused,
     parse_bytes,
     parse_list,
     require,
-    unused,
 )
 from draftsmith.core.config import parse_temperatures
 from draftsmith.data.text import TextConfig
@@ -223,7 +223,7 @@ class ScaleConfig(Configuration):
 
     def validate(self) -> None:
         if not self.ray:
-            unused("--workers", self.workers, 2, "--ray")
+            each_unused("--ray", self, "workers")
         at_least(1, "--shard-size", self.shard_size)
         at_least(1, "--workers", self.workers)
         self.most_bytes()
@@ -242,9 +242,7 @@ class FittingConfig(Configuration):
 
     def refuse(self) -> None:
         """Raise `InputError` where one is given, and no store."""
-        unused("--on-bad-shard", self.on_bad_shard, "stop", "--store")
-        unused("--long-texts", self.long_texts, "cut", "--store")
-        unused("--one-per-block", self.one_per_block, False, "--store")
+        each_unused("--store", self, "on_bad_shard", "long_texts", "one_per_block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,11 +288,9 @@ class DivergenceConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(Configuration):
-    """A pretraining: the text, the model and the training."""
+class RunConfig(Configuration):
+    """What pretraining and distillation have in common."""
 
-    data: TextConfig
-    model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
     training: ScheduleConfig = field(default_factory=ScheduleConfig)
     out: Path
     """Folder for the model; an interrupted run with the same --out continues."""
@@ -303,7 +299,7 @@ class PretrainConfig(Configuration):
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the saved model."""
     seed: int = 0
-    """Keys the first weights, the order of the text and all noise."""
+    """Keys the first weights, the order of the data and all draws."""
     save_every: int = 200
     """Steps between checkpoints."""
     eval_every: int = 0
@@ -319,7 +315,15 @@ class PretrainConfig(Configuration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(Configuration):
+class PretrainConfig(RunConfig):
+    """A pretraining: the text, the model and the training."""
+
+    data: TextConfig
+    model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RunConfig):
     """A distillation: the target, the drafter, the data, the objective and the training."""
 
     target: str
@@ -374,20 +378,8 @@ class DistillConfig(Configuration):
             weight_decay=0.0,
         )
     )
-    out: Path
-    """Folder for the draft model; an interrupted run with the same --out continues."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Arithmetic of the forward pass; auto is bfloat16 where it is fast. Weights are float32."""
-    save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Number format of the saved model."""
-    save_every: int = 200
-    """Steps between checkpoints."""
     eval_every: int = 100
     """Steps between measurements of held-out acceptance; the best weights are kept."""
-    report_to: str = "none"
-    """Where figures go beside stderr: tensorboard, wandb, trackio, ... or several by comma."""
-    seed: int = 0
-    """Keys the order of the data and all draws."""
 
     def validate(self) -> None:
         super().validate()
@@ -403,17 +395,15 @@ class DistillConfig(Configuration):
             )
         else:
             require(self.prompts is None, "--prompts is for --online; a store has its own")
-            unused("--on-bad-prompt", self.bad_prompts.on_bad_prompt, "skip", "--online")
-            unused("--on-policy", self.on_policy, 0.0, "--online")
-            unused("--prompts-per-step", self.prompts_per_step, 8, "--online")
-            unused("--max-new-tokens", self.max_new_tokens, 128, "--online")
+            each_unused("--online", self.bad_prompts, "on_bad_prompt")
+            each_unused("--online", self, "on_policy", "prompts_per_step", "max_new_tokens")
         for text in self.drafter_option:
             good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
             require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
         if not self.text:
-            unused("--text-share", self.text_share, 0.1, "--text")
+            each_unused("--text", self, "text_share")
         if self.beam_weights == "uniform":
-            unused("--score-temperature", self.score_temperature, 1.0, "--beam-weights score")
+            each_unused("--beam-weights score", self, "score_temperature")
         require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
         require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
         require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")
@@ -423,9 +413,7 @@ class DistillConfig(Configuration):
             not (mixture and (self.online or self.laws == "teacher")),
             "--aggregate mixture takes the laws of a store: leave out --online and --laws teacher",
         )
-        each_at_least(1, self, "prompts_per_step", "beams", "max_new_tokens", "save_every")
-        at_least(0, "--eval-every", self.eval_every)
-        at_least(0, "--seed", self.seed)
+        each_at_least(1, self, "prompts_per_step", "beams", "max_new_tokens")
         require(
             self.training.long_block_length is None,
             "--long-block-length is for `pretrain`: trajectories are not cut",
@@ -491,18 +479,15 @@ class CollectConfig(Configuration):
         twice = len(set(given)) < len(given)
         require(not twice, f"--temperatures names one twice: {self.temperatures}")
         if self.samples is None:
-            unused("--temperatures", self.temperatures, "1", "--samples")
-            unused("--top-p", self.top_p, 1.0, "--samples")
+            each_unused("--samples", self, "temperatures", "top_p")
         if self.beams is None:
-            unused("--length-penalty", self.length_penalty, 0.0, "--beams")
+            each_unused("--beams", self, "length_penalty")
         if self.beams != "auto":
-            unused("--max-beams", self.max_beams, 16, "--beams auto")
-            unused("--mass-gain", self.mass_gain, 0.05, "--beams auto")
+            each_unused("--beams auto", self, "max_beams", "mass_gain")
         if self.scale.backend == "vllm":  # it batches and chooses kernels by itself
-            unused("--batch-size", self.batch_size, 16, "--backend transformers")
-            unused("--device", self.model.device, "auto", "--backend transformers")
-            kernel = self.model.attn_implementation
-            unused("--attn-implementation", kernel, "sdpa", "--backend transformers")
+            each_unused("--backend transformers", self, "batch_size")
+            names = ("device", "attn_implementation")
+            each_unused("--backend transformers", self.model, *names)
         each_at_least(1, self, "limit", "batch_size")
         check_continuation(self)
         at_least(0, "--seed", self.seed)

@@ -38,7 +38,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.distill.config import DistillConfig, PretrainConfig, ScheduleConfig
+from draftsmith.distill.config import RunConfig, ScheduleConfig
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
@@ -281,7 +281,7 @@ def trackers(report_to: str) -> list[str]:
     return [name for name in names if name not in ("", "none")]
 
 
-def start_accelerator(options: PretrainConfig | DistillConfig) -> Accelerator:
+def start_accelerator(options: RunConfig) -> Accelerator:
     """Return the devices, processes, mixed precision and trackers of this run."""
     names = trackers(options.report_to)
     return make_accelerator(precision(options.dtype), names, options.out if names else None)

@@ -15,6 +15,7 @@ that read the residual stream are scaled by sqrt(kept energy), so that their out
 from __future__ import annotations
 
 import copy
+import math
 import re
 from typing import Any
 
@@ -95,9 +96,15 @@ def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     return model
 
 
-_LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
-_READS_RESIDUAL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-_WRITES_RESIDUAL = ("o_proj", "down_proj")
+_LAYER = re.compile(r"^(.*\.layers\.)(\d+)\.(.*)$")
+_PARTS = {
+    **dict.fromkeys(("q_proj",), ("query", "channels")),
+    **dict.fromkeys(("k_proj", "v_proj"), ("group", "channels")),
+    **dict.fromkeys(("o_proj", "out_proj"), ("channels", "query")),
+    **dict.fromkeys(("gate_proj", "up_proj", "fc1"), ("neurons", "channels")),
+    **dict.fromkeys(("down_proj", "fc2"), ("channels", "neurons")),
+}
+"""Linear modules of a layer: which rows and columns of their matrices are kept."""
 
 
 def subclone(source: str, student: PreTrainedModel, tokens: Tensor | None = None) -> None:
@@ -124,19 +131,16 @@ def subclone_from(
             f"--init subclone: the target is a {type(target).__name__}, the new model a "
             f"{type(student).__name__}; give the same model as --tokenizer"
         )
-    sizes = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "ffn_dim",
-    )
     theirs_by_name, ours_by_name = target.config.to_dict(), student.config.to_dict()
-    for name in sizes:
-        large, small = theirs_by_name.get(name), ours_by_name.get(name)
-        if large is not None and small is not None and small > large:
-            raise InputError(f"--init subclone: {name} {small} is more than the target's {large}")
-    theirs, ours = dict(target.named_parameters()), dict(student.named_parameters())
+    for (
+        name
+    ) in "hidden_size num_hidden_layers num_attention_heads intermediate_size ffn_dim".split():
+        large_size, size = theirs_by_name.get(name), ours_by_name.get(name)
+        if large_size is not None and size is not None and size > large_size:
+            raise InputError(
+                f"--init subclone: {name} {size} is more than the target's {large_size}"
+            )
+    theirs = dict(target.named_parameters())
     # residual channels with the largest embedding energy
     energy = target.get_input_embeddings().weight.float().square().sum(0)
     channels = energy.topk(student.config.hidden_size).indices.sort().values
@@ -146,66 +150,35 @@ def subclone_from(
     # target layer of each student layer: spread evenly, first and last kept (one: the first)
     last, own_last = target.config.num_hidden_layers - 1, student.config.num_hidden_layers - 1
     layers = [round(index * last / max(1, own_last)) for index in range(own_last + 1)]
-    for name, parameter in ours.items():
+    kept: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in student.named_parameters():
         match = _LAYER.match(name)
-        if match is not None:
-            continue
-        large = theirs.get(name)
+        prefix = "" if match is None else f"{match[1]}{layers[int(match[2])]}."
+        large = theirs.get(name if match is None else prefix + match[3])
         if large is None:
             raise InputError(f"--init subclone: the target has no parameter {name}")
-        if large.shape[0] != parameter.shape[0] and "norm" not in name:
-            if tokens is None:
-                raise InputError("--init subclone: the vocabularies differ; use --vocab-subset")
-            large = large[tokens]
-        kept = large[..., channels]
-        # The final norm's output feeds the head: same energy rule as inside the layers.
-        parameter.copy_(kept * scale if "norm" in name else kept)
-    for own, other in enumerate(layers):
-        prefix = next(m.group(1) for name in ours if (m := _LAYER.match(name)))
-        small = {
-            n.removeprefix(f"{prefix}{own}."): p
-            for n, p in ours.items()
-            if n.startswith(f"{prefix}{own}.")
-        }
-        big = {
-            n.removeprefix(f"{prefix}{other}."): p
-            for n, p in theirs.items()
-            if n.startswith(f"{prefix}{other}.")
-        }
-        _copy_layer(target, student, small, big, channels, scale)
-
-
-def _copy_layer(
-    target: PreTrainedModel,
-    student: PreTrainedModel,
-    small: dict[str, Tensor],
-    big: dict[str, Tensor],
-    channels: Tensor,
-    scale: float,
-) -> None:
-    query, group = _heads(target, student, big)
-    neurons = _neurons(student, big)
-    for name, parameter in small.items():
-        large = big.get(name)
-        if large is None:
-            raise InputError(f"--init subclone: the target's layers have no {name}")
+        if match is None:
+            if large.shape[0] != parameter.shape[0] and "norm" not in name:
+                if tokens is None:
+                    raise InputError("--init subclone: the vocabularies differ; use --vocab-subset")
+                large = large[tokens]
+            large = large[..., channels]
+            # The final norm's output feeds the head: same energy rule as inside the layers.
+            parameter.copy_(large * scale if "norm" in name else large)
+            continue
+        if prefix not in kept:
+            layer = {key: one for key, one in theirs.items() if key.startswith(prefix)}
+            query, group = _heads(target, student, layer)
+            kept[prefix] = {"channels": channels, "query": query, "group": group}
+            kept[prefix]["neurons"] = _neurons(student, layer)
         kind = name.split(".")[-2]
-        if kind == "q_proj":
-            large = large[query]
-        elif kind in ("k_proj", "v_proj"):
-            large = large[group]
-        elif kind in ("gate_proj", "up_proj", "fc1"):
-            large = large[neurons]
-        elif kind in ("down_proj", "fc2") and large.ndim == 2:
-            large = large[:, neurons]
-        elif kind in ("o_proj", "out_proj") and large.ndim == 2:
-            large = large[:, query]
-        if kind in _READS_RESIDUAL and large.ndim == 2:
-            large = large[:, channels] * scale
-        elif kind in _WRITES_RESIDUAL or kind in ("out_proj", "fc2"):
-            large = large[channels]
-        elif kind == "fc1" and large.ndim == 2:
-            large = large[:, channels]
+        if kind in _PARTS:
+            rows, columns = _PARTS[kind]
+            large = large[kept[prefix][rows]]
+            if large.ndim == 2:
+                large = large[:, kept[prefix][columns]]
+                if columns == "channels" and kind != "fc1":
+                    large = large * scale
         elif large.ndim == 1 and large.shape[0] == target.config.hidden_size:
             large = large[channels]
         elif large.shape != parameter.shape:  # norms of single heads
@@ -216,7 +189,7 @@ def _copy_layer(
 
 
 def _heads(
-    target: PreTrainedModel, student: PreTrainedModel, big: dict[str, Tensor]
+    target: PreTrainedModel, student: PreTrainedModel, layer: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Rows of q_proj and of k/v_proj that the student keeps.
 
@@ -234,7 +207,8 @@ def _heads(
             f"--init subclone: {groups} groups of {per} heads of {dim} do not fit into the "
             f"target's {large_groups} groups of {large_per} heads of {large_dim}"
         )
-    out = next(w for name, w in big.items() if name.endswith(("o_proj.weight", "out_proj.weight")))
+    ends = ("o_proj.weight", "out_proj.weight")
+    out = next(weight for name, weight in layer.items() if name.endswith(ends))
     # [large_groups, large_per, large_dim] energies of what each head writes.
     energy = out.float().square().sum(0).view(large_groups, large_per, large_dim)
     kept = energy.sum((1, 2)).topk(groups).indices.sort().values
@@ -250,17 +224,18 @@ def _heads(
     return torch.cat(query), kv_rows[kept][:, dims].flatten()
 
 
-def _neurons(student: PreTrainedModel, big: dict[str, Tensor]) -> Tensor:
-    ins = [
-        w
-        for n, w in big.items()
-        if n.endswith(("gate_proj.weight", "up_proj.weight", "fc1.weight"))
-    ]
-    outs = next(w for n, w in big.items() if n.endswith(("down_proj.weight", "fc2.weight")))
-    score = outs.float().norm(dim=0)
-    for weight in ins:
-        score = score * weight.float().norm(dim=1)
-    return score.topk(_size(student.config, "intermediate_size", "ffn_dim")).indices.sort().values
+def _neurons(student: PreTrainedModel, layer: dict[str, Tensor]) -> Tensor:
+    outs = ("down_proj.weight", "fc2.weight")
+    ins = ("gate_proj.weight", "up_proj.weight", "fc1.weight")
+    norms = (
+        weight.float().norm(dim=dim)
+        for dim, ends in enumerate((outs, ins))
+        for name, weight in layer.items()
+        if name.endswith(ends)
+    )
+    score: Any = math.prod(norms)
+    kept: Tensor = score.topk(_size(student.config, "intermediate_size", "ffn_dim")).indices
+    return kept.sort().values
 
 
 def _size(config: PretrainedConfig, name: str, other: str) -> int:

@@ -28,7 +28,7 @@ from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import BatchSource, close
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
-from draftsmith.distill.config import DistillConfig, PretrainConfig, TrainerConfig
+from draftsmith.distill.config import RunConfig, TrainerConfig
 from draftsmith.distill.distributed import (
     check_weights,
     fill,
@@ -459,7 +459,7 @@ class Trainer:
             done.recent = []
 
 
-def trainer_config(options: PretrainConfig | DistillConfig, steps: int) -> TrainerConfig:
+def trainer_config(options: RunConfig, steps: int) -> TrainerConfig:
     """The schedule of these options, for so many steps."""
     return TrainerConfig(
         **vars(options.training),
