@@ -12,18 +12,18 @@ different prompts are independent, and over n prompts
 
     variance of the estimate = n / (n - 1) * sum of u^2
 
-Shape letters: P prompts (one where they have no names), L accepted lengths, D depths, C cells
-(places whose counts are compared), F flips.
+Shape letters: P prompts (one where they have no names), G draft lengths, L accepted lengths,
+D depths, C cells (places whose counts are compared), F flips.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 from scipy.stats import chi2_contingency
@@ -109,31 +109,26 @@ class AcceptanceEstimate:
 def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     """Compute both estimates and the test. At least one count must be above 0."""
     trials = _trials(counts)
+    tried_PGD, accepted_PGD = trials.tried_PGD, trials.accepted_PGD
     known = any(one.prompt is not None for one in counts)
-    prompts = _prompts(trials)
-    lengths = np.array(list(trials))
-    steps = np.array([one.steps_P.sum() for one in trials.values()])
-    accepted = np.array([one.accepted_PD.sum() for one in trials.values()])
-    tokens = 1 + accepted / steps  # n + 1: an iteration also gives the token of the target's own
-    tried_D, accepted_D = _by_depth(trials, int(lengths.max()))
-    fitted, likely = least_squares(lengths, tokens), _share(tried_D, accepted_D)
+    alone = known and len(tried_PGD) == 1
+    # + 1: a step also gives the token of the target's own
+    tokens_G = 1 + accepted_PGD.sum((0, 2)) / trials.steps_PG.sum(0)
+    tried_D, accepted_D = tried_PGD.sum((0, 1)), accepted_PGD.sum((0, 1))
+    fitted, likely = least_squares(trials.lengths_G, tokens_G), _share(tried_D, accepted_D)
     if known:
         fitted = _by_prompts(fitted, trials)
-        likely = share_of_prompts(
-            np.sum([one.accepted_PD.sum(1) for one in trials.values()], axis=0),
-            np.sum([one.tried_PD.sum(1) for one in trials.values()], axis=0),
-        )
-    p_value = None if known and prompts == 1 else iid_p_value(trials)
+        likely = share_of_prompts(accepted_PGD.sum((1, 2)), tried_PGD.sum((1, 2)))
+    p_value = None if alone else iid_p_value(trials)
     notes = []
-    if known and prompts == 1:
+    if alone:
         notes.append("all counts are of one prompt: there are no intervals, and nothing is tested")
-    elif len(lengths) == 1 and not known:
+    elif len(tokens_G) == 1 and not known:
         notes.append("there is one draft length only: least squares has no interval")
-    one_outcome = _ONE_OUTCOME.get(likely.alpha)
-    if one_outcome is not None:
+    if likely.alpha in _ONE_OUTCOME:
         notes.append(
-            f"{one_outcome}: there is nothing to test, and least squares has no interval; take "
-            "that of the maximum likelihood"
+            f"{_ONE_OUTCOME[likely.alpha]}: there is nothing to test, and least squares has no "
+            "interval; take that of the maximum likelihood"
         )
     elif len(tried_D) == 1:
         notes.append(
@@ -151,9 +146,10 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
         least_squares=fitted,
         mle=likely,
         iid_p_value=p_value,
-        tokens_per_step=dict(zip(trials, tokens.tolist(), strict=True)),
+        tokens_per_step=dict(zip(trials.lengths_G.tolist(), tokens_G.tolist(), strict=True)),
         by_depth=tuple(
-            float(a / n) if n else None for n, a in zip(tried_D, accepted_D, strict=True)
+            accepted / tried if tried else None
+            for tried, accepted in zip(tried_D.tolist(), accepted_D.tolist(), strict=True)
         ),
         warnings=tuple(notes),
     )
@@ -178,26 +174,21 @@ def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> RateEstimate:
     return RateEstimate(alpha=alpha, se=se, ci95=(float(low), float(high)))
 
 
-def least_squares(gamma: Floats, tokens: Floats) -> RateEstimate:
+def least_squares(gamma: NDArray[np.int64], tokens: Floats) -> RateEstimate:
     """Minimise the sum of (tau(alpha, gamma) - tokens)^2 over draft lengths (appendix B).
 
     `tokens` are measured tokens per step, 1 .. gamma + 1. The interval is the printed one: alpha
     +- 1.96 s / sqrt(J'J) with s^2 = SSR / (lengths - 1), cut off at 0 and 1.
     """
 
-    def parts(alpha: float) -> tuple[Floats, Floats]:
-        missed = tokens_per_step(alpha, gamma) - tokens
-        return missed, _slopes(alpha, gamma)
-
     def stationary(alpha: float) -> float:
-        missed, slope = parts(alpha)
-        return float(missed @ slope)
+        return float((tokens_per_step(alpha, gamma) - tokens) @ _slopes(alpha, gamma))
 
     # at 0 no residual is above 0, at 1 none is below
     alpha = float(brentq(stationary, 0.0, 1.0, xtol=1e-15, rtol=1e-15))
-    missed, slope = parts(alpha)
     if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR means nothing
         return RateEstimate(alpha=alpha, se=None, ci95=None)
+    missed, slope = tokens_per_step(alpha, gamma) - tokens, _slopes(alpha, gamma)
     se = float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope)))
     ends = (max(alpha - Z95 * se, 0.0), min(alpha + Z95 * se, 1.0))
     return RateEstimate(alpha=alpha, se=se, ci95=ends)
@@ -216,7 +207,7 @@ def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[F
     return low, np.where(accepted == n, 1.0, np.minimum(centre + half, 1.0))
 
 
-def iid_p_value(trials: Mapping[int, Trials]) -> float | None:
+def iid_p_value(trials: Trials) -> float | None:
     """Test that all cells (draft length, depth) have one rate of acceptance: Pearson's chi-square
     of their counts, by its own law or, over prompts, by flipping signs.
 
@@ -224,8 +215,7 @@ def iid_p_value(trials: Mapping[int, Trials]) -> float | None:
     each other. Acceptance that varies between steps shows here as a rate that rises with depth;
     dependence from one step to the next does not show in counts. None: too few counts.
     """
-    tried = sum(float(one.tried_PD.sum()) for one in trials.values())
-    accepted = sum(float(one.accepted_PD.sum()) for one in trials.values())
+    tried, accepted = float(trials.tried_PGD.sum()), float(trials.accepted_PGD.sum())
     rarer = min(accepted, tried - accepted) / tried
     if rarer == 0:
         return None
@@ -248,57 +238,52 @@ def iid_p_value(trials: Mapping[int, Trials]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trials:
-    """All steps with drafts of one length.
+    """All steps, by draft length; places behind the end of a draft are 0.
 
     accepted_length   0    1    2        gamma = 2
     depth 1           x    a    a        x: rejected, a: accepted
     depth 2                x    a        depth d is tried where d - 1 or more were accepted
     """
 
-    tried_PD: Floats
-    accepted_PD: Floats
+    lengths_G: NDArray[np.int64]
+    """From short to long."""
+    tried_PGD: Floats
+    accepted_PGD: Floats
 
     @property
-    def steps_P(self) -> Floats:
+    def steps_PG(self) -> Floats:
         """Every step tries the first token."""
-        return self.tried_PD[:, 0]
+        return self.tried_PGD[..., 0]
 
 
-def _trials(counts: Sequence[LengthCount]) -> dict[int, Trials]:
-    """Group counts by draft length, from short to long, without empty lengths and prompts."""
+def _trials(counts: Sequence[LengthCount]) -> Trials:
+    """Add up the counts, without empty lengths and prompts."""
     counts = [one for one in counts if one.count]
-    prompts = {name: place for place, name in enumerate(dict.fromkeys(c.prompt for c in counts))}
-    found = {}
-    for gamma in sorted({one.gamma for one in counts}):
-        steps_PL = np.zeros((len(prompts), gamma + 1))
-        for one in counts:
-            if one.gamma == gamma:
-                steps_PL[prompts[one.prompt], one.accepted] += one.count
-        at_least_PL = np.cumsum(steps_PL[:, ::-1], axis=1)[:, ::-1]
-        found[gamma] = Trials(tried_PD=at_least_PL[:, :-1], accepted_PD=at_least_PL[:, 1:])
-    return found
+    names = {name: place for place, name in enumerate(dict.fromkeys(c.prompt for c in counts))}
+    lengths_G, place_G = np.unique([one.gamma for one in counts], return_inverse=True)
+    steps_PGL = np.zeros((len(names), len(lengths_G), lengths_G[-1] + 1))
+    for one, place in zip(counts, place_G, strict=True):
+        steps_PGL[names[one.prompt], place, one.accepted] += one.count
+    at_least_PGL = np.cumsum(steps_PGL[..., ::-1], axis=-1)[..., ::-1]
+    drafted_GD = np.arange(lengths_G[-1]) < lengths_G[:, None]
+    return Trials(
+        lengths_G=lengths_G,
+        tried_PGD=at_least_PGL[..., :-1] * drafted_GD,
+        accepted_PGD=at_least_PGL[..., 1:],
+    )
 
 
-def _by_depth(trials: Mapping[int, Trials], depth: int) -> tuple[Floats, Floats]:
-    """Sum tried and accepted by depth, over all lengths and prompts."""
-    tried_D, accepted_D = np.zeros(depth), np.zeros(depth)
-    for gamma, one in trials.items():
-        tried_D[:gamma] += one.tried_PD.sum(0)
-        accepted_D[:gamma] += one.accepted_PD.sum(0)
-    return tried_D, accepted_D
-
-
-def _cells(trials: Mapping[int, Trials], least: float) -> list[Floats]:
+def _cells(trials: Trials, least: float) -> list[Floats]:
     """Join places into cells of `least` trials or more: tried and accepted by prompt, [2, P]
     each."""
-    both = [np.stack([one.tried_PD, one.accepted_PD]) for one in trials.values()]
-    empty = np.zeros(both[0].shape[:2])
+    places_GD2P = np.stack([trials.tried_PGD, trials.accepted_PGD]).transpose(2, 3, 0, 1)
+    empty = np.zeros(places_GD2P.shape[2:])
     cells: list[Floats] = []
     rest = empty
-    for one in both:
+    for places_D2P in places_GD2P:
         open_cell = empty
-        for depth in range(one.shape[-1]):
-            open_cell = open_cell + one[..., depth]
+        for place in places_D2P:
+            open_cell = open_cell + place
             if open_cell[0].sum() >= least:
                 cells.append(open_cell)
                 open_cell = empty
@@ -316,27 +301,20 @@ def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
     return RateEstimate(alpha=float(accepted / tried), se=se, ci95=(float(low), float(high)))
 
 
-def _by_prompts(fitted: RateEstimate, trials: Mapping[int, Trials]) -> RateEstimate:
+def _by_prompts(fitted: RateEstimate, trials: Trials) -> RateEstimate:
     """Give the least-squares rate its error by prompts, each of which moves the tokens per step
     of every length."""
-    slope = _slopes(fitted.alpha, np.array(list(trials)))
-    added_P = np.zeros(_prompts(trials))
-    if len(added_P) < 2 or not 0 < fitted.alpha < 1:
+    steps_PG, accepted_PG = trials.steps_PG, trials.accepted_PGD.sum(-1)
+    if len(steps_PG) < 2 or not 0 < fitted.alpha < 1:
         return replace(fitted, se=None, ci95=None)
-    for one, weight in zip(trials.values(), slope / (slope @ slope), strict=True):
-        steps = one.steps_P.sum()
-        mean = one.accepted_PD.sum() / steps
-        added_P += weight * (one.accepted_PD.sum(1) - mean * one.steps_P) / steps
-    se = error(added_P)
-    far = quantile(len(added_P)) * se
+    slope_G, steps_G = _slopes(fitted.alpha, trials.lengths_G), steps_PG.sum(0)
+    moved_PG = accepted_PG - accepted_PG.sum(0) / steps_G * steps_PG
+    se = error(moved_PG / steps_G @ (slope_G / (slope_G @ slope_G)))
+    far = quantile(len(steps_PG)) * se
     return replace(fitted, se=se, ci95=(max(fitted.alpha - far, 0.0), min(fitted.alpha + far, 1.0)))
 
 
-def _prompts(trials: Mapping[int, Trials]) -> int:
-    return len(next(iter(trials.values())).steps_P)
-
-
-def _slopes(alpha: float, gamma: Floats) -> Floats:
+def _slopes(alpha: float, gamma: NDArray[np.int64]) -> Floats:
     """Return d tau / d alpha = sum of j alpha^(j-1) over j = 1 .. gamma."""
-    j = np.arange(1, int(gamma.max()) + 1)
-    return np.asarray(np.cumsum(j * alpha ** (j - 1.0))[gamma.astype(int) - 1])
+    j = np.arange(1, gamma.max() + 1)
+    return np.asarray(np.cumsum(j * alpha ** (j - 1.0))[gamma - 1])

@@ -233,21 +233,6 @@ def affine_law(
     )
 
 
-def one_target(observations: Sequence[Observation]) -> str | None:
-    """Explain why rows of one target, with enough drafts for curves of its own, have no law.
-
-    None: they are not of that kind.
-    """
-    targets = {(one.target, one.target_ppl) for one in observations}
-    if len(targets) > 1 or len(observations) <= len(NAMES):
-        return None
-    ((target, target_ppl),) = targets
-    return (
-        f"all rows are of {target} with a perplexity of {target_ppl:g}: B cannot be told from C; "
-        "there is no law, only curves for this target; measure another one, too"
-    )
-
-
 def per_target(
     observations: Sequence[Observation],
 ) -> tuple[dict[str, dict[str, FormFit | None]], tuple[str, ...]]:
@@ -577,11 +562,10 @@ def _doubts(data: Floats, theta: Floats) -> list[str]:
             "the law describes these runs no better than their mean does (R2 of 0 or less): losses "
             "do not fall with params and tokens; do not plan with it"
         )
-    terms = _terms(theta, data)
-    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1)[:, None]).max(axis=0)
+    _, A, _, B, _ = _jacobian(theta, data).max(axis=0)  # by ln A and ln B: their largest shares
     for column, constant, exponent, share, power in (
-        ("params", "A", "nu", shares[1], theta[2]),
-        ("tokens", "B", "delta", shares[2], theta[4]),
+        ("params", "A", "nu", A, theta[2]),
+        ("tokens", "B", "delta", B, theta[4]),
     ):
         highest = _BOUNDS[1][LOSS_NAMES.index(exponent)]
         if share < _GONE:

@@ -437,11 +437,12 @@ def draft_of(
         )
     costs = (float(setting.cost(draft_params)), M) if cost_ratio is None else (cost_ratio, 1.0)
     faster = float(optimal_speedup(alpha, *costs, integer=integer))
+    gamma = float(optimal_length(alpha, *costs, integer=integer))
     return Draft(
         params=draft_params,
         ratio=draft_params / M,
         alpha=alpha,
-        gamma=float(optimal_length(alpha, *costs, integer=integer)),
+        gamma=round(gamma) if integer else gamma,
         throughput=faster / (2.0 * M),
         speedup=faster,
     )

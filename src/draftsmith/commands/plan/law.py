@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from draftsmith.config import Leading, Many, as_dict, field_types, require
 from draftsmith.provenance import start_run
 
 if TYPE_CHECKING:
-    from draftsmith.plan.fit import AffineFit, FormFit, PairPrediction
+    from draftsmith.plan.fit import AffineFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +49,45 @@ class PlanLawOptions(VerbOptions):
 
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
-    from draftsmith.plan.fit import AffineFit, affine_law, one_target, per_target
+    from draftsmith.plan.fit import NAMES, AffineFit, affine_law, per_target
     from draftsmith.plan.observations import naming, read_observations
 
     record = start_run("plan law", options)
     observations = [
         one for path in options.observations for one in read_observations(path, options.protocol)
     ]
-    curves, notes = per_target(observations)
-    lacking = one_target(observations) if curves and not options.predict else None
+    curves, warnings = per_target(observations)
+    pairs = {(one.target, one.target_ppl) for one in observations}
     fit = None
-    if lacking is None:
+    if len(pairs) == 1 and len(observations) > len(NAMES) and curves and not options.predict:
+        ((target, ppl),) = pairs
+        lacking = (
+            f"all rows are of {target} with a perplexity of {ppl:g}: B cannot be told from C; "
+            "there is no law, only curves for this target; measure another one, too"
+        )
+        warnings = (lacking, *warnings)
+    else:
         with naming(*options.observations):
             fit = affine_law(observations, fixed_effects=options.fixed_effects, at=options.pairs())
+        warnings = (*fit.warnings, *warnings)
         _show(fit)
-    _show_curves(curves)
+    rows = [
+        (target, form, *found.params, found.mse, found.r2)
+        for target, forms in curves.items()
+        for form, found in forms.items()
+        if found is not None
+    ]
+    if rows:
+        show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
     if fit is not None and fit.predictions:
-        _show_predictions(fit.predictions)
-    warnings = (*((lacking,) if fit is None else fit.warnings), *notes)
+        show(
+            "Predicted",
+            ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
+            [
+                (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
+                for one in fit.predictions
+            ],
+        )
     say(warnings)
     # where there is no law, its keys are null
     law = dict.fromkeys(field_types(AffineFit)) if fit is None else as_dict(fit)
@@ -103,25 +123,3 @@ def _show(fit: AffineFit) -> None:
         values["its 95 %"] = interval(fit.fixed_effects.errors.ci95["A"])
         values["R2 with a constant per target"] = fit.fixed_effects.r2
     show_values("", values)
-
-
-def _show_curves(curves: dict[str, dict[str, FormFit | None]]) -> None:
-    rows = [
-        (target, form, *found.params, found.mse, found.r2)
-        for target, forms in curves.items()
-        for form, found in forms.items()
-        if found is not None
-    ]
-    if rows:
-        show("Against draft perplexity", ("target", "curve", "p1", "p2", "MSE", "R2"), rows)
-
-
-def _show_predictions(predictions: Sequence[PairPrediction]) -> None:
-    show(
-        "Predicted",
-        ("draft ppl", "target ppl", "alpha", "95 % of the law", "95 % of a new pair"),
-        [
-            (one.draft_ppl, one.target_ppl, one.alpha, interval(one.ci95), interval(one.pi95))
-            for one in predictions
-        ],
-    )

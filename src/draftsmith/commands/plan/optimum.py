@@ -39,23 +39,13 @@ class PlanOptimumOptions(VerbOptions):
     out: Path | None = None
     """Write figures to this folder."""
 
-    def sizes(self) -> tuple[float, float, float, float | None]:
-        """Target parameters, target tokens, draft tokens, draft parameters (or None)."""
-        draft = self.draft_params
-        return (
-            parse_count(self.target_params, "--target-params"),
-            parse_count(self.target_tokens, "--target-tokens"),
-            parse_count(self.draft_tokens, "--draft-tokens"),
-            None if draft is None else parse_count(draft, "--draft-params"),
-        )
-
     def validate(self) -> None:
         super().validate()
-        target, _, _, draft = self.sizes()
-        if draft is None:
+        if self.draft_params is None:
             unused("--cost-ratio", self.cost_ratio, None, "--draft-params")
         else:
-            small = draft < target
+            draft = parse_count(self.draft_params, "--draft-params")
+            small = draft < parse_count(self.target_params, "--target-params")
             require(small, f"--draft-params must be below --target-params, got {draft:g}")
         for name in ("cost_ratio", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
@@ -66,36 +56,30 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, draft_of
 
     record = start_run("plan optimum", options)
-    target_params, target_tokens, draft_tokens, draft_params = options.sizes()
     law, loss = laws_of(options.laws)
-    integer = options.integer
+    integer, M = options.integer, parse_count(options.target_params, "--target-params")
+    tokens = parse_count(options.draft_tokens, "--draft-tokens")
     setting = SizingProblem(
-        target_params=target_params,
-        target_tokens=target_tokens,
-        budget=TokenBudget(amount=draft_tokens, name="--draft-tokens"),
+        target_params=M,
+        target_tokens=parse_count(options.target_tokens, "--target-tokens"),
+        budget=TokenBudget(amount=tokens, name="--draft-tokens"),
         law=law,
         loss=loss,
         cost_floor=options.cost_floor or 0.0,
     )
     sizing = best_draft(setting, integer=integer)
     draft = None
-    if draft_params is not None:
-        draft = draft_of(setting, draft_params, cost_ratio=options.cost_ratio, integer=integer)
-    warnings = [*sizing.warnings, *extrapolated(law, target_params)]
+    if options.draft_params is not None:
+        params = parse_count(options.draft_params, "--draft-params")
+        draft = draft_of(setting, params, cost_ratio=options.cost_ratio, integer=integer)
+    warnings = [*sizing.warnings, *extrapolated(law, M)]
     if draft is not None and draft.gamma == 0:
         warnings.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
     best = sizing.best
-    plain = {"gamma": 0.0, "throughput": 1 / (2 * target_params), "speedup": 1.0}
-    found: dict[str, Any] = {"params": None, "ratio": None, "alpha": None, **plain}
+    found: dict[str, Any] = dict.fromkeys(("params", "ratio", "alpha"))
+    found |= {"gamma": 0 if integer else 0.0, "throughput": 1 / (2 * M), "speedup": 1.0}
     if best is not None:
         found = asdict(best)
-    given = None if draft is None else asdict(draft)
-    if given is not None:
-        distance = None if best is None else abs(given["params"] - best.params) / target_params
-        given["distance"] = distance
-    for entry in (found, given):
-        if integer and entry is not None:
-            entry["gamma"] = round(entry["gamma"])
     if best is not None:
         values = _values(best)
         values["95 % of N*"] = interval(sizing.ci95)
@@ -103,7 +87,10 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
             changes = (f"{value:.3f}" for value in sizing.sensitivity.values())
             values["d ln N* / d ln A, B, C"] = ", ".join(changes)
         show_values("The best draft", values)
+    given = None
     if draft is not None:
+        distance = None if best is None else abs(draft.params - best.params) / M
+        given = {**asdict(draft), "distance": distance}
         show_values("The given draft", _values(draft))
     say(warnings)
     payload = {
