@@ -23,16 +23,15 @@ from pydantic import FiniteFloat
 from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
-from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
     TrainedModel,
     columns,
-    perplexity_warnings,
+    odd_rows,
+    part_of,
     read_json,
-    repeat_warnings,
 )
 from draftsmith.plan.optimum import NAMES, AcceptanceLaw, LossLaw
 
@@ -225,8 +224,7 @@ def affine_law(
         fixed_effects=_fixed_effects(observations, alpha, draft_ppl) if fixed_effects else None,
         predictions=predictions,
         warnings=(
-            *perplexity_warnings(observations),
-            *repeat_warnings(observations),
+            *odd_rows(observations),
             *notes,
             *_far_off(predictions, design),
         ),
@@ -249,8 +247,7 @@ def per_target(
         distinct = len(np.unique(x))
         if distinct < _FEWEST_FOR_A_FORM:
             notes.append(
-                f"{target} has {distinct} different draft perplexities: curves of its own take "
-                f"{_FEWEST_FOR_A_FORM} or more"
+                f"{target} has {distinct} different draft perplexities: too few for its own curves"
             )
             continue
         found[target] = {form: fit_form(form, x, alpha) for form in FORMS}
@@ -292,8 +289,7 @@ def read_law(path: Path) -> AcceptanceLaw:
     values = read_json(path, "law")
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no law: expected what `plan law --json` prints")
-    kept = {name: values[name] for name in field_types(LawFile) if name in values}
-    law = from_dict(LawFile, kept, where=str(path))
+    law = part_of(LawFile, values, str(path))
     if law.cov is not None and not _is_covariance(np.array(law.cov)):
         raise InputError(
             f"{path}: 'cov' must be the covariance of A, B and C: symmetric, with no negative "
@@ -362,8 +358,7 @@ def _check_rank(columns: Floats) -> None:
             )
     if np.linalg.matrix_rank(columns / np.linalg.norm(columns, axis=0)) < columns.shape[1]:
         raise InputError(
-            "draft and target perplexities vary together: A cannot be told from B; measure one "
-            "target with several drafts"
+            "draft and target perplexities vary together: measure one target with several drafts"
         )
 
 
@@ -378,23 +373,20 @@ def _all_errors(
     else:
         alone = observations[int(np.argmax(leverage))]
         notes.append(
-            f"the row of {alone.draft} with {alone.target} decides a coefficient alone: HC3 errors "
-            "are left out"
+            f"the row of {alone.draft} with {alone.target} decides a coefficient alone: no HC3"
         )
     for role in ("target", "draft"):
         names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
         if len(names) <= len(NAMES):
             notes.append(
-                f"errors clustered by {role} are left out: they take more than {len(NAMES)} "
-                f"{role}s, got {len(names)}"
+                f"errors clustered by {role} are left out: {len(names)} {role}s are too few"
             )
             continue
         robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
         errors[f"cluster_{role}"] = _errors(robust)
         if len(names) < _FEW_CLUSTERS:
             notes.append(
-                f"errors clustered by {role} rest on {len(names)} {role}s: with fewer than "
-                f"{_FEW_CLUSTERS} they come out too small"
+                f"errors clustered by {role} rest on {len(names)} {role}s only: they are too small"
             )
     return errors, notes
 
@@ -420,8 +412,7 @@ def _fixed_effects(
     columns = np.column_stack([draft_ppl, groups[:, None] == np.arange(len(names))])
     if len(alpha) <= columns.shape[1] or np.linalg.matrix_rank(columns) < columns.shape[1]:
         raise InputError(
-            f"--fixed-effects: {len(alpha)} rows are too few for a constant per target "
-            f"({len(names)}) and A"
+            f"--fixed-effects: {len(alpha)} rows are too few for {len(names)} constants and A"
         )
     fit = ols(alpha, columns).fit()
     return FixedEffects(
@@ -438,10 +429,7 @@ def _far_off(predictions: Sequence[PairPrediction], columns: Floats) -> Iterator
     for one in predictions:
         pair = f"perplexities {one.draft_ppl:g} (draft) and {one.target_ppl:g} (target)"
         if not 0 < one.alpha < 1:
-            yield (
-                f"for {pair} the law gives {one.alpha:.3g}, which is no acceptance rate: it does "
-                "not hold there"
-            )
+            yield f"for {pair} the law gives {one.alpha:.3g}, which is no acceptance rate"
         elif not (low_x <= one.draft_ppl <= high_x and low_y <= one.target_ppl <= high_y):
             yield (
                 f"{pair} lie outside of those measured ({low_x:g} to {high_x:g} and {low_y:g} to "
@@ -559,8 +547,7 @@ def _doubts(data: Floats, theta: Floats) -> list[str]:
     missed = np.sum(_residuals(theta, data) ** 2)
     if missed >= np.sum((log_losses - log_losses.mean()) ** 2):
         notes.append(
-            "the law describes these runs no better than their mean does (R2 of 0 or less): losses "
-            "do not fall with params and tokens; do not plan with it"
+            "the law describes these runs no better than their mean does: do not plan with it"
         )
     _, A, _, B, _ = _jacobian(theta, data).max(axis=0)  # by ln A and ln B: their largest shares
     for column, constant, exponent, share, power in (
@@ -570,8 +557,7 @@ def _doubts(data: Floats, theta: Floats) -> list[str]:
         highest = _BOUNDS[1][LOSS_NAMES.index(exponent)]
         if share < _GONE:
             notes.append(
-                f"{constant} comes out as 0: the runs do not show that losses fall with {column}, "
-                f"and {exponent} means nothing"
+                f"{constant} comes out as 0: the runs do not show that losses fall with {column}"
             )
         elif not _AT_BOUND < power < highest - _AT_BOUND:
             notes.append(
@@ -580,8 +566,7 @@ def _doubts(data: Floats, theta: Floats) -> list[str]:
             )
     if abs(np.corrcoef(data[:, 0], data[:, 1])[0, 1]) > 0.99:
         notes.append(
-            "params and tokens grow together in these runs: their parts of the loss are hardly "
-            "told apart; train some sizes longer and some shorter"
+            "params and tokens grow together in these runs: train some sizes longer, some shorter"
         )
     if np.exp(theta[0]) < 1e-3:
         notes.append("E comes out as 0: the runs do not show where the loss would level off")

@@ -19,10 +19,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, FiniteFloat
 
-from draftsmith.config import field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.errors import InputError
-from draftsmith.plan.observations import Margin, Number, read_json, read_rows, typed
+from draftsmith.plan.observations import Margin, Number, part_of, read_json, read_rows, typed
 from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
 
 NEAR = 1.3
@@ -36,7 +35,7 @@ PREDICTED_KIND = "pretrained"
 """The kind of draft that predictions are for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A prediction with its 95 % interval; no ends: not known."""
 
@@ -140,33 +139,26 @@ def rung(setting: SizingProblem, size: str, params: float) -> Rung:
     The interval of alpha is for a pair that has not been measured: the errors of A, B and C, and
     how far pairs lie from the law. Those of tau and speed-up follow from it at the draft length.
     """
-    alpha = float(setting.alpha(params))
+    alpha, ppl, law = float(setting.alpha(params)), float(setting.draft_ppl(params)), setting.law
     ratio = float(setting.cost(params)) / setting.target_params
     gamma = max(1, round(float(optimal_length(alpha, ratio, integer=True))))
-    spread = spread_of(setting, params)
-    ends = None if spread is None else (alpha - Z95 * spread, alpha + Z95 * spread)
-    rates = [alpha] if ends is None else [alpha, max(ends[0], 0.0), min(ends[1], 1.0)]
+    rates = np.array([alpha])
+    if law.cov is not None and law.residual is not None:
+        place = np.array([ppl, setting.target_ppl, 1.0])
+        spread = float(np.sqrt(place @ np.asarray(law.cov) @ place + law.residual**2))
+        rates = np.clip([alpha, alpha - Z95 * spread, alpha + Z95 * spread], 0.0, 1.0)
     return Rung(
         size=size,
         params=params,
         tokens=float(setting.budget.tokens(params)),
-        draft_ppl=float(setting.draft_ppl(params)),
-        alpha=Estimate(**_named(rates)),
+        draft_ppl=ppl,
+        alpha=Estimate(*rates.tolist()),
         gamma=gamma,
-        tau=Estimate(**_named([float(tokens_per_step(rate, gamma)) for rate in rates])),
-        speedup=Estimate(**_named([float(speedup(rate, gamma, ratio)) for rate in rates])),
+        tau=Estimate(*tokens_per_step(rates, gamma).tolist()),
+        speedup=Estimate(*speedup(rates, gamma, ratio).tolist()),
         cost_ratio=ratio,
         drafts={},
     )
-
-
-def spread_of(setting: SizingProblem, params: float) -> float | None:
-    """Return the standard error of the rate of a new pair; None: the law has no errors."""
-    law = setting.law
-    if law.cov is None or law.residual is None:
-        return None
-    place = np.array([float(setting.draft_ppl(params)), setting.target_ppl, 1.0])
-    return float(np.sqrt(place @ np.asarray(law.cov) @ place + law.residual**2))
 
 
 # --------------------------------------------------------------------------- inside
@@ -213,10 +205,6 @@ def _unfit(setting: SizingProblem, params: float) -> str:
         return "it is not smaller than the target"
     alpha = float(setting.alpha(params))
     return "" if 0 < alpha < 1 else f"the law gives it an acceptance of {alpha:.3g}"
-
-
-def _named(values: Sequence[float]) -> dict[str, float]:
-    return dict(zip(("value", "low", "high"), values, strict=False))
 
 
 # --------------------------------------------------------------------------- what was measured
@@ -271,12 +259,8 @@ def read_predictions(path: Path) -> tuple[Rung, ...]:
     rungs = content.get("rungs") if isinstance(content, dict) else None
     if not isinstance(rungs, list) or not rungs:
         raise InputError(f"{path} holds no 'rungs': expected what `plan ladder` writes")
-    found = []
-    for number, values in enumerate(rungs, start=1):
-        if isinstance(values, dict):  # a rung holds more than what is compared
-            values = {name: values[name] for name in field_types(Rung) if name in values}
-        found.append(from_dict(Rung, values, where=f"{path}, rung {number}"))
-    return tuple(found)
+    numbered = enumerate(rungs, start=1)
+    return tuple(part_of(Rung, values, f"{path}, rung {number}") for number, values in numbered)
 
 
 def read_rates(path: Path) -> Iterator[Measured]:
@@ -288,10 +272,10 @@ def read_rates(path: Path) -> Iterator[Measured]:
         rate = [one.alpha]
         if one.moe is not None:
             rate += [max(one.alpha - one.moe, 0.0), min(one.alpha + one.moe, 1.0)]
-        found: list[tuple[str, Estimate, int | None]] = [("alpha", Estimate(**_named(rate)), None)]
+        found: list[tuple[str, Estimate, int | None]] = [("alpha", Estimate(*rate), None)]
         lengths = {name: int(by[1]) for name in row if (by := _TOKENS.fullmatch(name))}
         tokens = typed(dict[str, Number], place, {name: row[name] for name in lengths})
-        found += [("tau", Estimate(value=tokens[name]), n) for name, n in lengths.items()]
+        found += [("tau", Estimate(tokens[name]), n) for name, n in lengths.items()]
         for quantity, value, gamma in found:
             yield Measured(
                 draft=one.draft,

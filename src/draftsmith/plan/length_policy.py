@@ -56,15 +56,12 @@ class StepCosts:
                 "costs are given for drafts of 0, 1, ... tokens, of target and drafter alike: got "
                 f"{len(self.target_D)} and {len(self.draft_D)} values"
             )
-        for name, seconds in (
-            ("target_D", self.target_D),
-            ("draft_D", self.draft_D),
-            ("in_vain", (self.in_vain,)),
-        ):
-            if not all(math.isfinite(value) and value >= 0 for value in seconds):
-                raise ValueError(f"{name} must be finite and not negative, got {seconds}")
-        if min(*self.target_D, self.in_vain) <= 0:
-            raise ValueError(f"target_D and in_vain must be positive, got {self}")
+        target = (*self.target_D, self.in_vain)
+        if not (min(target) > 0 <= min(self.draft_D) and sum((*target, *self.draft_D)) < math.inf):
+            raise ValueError(
+                "target_D and in_vain must be finite and positive, draft_D finite and not negative,"
+                f" got {self}"
+            )
 
     @property
     def longest(self) -> int:

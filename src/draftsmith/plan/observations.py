@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, cast
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from draftsmith.config import parse_count
+from draftsmith.config import field_types, from_dict, parse_count
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError, nearest
 
@@ -260,6 +260,13 @@ def read_json(path: Path, what: str) -> Any:
         raise InputError(f"cannot read the {what} {path}: {reason}") from None
 
 
+def part_of(kind: type[T], values: object, where: str) -> T:
+    """Build a dataclass from JSON values, which may hold more than its fields."""
+    if isinstance(values, dict):
+        values = {name: values[name] for name in field_types(kind) if name in values}
+    return from_dict(kind, values, where=where)
+
+
 @contextlib.contextmanager
 def naming(*paths: Path) -> Iterator[None]:
     """Name the files in an InputError from inside."""
@@ -269,32 +276,25 @@ def naming(*paths: Path) -> Iterator[None]:
         raise InputError(f"{', '.join(map(str, paths))}: {error}") from None
 
 
-def perplexity_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Warn about each model that has several perplexities."""
+def odd_rows(observations: Sequence[Observation]) -> Iterator[str]:
+    """Yield warnings about each model that has several perplexities, and about pairs that have
+    several rows."""
     found: dict[str, set[float]] = defaultdict(set)
     for one in observations:
         found[one.target].add(one.target_ppl)
         found[one.draft].add(one.draft_ppl)
-    return tuple(
-        f"{model} has {len(values)} perplexities ({', '.join(map(str, sorted(values)))}): each row "
-        "is taken as it stands"
-        for model, values in found.items()
-        if len(values) > 1
-    )
-
-
-def repeat_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Warn if pairs have several rows."""
-    counts = Counter((one.draft, one.target) for one in observations)
-    twice = [pair for pair, count in counts.items() if count > 1]
-    if not twice:
-        return ()
-    draft, target = twice[0]
-    return (
-        f"{len(twice)} pair{'s have' if len(twice) > 1 else ' has'} several rows ({draft} with "
-        f"{target}, for one): each counts as a measurement of its own, and copies make the errors "
-        "too small",
-    )
+    for model, values in found.items():
+        if len(values) > 1:
+            listed = ", ".join(map(str, sorted(values)))
+            yield f"{model} has {len(values)} perplexities ({listed}): each row counts as it stands"
+    pairs = Counter((one.draft, one.target) for one in observations)
+    twice = [f"{draft} with {target}" for (draft, target), count in pairs.items() if count > 1]
+    if twice:
+        have = "pairs have" if len(twice) > 1 else "pair has"
+        yield (
+            f"{len(twice)} {have} several rows ({twice[0]}, for one): each counts as a measurement "
+            "of its own, and copies make the errors too small"
+        )
 
 
 def _pair(row: Mapping[str, str]) -> tuple[str, str]:

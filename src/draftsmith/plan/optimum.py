@@ -30,7 +30,9 @@ more than its share of parameters, and where that was measured no size is taken 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -205,23 +207,16 @@ class SizingProblem:
 
     def length(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
         """Return the best draft length, in tokens; 0 where the law gives no acceptance rate."""
-        alpha, usable = self._usable(draft_params)
-        length = optimal_length(alpha, self.cost(draft_params), self.target_params, integer=integer)
-        return np.where(usable, length, 0.0)
+        return self._of(partial(optimal_length, integer=integer), draft_params, otherwise=0.0)
 
     def speedup(self, draft_params: ArrayLike, *, integer: bool = False) -> Floats:
         """Return 2 M times eq. 9 without lengths below 0: 1 where drafting does not pay (eq. 9 is
         then 1 / (2 M), plain decoding)."""
-        alpha, usable = self._usable(draft_params)
-        cost = self.cost(draft_params)
-        found = optimal_speedup(alpha, cost, self.target_params, integer=integer)
-        return np.where(usable, found, 1.0)
+        return self._of(partial(optimal_speedup, integer=integer), draft_params)
 
     def speedup_at(self, draft_params: ArrayLike, gamma: ArrayLike) -> Floats:
         """Return 2 M times eq. 3, for drafts of this length."""
-        alpha, usable = self._usable(draft_params)
-        found = speedup(alpha, gamma, self.cost(draft_params), self.target_params)
-        return np.where(usable, found, 1.0)
+        return self._of(lambda alpha, *costs: speedup(alpha, gamma, *costs), draft_params)
 
     def slope(self, draft_params: float, gamma: float) -> float:
         """Return d ln(throughput) / d ln N at this draft length; at the best one this is the whole
@@ -238,10 +233,14 @@ class SizingProblem:
         dearer = gamma * N / (M + gamma * N) if self.cost_floor * M < N else 0.0
         return float(per_alpha * gained - dearer)
 
-    def _usable(self, draft_params: ArrayLike) -> tuple[Floats, np.ndarray]:
+    def _of(
+        self, law: Callable[..., Floats], draft_params: ArrayLike, otherwise: float = 1.0
+    ) -> Floats:
+        """Return a function of alpha and both costs; `otherwise` where there is no rate."""
         alpha = self.alpha(positive(draft_params, "draft_params"))
         usable = (alpha > 0) & (alpha < 1)
-        return np.where(usable, alpha, 0.5), usable
+        found = law(np.where(usable, alpha, 0.5), self.cost(draft_params), self.target_params)
+        return np.where(usable, found, otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -394,21 +393,15 @@ def best_draft(setting: SizingProblem, *, integer: bool = False) -> Sizing:
         sensitivity = dict(zip(NAMES, changes.tolist(), strict=True))
         if law.cov is not None:
             spread = float(np.sqrt(gradient @ np.asarray(law.cov) @ gradient))
-    if spread is not None and not Z95 * spread < np.log(_MOST_FACTOR):
+    se = ci95 = None
+    if spread is not None and Z95 * spread < np.log(_MOST_FACTOR):
+        factor = float(np.exp(Z95 * spread))
+        se, ci95 = best.params * spread, (best.params / factor, best.params * factor)
+        if factor > 2:
+            notes.append(f"N* is known to a factor of {factor:.1f} only")
+    elif spread is not None:
         notes.append("the covariance of A, B and C is so large that it says nothing about N*")
-        spread = None
-    if spread is None:
-        return Sizing(best=best, sensitivity=sensitivity, warnings=tuple(notes))
-    factor = float(np.exp(Z95 * spread))
-    if factor > 2:
-        notes.append(f"N* is known to a factor of {factor:.1f} only")
-    return Sizing(
-        best=best,
-        se=best.params * spread,
-        ci95=(best.params / factor, best.params * factor),
-        sensitivity=sensitivity,
-        warnings=tuple(notes),
-    )
+    return Sizing(best=best, se=se, ci95=ci95, sensitivity=sensitivity, warnings=tuple(notes))
 
 
 def draft_of(

@@ -164,13 +164,12 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
         else:
             place = best_place(setting, sizes, setting.speedup(sizes))
             if place is None:
-                alpha = setting.alpha(sizes)
-                found = np.any((alpha > 0) & (alpha < 1))
+                rates = setting.alpha(sizes)
+                found = np.any((rates > 0) & (rates < 1))
                 what = "pays" if found else "has an acceptance rate between 0 and 1"
                 raise InputError(
                     f"no draft of {sizes[0]:g} to {sizes[-1]:g} parameters {what} for a target of "
-                    f"{target_params:.3g} with these laws ({draft_tokens:.3g} draft tokens, "
-                    f"{target_tokens:.3g} target tokens)"
+                    f"{target_params:.3g} with these laws"
                 )
             size, interior = float(sizes[place]), 0 < place < len(sizes) - 1
         best.append(size)

@@ -112,18 +112,14 @@ def _benched(folder: Path) -> Iterator[Measured]:
     for entry in _from_records(path) if path.suffix == ".jsonl" else _from_summary(path):
         if entry["name"] == BASELINE or entry.get("lossy_rule") is not None:
             continue
-        for quantity, name in (
-            ("alpha", "alpha"),
-            ("tau", "tokens_per_step"),
-            ("speedup", "speedup"),
-        ):
-            low, high = entry.get(f"{name}_ci95") or (None, None)
+        names = {"alpha": "alpha", "tau": "tokens_per_step", "speedup": "speedup"}
+        for quantity, name in names.items():
             if entry.get(name) is not None:
                 yield Measured(
                     draft=entry["name"],
                     quantity=quantity,
                     temperature=entry["temperature"],
-                    value=Estimate(value=entry[name], low=low, high=high),
+                    value=Estimate(entry[name], *(entry.get(f"{name}_ci95") or ())),
                     source=str(path),
                     gamma=None if quantity == "alpha" else gamma,
                 )
@@ -137,9 +133,7 @@ def _from_records(path: Path) -> Iterator[dict[str, Any]]:
     for one in records.drafter_metrics(lines):
         mine = [r for r in lines if (r.drafter, r.temperature) == (one.name, one.temperature)]
         depths = records.offers_by_position(mine)
-        tried, accepted = (
-            (sum(counts) for counts in zip(*depths, strict=True)) if depths else (0, 0)
-        )
+        tried, accepted = (sum(depth[place] for depth in depths) for place in (0, 1))
         yield {**asdict(one), "alpha": accepted / tried if tried else None}
 
 

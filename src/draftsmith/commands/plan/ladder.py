@@ -121,23 +121,18 @@ class PlanLadderOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        ways = [self.tokens is not None, self.flops is not None, self.hours is not None]
-        require(sum(ways) == 1, "give one budget: --tokens, --flops or --hours")
+        budgets = (self.tokens, self.flops, self.hours)
+        require(budgets.count(None) == 2, "give one budget: --tokens, --flops or --hours")
         if self.hours is None:
             unused("--tokens-per-second", self.tokens_per_second, None, "--hours")
-        require(
-            (self.hours is None) == (self.tokens_per_second is None),
-            "--hours needs --tokens-per-second: the rate at which drafts are trained",
-        )
+        elif self.tokens_per_second is None:
+            raise InputError("--hours needs --tokens-per-second: the rate at which drafts train")
         require(
             self.target is not None or self.target_params is not None,
             "give --target FOLDER, or --target-params and --target-tokens",
         )
         for name in ("hours", "tokens_per_second", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
-        for name in ("target_params", "target_tokens", "tokens", "flops"):
-            if getattr(self, name) is not None:
-                parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
         total = self.training_tokens()
         require(
             total is None or 1 <= total < math.inf,
