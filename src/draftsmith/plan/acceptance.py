@@ -189,9 +189,7 @@ def least_squares(gamma: NDArray[np.int64], tokens: Floats) -> RateEstimate:
     if len(gamma) < 2 or not 0 < alpha < 1:  # at the ends it cannot miss, so SSR means nothing
         return RateEstimate(alpha=alpha, se=None, ci95=None)
     missed, slope = tokens_per_step(alpha, gamma) - tokens, _slopes(alpha, gamma)
-    se = float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope)))
-    ends = (max(alpha - Z95 * se, 0.0), min(alpha + Z95 * se, 1.0))
-    return RateEstimate(alpha=alpha, se=se, ci95=ends)
+    return _rate(alpha, float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope))), Z95)
 
 
 def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[Floats, Floats]:
@@ -310,8 +308,13 @@ def _by_prompts(fitted: RateEstimate, trials: Trials) -> RateEstimate:
     slope_G, steps_G = _slopes(fitted.alpha, trials.lengths_G), steps_PG.sum(0)
     moved_PG = accepted_PG - accepted_PG.sum(0) / steps_G * steps_PG
     se = error(moved_PG / steps_G @ (slope_G / (slope_G @ slope_G)))
-    far = quantile(len(steps_PG)) * se
-    return replace(fitted, se=se, ci95=(max(fitted.alpha - far, 0.0), min(fitted.alpha + far, 1.0)))
+    return _rate(fitted.alpha, se, quantile(len(steps_PG)))
+
+
+def _rate(alpha: float, se: float, reach: float) -> RateEstimate:
+    """Return a rate with its interval, `reach` standard errors to each side and within [0, 1]."""
+    ends = (max(alpha - reach * se, 0.0), min(alpha + reach * se, 1.0))
+    return RateEstimate(alpha=alpha, se=se, ci95=ends)
 
 
 def _slopes(alpha: float, gamma: NDArray[np.int64]) -> Floats:

@@ -41,7 +41,7 @@ NamedRange = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errors:
-    """Standard errors of named coefficients, and their 95 % t intervals."""
+    """Standard errors of named coefficients, and their 95 % intervals."""
 
     se: Named
     ci95: NamedRange
@@ -124,13 +124,11 @@ class FormFit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossFit:
-    """The five constants, how sure they are, and how well they describe the runs."""
+class LossFit(Errors):
+    """The five constants, how sure they are (by bootstrap over runs), and how well they describe
+    the runs."""
 
     law: LossLaw
-    se: Named
-    """Standard errors by bootstrap over runs, like the intervals."""
-    ci95: NamedRange
     rmse_log: float
     """Root mean square of ln(predicted / measured loss)."""
     r2_log: float

@@ -75,7 +75,8 @@ def acceptance_curves(
     """Measured pairs with 95 % margins, and three curves fitted per target."""
     if not fits:
         return None
-    figure, axes = _grid_of_panels(len(fits))
+    across, down = min(len(fits), 4), -(-len(fits) // 4)
+    figure, axes = _panels(len(fits), 2.4 * across + 0.8, 2.0 * down + 0.8, across=across)
     for axis, (target, forms) in zip(axes, fits.items(), strict=True):
         own = [one for one in observations if one.target == target]
         draft, alpha, moe = np.nan_to_num(columns(own, "draft_ppl", "alpha", "moe"))
@@ -100,7 +101,7 @@ def draft_sizes(
 ) -> Figure:
     """Draw the speed-up by draft size, a panel per title; stars at N*, crosses at the sizes that
     are available there."""
-    figure, axes = _row_of_panels(len(panels), max(6.4, 3.6 * len(panels)), 4.2, sharey=True)
+    figure, axes = _panels(len(panels), max(6.4, 3.6 * len(panels)), 4.2, sharey=True)
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
@@ -128,7 +129,7 @@ def draft_sizes(
 )
 def latencies(points: Sequence[LatencyPoint]) -> Figure:
     names = {"ttft": "time to first token", "ttot": "total time", "tpot": "time per token"}
-    figure, axes = _row_of_panels(len(names), 9.6, 3.6)
+    figure, axes = _panels(len(names), 9.6, 3.6)
     style = {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1}
     for axis, (name, label) in zip(axes, names.items(), strict=True):
         for family in dict.fromkeys(point.family for point in points):
@@ -212,7 +213,7 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
     """Left: tokens per step, measured and as one rate gives them. Right: how often a drafted token
     was accepted, given that all before it were; the line is the maximum likelihood estimate with
     its 95 % interval."""
-    figure, (by_length, by_depth) = _row_of_panels(2, 8.4, 3.8)
+    figure, (by_length, by_depth) = _panels(2, 8.4, 3.8)
     lengths = np.array(list(found.tokens_per_step))
     tokens = list(found.tokens_per_step.values())
     by_length.plot(lengths, tokens, "o", color=ink(), label="measured")
@@ -236,18 +237,13 @@ def acceptance(found: AcceptanceEstimate) -> Figure:
 # --------------------------------------------------------------------------- inside
 
 
-def _row_of_panels(
-    count: int, width: float, height: float, **shared: Any
+def _panels(
+    count: int, width: float, height: float, *, across: int | None = None, **shared: Any
 ) -> tuple[Figure, list[Any]]:
+    """Return a figure with so many panels, by default all in one row."""
+    across = min(count, across or count)
     figure = blank(width, height)
-    return figure, list(figure.subplots(1, count, squeeze=False, **shared)[0])
-
-
-def _grid_of_panels(count: int, columns: int = 4) -> tuple[Figure, list[Any]]:
-    across = min(count, columns)
-    down = -(-count // across)
-    figure = blank(2.4 * across + 0.8, 2.0 * down + 0.8)
-    axes = [axis for row in figure.subplots(down, across, squeeze=False) for axis in row]
+    axes = list(figure.subplots(-(-count // across), across, squeeze=False, **shared).flat)
     for axis in axes[count:]:
         axis.set_visible(False)
     return figure, axes[:count]
@@ -338,7 +334,7 @@ def _band(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> Floats | None:
 def predicted_measured(predictions: Sequence[Rung], rows: Sequence[RungComparison]) -> Figure:
     """Bands are the 95 % intervals of the predictions, for drafts as they are pre-trained; whiskers
     are those of the measurements."""
-    figure, axes = _row_of_panels(len(_LABELS), 9.6, 3.6)
+    figure, axes = _panels(len(_LABELS), 9.6, 3.6)
     ordered = sorted(predictions, key=lambda one: one.params)
     (sizes,) = columns(ordered, "params")
     for axis, (quantity, label) in zip(axes, _LABELS.items(), strict=True):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError
-from draftsmith.plan.fit import Named, NamedRange, ols
+from draftsmith.plan.fit import Errors, Named, ols
 from draftsmith.plan.optimum import (
     Z95,
     AcceptanceLaw,
@@ -72,13 +72,11 @@ class Optima:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PooledFit:
+class PooledFit(Errors):
     """A regression over the optima."""
 
     estimates: Named
-    se: Named
     moe: Named
-    ci95: NamedRange
     r2: float
     r2_adj: float
     n: int

@@ -111,14 +111,6 @@ class PlanLadderOptions(VerbOptions):
     out: Path = Path("runs/ladder")
     """Folder for ladder.json and ladder.sh, and of what that makes."""
 
-    def training_tokens(self) -> float | None:
-        """Return the tokens of each draft by --tokens or --hours; None: --flops decides."""
-        if self.tokens is not None:
-            return parse_count(self.tokens, "--tokens")
-        if self.hours is not None and self.tokens_per_second is not None:
-            return 3600.0 * self.hours * self.tokens_per_second
-        return None
-
     def validate(self) -> None:
         super().validate()
         budgets = (self.tokens, self.flops, self.hours)
@@ -133,11 +125,6 @@ class PlanLadderOptions(VerbOptions):
         )
         for name in ("hours", "tokens_per_second", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
-        total = self.training_tokens()
-        require(
-            total is None or 1 <= total < math.inf,
-            f"--hours x --tokens-per-second must give a count of tokens of 1 or more, got {total}",
-        )
         at_least(1, "--vocab-size", self.vocab_size)
         require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 
@@ -179,6 +166,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
             "there are no intervals: the errors of the coefficients are not known; give them with "
             "--law (from `plan law`), or install draftsmith[plan] for those of the paper"
         )
+    unit = "tokens" if options.flops is None else "flops"
     rungs: list[dict[str, Any]] = [
         {
             **asdict(rung),
@@ -192,10 +180,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         {
             "target": options.target,
             **{name: getattr(setting, name) for name in _SETTING},
-            "budget": {
-                "tokens": options.training_tokens(),
-                "flops": None if options.flops is None else parse_count(options.flops, "--flops"),
-            },
+            "budget": {"tokens": None, "flops": None, unit: setting.budget.amount},
             "n_opt": found.best_params,
             "ci95": found.ci95,
             "rungs": rungs,
@@ -249,12 +234,13 @@ def read_target(options: PlanLadderOptions, notes: list[str]) -> tuple[Config, f
 def budget_of(options: PlanLadderOptions) -> TokenBudget:
     from draftsmith.plan.optimum import FlopBudget, TokenBudget
 
-    tokens = options.training_tokens()
-    if tokens is not None:
-        flag = "--tokens" if options.hours is None else "--hours x --tokens-per-second"
-        return TokenBudget(amount=tokens, name=flag)
-    assert options.flops is not None, "validate lets no plan without a budget by"
-    return FlopBudget(amount=parse_count(options.flops, "--flops"), name="--flops")
+    if options.flops is not None:
+        return FlopBudget(amount=parse_count(options.flops, "--flops"), name="--flops")
+    if options.tokens is not None:
+        return TokenBudget(amount=parse_count(options.tokens, "--tokens"), name="--tokens")
+    seconds = 3600.0 * (options.hours or 0.0)
+    amount = seconds * (options.tokens_per_second or 0.0)
+    return TokenBudget(amount=amount, name="--hours x --tokens-per-second")
 
 
 # --------------------------------------------------------------------------- inside
