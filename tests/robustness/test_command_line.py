@@ -4,11 +4,8 @@ half-written; and an interruption that leaves what was measured."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.forks import Forks
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
@@ -273,27 +271,18 @@ def test_bench_asks_later_turns_behind_plain_answers(
     assert tails[0].endswith("\n\nthe dog")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_an_interruption_keeps_whole_records_and_ends_with_130(
-    models: Path, suite: Path, tmp_path: Path
+    models: Path, suite: Path, tmp_path: Path, forks: Forks
 ) -> None:
     out = tmp_path / "out"
     words = [*bench_words(models, suite, out), "--repeats", "100000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "draftsmith", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with forks.command(*words) as process:
         give_up = time.monotonic() + 300
         while not (out / "records.jsonl").exists() and process.poll() is None:
             assert time.monotonic() < give_up, "no record was written"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
     assert process.returncode == 130, err
     assert "measurements; they are in" in err
     assert "Traceback" not in err

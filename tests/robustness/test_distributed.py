@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.process_group import Groups, rank
+from tests.forks import Forks, rank
 from tests.small_trainer import build, check_close, named, same, whole
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -65,7 +65,7 @@ STEPS = [(1, 1e9, math.inf), (2, 1e9, math.inf), (2, 0.05, math.inf), (1, math.i
     ],
 )
 def test_a_step_of_two_processes_is_the_step_of_one(
-    groups: Groups,
+    forks: Forks,
     tmp_path: Path,
     parallel: str,
     drafter: str,
@@ -76,7 +76,7 @@ def test_a_step_of_two_processes_is_the_step_of_one(
     clips = {"clip_norm": clip_norm, "clip_value": clip_value}
     argument = {"drafter": drafter, "gradient_accumulation": accumulation, **clips}
     alone = one_step(tmp_path / "one", argument)
-    both = groups.run(
+    both = forks.group(
         one_step, tmp_path / "two", size=2, argument=argument | {"parallel": parallel}
     )
     for member in both:
@@ -95,11 +95,11 @@ def test_a_step_of_two_processes_is_the_step_of_one(
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_parts_of_unequal_size_count_by_what_is_in_them(
-    groups: Groups, tmp_path: Path, parallel: str
+    forks: Forks, tmp_path: Path, parallel: str
 ) -> None:
     argument = {"drafter": "bigram", "rows": 3, "clip_norm": 1e9}
     alone = one_step(tmp_path / "one", argument)
-    both = groups.run(
+    both = forks.group(
         one_step, tmp_path / "two", size=2, argument=argument | {"parallel": parallel}
     )
     for member in both:
@@ -109,10 +109,10 @@ def test_parts_of_unequal_size_count_by_what_is_in_them(
 
 @pytest.mark.parametrize("drafter", ["llama", "bigram"])
 def test_each_process_holds_half_of_every_sharded_parameter(
-    groups: Groups, tmp_path: Path, drafter: str
+    forks: Forks, tmp_path: Path, drafter: str
 ) -> None:
     argument = {"drafter": drafter, "parallel": "sharded"}
-    both = groups.run(one_step, tmp_path, size=2, argument=argument)
+    both = forks.group(one_step, tmp_path, size=2, argument=argument)
     alone = one_step(tmp_path / "one", {"drafter": drafter})
     for name, count in alone["all"].items():
         held = [member["held"][name] for member in both]
@@ -125,11 +125,11 @@ def test_each_process_holds_half_of_every_sharded_parameter(
 
 
 def test_half_precision_is_the_same_arithmetic_in_both_layouts(
-    groups: Groups, tmp_path: Path
+    forks: Forks, tmp_path: Path
 ) -> None:
     argument = {"drafter": "llama", "precision": "bfloat16", "clip_norm": 1e9}
     data, sharded = (
-        groups.run(one_step, tmp_path / kind, size=2, argument=argument | {"parallel": kind})
+        forks.group(one_step, tmp_path / kind, size=2, argument=argument | {"parallel": kind})
         for kind in LAYOUTS
     )
     wide = one_step(tmp_path / "wide", {"drafter": "llama"})
@@ -144,11 +144,11 @@ def test_one_process_shards_nothing(tmp_path: Path) -> None:
     assert not any(isinstance(value, DTensor) for value in named(trainer).values())
 
 
-def test_recomputed_layers_give_the_same_gradients(groups: Groups, tmp_path: Path) -> None:
+def test_recomputed_layers_give_the_same_gradients(forks: Forks, tmp_path: Path) -> None:
     argument = {"drafter": "llama", "parallel": "sharded", "gradient_accumulation": 2}
-    plain = groups.run(one_step, tmp_path / "plain", size=2, argument=argument)
+    plain = forks.group(one_step, tmp_path / "plain", size=2, argument=argument)
     argument |= {"gradient_checkpointing": True}
-    again = groups.run(one_step, tmp_path / "again", size=2, argument=argument)
+    again = forks.group(one_step, tmp_path / "again", size=2, argument=argument)
     assert same(plain[0]["gradients"], again[0]["gradients"])
     assert same(plain[0]["weights"], again[0]["weights"])
 
@@ -199,17 +199,17 @@ def poisoned(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_a_bad_loss_in_one_process_is_skipped_by_all(
-    groups: Groups, tmp_path: Path, parallel: str
+    forks: Forks, tmp_path: Path, parallel: str
 ) -> None:
     argument = {"drafter": "llama", "parallel": parallel, "bad": [3, 4]}
-    both = groups.run(poisoned, tmp_path / "some", size=2, argument=argument)
+    both = forks.group(poisoned, tmp_path / "some", size=2, argument=argument)
     for member in both:
         assert member["skipped"] == 2 and not member["error"]
         assert member["moved"] == [step not in (3, 4) for step in range(1, 13)]
         assert all(torch.isfinite(value).all() for value in member["weights"].values())
     assert same(both[0]["weights"], both[1]["weights"])
     argument |= {"bad": [2, 3, 4], "max_skipped": 2}
-    for member in groups.run(poisoned, tmp_path / "many", size=2, argument=argument):
+    for member in forks.group(poisoned, tmp_path / "many", size=2, argument=argument):
         assert "3 steps in a row" in member["error"]
 
 
@@ -226,8 +226,8 @@ def full_disk(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_a_failed_save_ends_all_processes_with_its_reason(
-    groups: Groups, tmp_path: Path, parallel: str
+    forks: Forks, tmp_path: Path, parallel: str
 ) -> None:
     argument = {"drafter": "bigram", "parallel": parallel}
-    for member in groups.run(full_disk, tmp_path, size=2, argument=argument):
+    for member in forks.group(full_disk, tmp_path, size=2, argument=argument):
         assert "the disk is full" in member["error"]

@@ -6,13 +6,15 @@ is always one process, which shards nothing.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process_group import Groups, rank
+from tests.forks import Forks, rank
 from tests.small_trainer import DRAFTERS, build, check_close, choosing, named, same, whole
 from torch.distributed.tensor import DTensor
 
@@ -77,11 +79,11 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("drafter", ["llama", "bigram"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_a_run_of_two_processes_is_the_run_of_one(
-    groups: Groups, tmp_path: Path, parallel: str, drafter: str
+    forks: Forks, tmp_path: Path, parallel: str, drafter: str
 ) -> None:
     alone = a_run(tmp_path / "one", {"drafter": drafter})
     argument = {"drafter": drafter, "parallel": parallel}
-    both = groups.run(a_run, tmp_path / "two", size=2, argument=argument)
+    both = forks.group(a_run, tmp_path / "two", size=2, argument=argument)
     for member in both:
         assert member["ended"] is None
         check_close(member["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
@@ -98,25 +100,42 @@ def test_a_run_of_two_processes_is_the_run_of_one(
     assert same(checkpoints.load(newest).weights, both[0]["weights"])
 
 
+@pytest.fixture(scope="module")
+def uncut(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """What each of some processes returns that train to the end, each setting once."""
+
+    @functools.cache
+    def train(size: int, **argument: Any) -> list[Any]:
+        return forks.group(a_run, tmp_path_factory.mktemp("uncut"), size=size, argument=argument)
+
+    return train
+
+
 @pytest.mark.parametrize("drafter", [LONG, "noisy"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
 @pytest.mark.parametrize(("member", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_a_signal_to_one_process_stops_all_and_the_run_resumes_exactly(
-    groups: Groups, tmp_path: Path, parallel: str, member: int, number: int, drafter: str
+    forks: Forks,
+    uncut: Callable[..., list[Any]],
+    tmp_path: Path,
+    parallel: str,
+    member: int,
+    number: int,
+    drafter: str,
 ) -> None:
     argument: dict[str, Any] = {
         "drafter": drafter,
         "parallel": parallel,
         "gradient_accumulation": 2,
     }
-    whole_run = groups.run(a_run, tmp_path / "whole", size=2, argument=argument)
+    whole_run = uncut(2, **argument)
     cut = argument | {"cut": [member, 5, int(number)]}
-    stopped = groups.run(a_run, tmp_path / "cut", size=2, argument=cut)
+    stopped = forks.group(a_run, tmp_path / "cut", size=2, argument=cut)
     expected = 143 if number == signal.SIGTERM else "interrupted"
     # all hear of it in the step after
     assert [one["ended"] for one in stopped] == [expected] * 2
     assert [one["step"] for one in stopped] == [6, 6]
-    resumed = groups.run(a_run, tmp_path / "cut", size=2, argument=argument)
+    resumed = forks.group(a_run, tmp_path / "cut", size=2, argument=argument)
     for before, after in zip(whole_run, resumed, strict=True):
         assert same(before["weights"], after["weights"])
         assert same(before["best_weights"], after["best_weights"])
@@ -127,12 +146,12 @@ def test_a_signal_to_one_process_stops_all_and_the_run_resumes_exactly(
 @pytest.mark.parametrize("drafter", [LONG, "bigram"])
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_run_goes_on_with_another_number_of_processes(
-    groups: Groups, tmp_path: Path, first: int, drafter: str
+    forks: Forks, uncut: Callable[..., list[Any]], tmp_path: Path, first: int, drafter: str
 ) -> None:
     argument: dict[str, Any] = {"drafter": drafter, "parallel": "sharded"}
-    alone = groups.run(a_run, tmp_path / "whole", size=1, argument=argument)[0]
+    alone = uncut(1, **argument)[0]
     cut = argument | {"cut": [0, 5, int(signal.SIGTERM)]}
-    stopped = groups.run(a_run, tmp_path / "cut", size=first, argument=cut)[0]
+    stopped = forks.group(a_run, tmp_path / "cut", size=first, argument=cut)[0]
     assert stopped["ended"] == 143
     newest = checkpoints.latest(tmp_path / "cut" / "checkpoints")
     assert newest is not None
@@ -147,7 +166,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     ]
     for number, state in layout["state"].items():
         assert saved.optimizer["state"][number]["exp_avg"].shape == state["exp_avg"].shape
-    resumed = groups.run(a_run, tmp_path / "cut", size=3 - first, argument=argument)
+    resumed = forks.group(a_run, tmp_path / "cut", size=3 - first, argument=argument)
     for member in resumed:
         check_close(member["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
         assert member["best"][0] == alone["best"][0]

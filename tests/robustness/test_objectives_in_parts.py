@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.process_group import Groups
+from tests.forks import Forks
 from tests.small_laws import CASES
 from tests.small_trainer import VOCAB, build, check_close, make_source, named, whole
 from torch import Tensor
@@ -56,11 +56,11 @@ def three_steps(folder: Path, argument: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("name", "reading"), [one for one in CASES if one[1] != "sampled"])
 @pytest.mark.parametrize(("divided", "size"), DIVIDED)
 def test_three_steps_are_those_of_the_whole_batch(
-    groups: Groups, tmp_path: Path, name: str, reading: str, divided: dict[str, Any], size: int
+    forks: Forks, tmp_path: Path, name: str, reading: str, divided: dict[str, Any], size: int
 ) -> None:
     argument = {"drafter": "sum", "objective": [name, reading]}
     alone = three_steps(tmp_path / "one", dict(argument))
-    for member in groups.run(
+    for member in forks.group(
         three_steps, tmp_path / "parts", size=size, argument=argument | divided
     ):
         check_close(member, alone, rtol=1e-4, atol=1e-5)

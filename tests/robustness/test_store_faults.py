@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import random
-import select
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.forks import Forks
 
+from draftsmith.config import from_dict
 from draftsmith.distill.trajectories import store as stores
 from draftsmith.distill.trajectories.store import (
     MANIFEST,
@@ -27,14 +27,9 @@ from draftsmith.distill.trajectories.store import (
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
 
-HEADER = StoreHeader(
-    target="toy",
-    tokenizer_sha256="1" * 64,
-    vocab_size=100,
-    top_k=4,
-    settings={"seed": 0},
-    prompts_sha256="2" * 64,
-)
+FACTS = {"target": "toy", "tokenizer_sha256": "1" * 64, "vocab_size": 100, "top_k": 4}
+# Not by its name: what reads headers is then made once, before processes are forked.
+HEADER = from_dict(StoreHeader, {**FACTS, "settings": {"seed": 0}, "prompts_sha256": "2" * 64})
 SKIPPED = [Skipped(prompt_id="long", reason="longer than 256 tokens")]
 KINDS = ("parquet", "features.safetensors", "json")
 
@@ -196,14 +191,7 @@ def test_shards_without_a_manifest_are_not_taken_over(tmp_path: Path) -> None:
 
 def test_a_shard_of_another_store_is_noticed(tmp_path: Path) -> None:
     mine = make_store(tmp_path / "mine", shards=2)
-    other_header = StoreHeader(
-        target="other",
-        tokenizer_sha256="1" * 64,
-        vocab_size=100,
-        top_k=4,
-        settings={},
-        prompts_sha256="2" * 64,
-    )
+    other_header = replace(HEADER, target="other")
     other = TrajectoryStore.create(tmp_path / "other", other_header)
     other.write(5, make(5))
     for path in (tmp_path / "other").glob("shard-*"):
@@ -307,90 +295,47 @@ def test_a_mistake_that_is_no_failed_write_is_not_called_one(
 
 # --------------------------------------------------------------------------- processes
 
-# Imports once, then forks a child per line of stdin:
-#     FIRST STEP LAST KILL_AT     writes what is missing of shards FIRST, FIRST + STEP, ... < LAST;
-#                                 kills itself at its KILL_AT-th call that changes the disk
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import test_store_faults as tests
-from draftsmith.distill.trajectories import store as stores
 
-def arm(kill_at):
-    calls = [0]
-    def wrap(module, name):
+def write_shards(folder: str, first: int, step: int, last: int, kill_at: int = 0) -> None:
+    """In a process of its own, which is killed at its `kill_at`-th call that changes the disk."""
+    if kill_at:
+        arm(kill_at)
+    write_missing(Path(folder), range(first, last, step))
+    os._exit(0)
+
+
+def write_missing(folder: Path, numbers: range) -> None:
+    store = TrajectoryStore.create(folder, HEADER)
+    for number in numbers:
+        if not store.has(number):
+            try:
+                store.write(number, make(number), SKIPPED)
+            except InputError:
+                assert store.has(number)  # another process was first
+
+
+def arm(kill_at: int) -> None:
+    calls = 0
+
+    def wrap(module: Any, name: str) -> None:
         real = getattr(module, name)
-        def wrapped(*args, **options):
-            calls[0] += 1
-            if calls[0] == kill_at:
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
                 if name.startswith("write"):
                     real(args[0], args[1][: len(args[1]) // 2], **options)
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **options)
+
         setattr(module, name, wrapped)
+
     wrap(stores, "save_file")
     for name in ("write_bytes", "write_text"):
         wrap(Path, name)
     for name in ("fsync", "replace", "unlink"):
         wrap(os, name)
-
-for line in sys.stdin:
-    first, step, last, kill_at = map(int, line.split())
-    child = os.fork()
-    if child == 0:
-        if kill_at:
-            arm(kill_at)
-        print(os.getpid(), flush=True)
-        store = stores.TrajectoryStore.create(Path(sys.argv[1]), tests.HEADER)
-        for number in range(first, last, step):
-            if not store.has(number):
-                try:
-                    store.write(number, tests.make(number), tests.SKIPPED)
-                except tests.InputError:
-                    assert store.has(number)  # another process was first
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
-
-
-class Writer:
-    """A process that writes shards to a folder, one child at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-        )
-
-    def start(self, first: int, step: int, last: int, kill_at: int = 0) -> int:
-        """Process id of the child."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{first} {step} {last} {kill_at}\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def wait(self) -> int:
-        """The child's exit status."""
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
-
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def check_whole(folder: Path, expected: int, since: int = 0) -> None:
@@ -398,85 +343,80 @@ def check_whole(folder: Path, expected: int, since: int = 0) -> None:
     files."""
     store = TrajectoryStore.open(folder)
     assert store.shards() == list(range(expected))
-    assert all(is_shard(store.read(number), number) for number in range(since, expected))
-    assert store.summary().skipped == ({SKIPPED[0].reason: expected} if expected else {})
+    fresh = range(since, expected)
+    assert all(is_shard(store.read(number), number) for number in fresh)
+    skipped = store.summary(map(store.shard, fresh)).skipped
+    assert skipped == ({SKIPPED[0].reason: len(fresh)} if fresh else {})
 
 
-@needs_fork
-def test_a_kill_at_any_call_leaves_whole_shards_and_a_store_that_goes_on(tmp_path: Path) -> None:
-    with Writer(tmp_path) as writer:
-        for kill_at in range(1, 200):
-            shutil.rmtree(tmp_path)
-            tmp_path.mkdir()
-            writer.start(0, 1, 2, kill_at)
-            killed = writer.wait() == -signal.SIGKILL
-            if (tmp_path / MANIFEST).exists():
-                check_whole(tmp_path, len(TrajectoryStore.open(tmp_path).shards()))
-            writer.start(0, 1, 2)
-            assert writer.wait() == 0
-            check_whole(tmp_path, 2)
-            left = [name for name in names(tmp_path) if name.startswith(".shard")]
-            assert not left, "what a killed write left is swept when the shard is written again"
-            if not killed:
-                break
+def test_a_kill_at_any_call_leaves_whole_shards_and_a_store_that_goes_on(
+    tmp_path: Path, forks: Forks
+) -> None:
+    for kill_at in range(1, 200):
+        folder = tmp_path / str(kill_at)
+        folder.mkdir()
+        with forks.start(write_shards, folder, 0, 1, 2, kill_at) as child:
+            killed = child.wait() == -signal.SIGKILL
+        if (folder / MANIFEST).exists():
+            check_whole(folder, len(TrajectoryStore.open(folder).shards()))
+        write_missing(folder, range(2))
+        check_whole(folder, 2)
+        left = [name for name in names(folder) if name.startswith(".shard")]
+        assert not left, "what a killed write left is swept when the shard is written again"
+        if not killed:
+            break
     assert not killed and kill_at > 24  # three files a shard: written, synced, renamed, synced
 
 
-def kill_at_random(folder: Path, times: int, seed: int) -> int:
+def kill_at_random(forks: Forks, folder: Path, times: int, seed: int) -> int:
     """Number of shards after `times` kills at random moments of writing."""
     rng = random.Random(seed)
-    written, longest = 0, 0.15
-    with Writer(folder) as writer:
-        for _ in range(times):
-            child = writer.start(0, 1, 10**6)
-            select.select([], [], [], rng.uniform(0.001, longest))
-            os.kill(child, signal.SIGKILL)
-            assert writer.wait() == -signal.SIGKILL
-            if not written:  # a busy machine writes nothing so soon
-                longest = min(1.5 * longest, 10.0)
-            if not (folder / MANIFEST).exists():
-                continue
-            found = len(TrajectoryStore.open(folder).shards())
-            assert found >= written, "a shard that was visible is gone"
-            check_whole(folder, found, since=written)  # all of them once, at the end
-            written = found
+    written, longest = 0, 0.06
+    for _ in range(times):
+        with forks.start(write_shards, folder, 0, 1, 10**6) as child:
+            assert not child.ended(rng.uniform(0.001, longest)), child.errors()
+            assert child.kill() == -signal.SIGKILL
+        if not written:  # a busy machine writes nothing so soon
+            longest = min(1.5 * longest, 10.0)
+        if not (folder / MANIFEST).exists():
+            continue
+        found = len(TrajectoryStore.open(folder).shards())
+        assert found >= written, "a shard that was visible is gone"
+        check_whole(folder, found, since=written)  # all of them once, at the end
+        written = found
     check_whole(folder, written)
     return written
 
 
-@needs_fork
-def test_kills_at_random_moments_leave_whole_shards(tmp_path: Path) -> None:
-    assert kill_at_random(tmp_path, times=15, seed=0) > 0
+def test_kills_at_random_moments_leave_whole_shards(tmp_path: Path, forks: Forks) -> None:
+    assert kill_at_random(forks, tmp_path, times=15, seed=0) > 0
 
 
 @pytest.mark.full
-@needs_fork
-def test_100_kills_at_random_moments_leave_whole_shards(tmp_path: Path) -> None:
-    assert kill_at_random(tmp_path, times=100, seed=1) > 0
+def test_100_kills_at_random_moments_leave_whole_shards(tmp_path: Path, forks: Forks) -> None:
+    assert kill_at_random(forks, tmp_path, times=100, seed=1) > 0
 
 
-@needs_fork
 @pytest.mark.parametrize(("second", "step"), [(1, 2), (0, 1)], ids=["different", "the same"])
 def test_two_processes_write_shards_at_the_same_time(
-    second: int, step: int, tmp_path: Path
+    second: int, step: int, tmp_path: Path, forks: Forks
 ) -> None:
     shards = 40
-    with Writer(tmp_path) as one, Writer(tmp_path) as other:
-        one.start(0, step, shards)
-        other.start(second, step, shards)
+    with (
+        forks.start(write_shards, tmp_path, 0, step, shards) as one,
+        forks.start(write_shards, tmp_path, second, step, shards) as other,
+    ):
         assert one.wait() == 0 and other.wait() == 0
     check_whole(tmp_path, shards)
     assert len(names(tmp_path)) == 1 + len(KINDS) * shards  # no lock stays
 
 
-@needs_fork
-def test_a_process_does_not_sweep_what_another_is_writing(tmp_path: Path) -> None:
+def test_a_process_does_not_sweep_what_another_is_writing(tmp_path: Path, forks: Forks) -> None:
     store = make_store(tmp_path, shards=1)
-    with Writer(tmp_path) as writer:
-        writer.start(2, 1, 3, kill_at=3)  # dead in the middle of shard 2
-        assert writer.wait() == -signal.SIGKILL
-        theirs = [name for name in names(tmp_path) if "shard-00002" in name]
-        assert theirs
-        store.write(1, make(1), SKIPPED)
-        assert set(theirs) < set(names(tmp_path))
+    with forks.start(write_shards, tmp_path, 2, 1, 3, 3) as child:  # dead in the middle of shard 2
+        assert child.wait() == -signal.SIGKILL
+    theirs = [name for name in names(tmp_path) if "shard-00002" in name]
+    assert theirs
+    store.write(1, make(1), SKIPPED)
+    assert set(theirs) < set(names(tmp_path))
     assert store.shards() == [0, 1]

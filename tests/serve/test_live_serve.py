@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.command_cases import ran
+from tests.forks import Forks
 from tests.serve.command import Running
 from tests.serve.serving import Client, ConnectionClosed
 
@@ -23,11 +24,11 @@ def is_here(host: str) -> bool:
 
 @pytest.mark.parametrize(("host", "how"), [("127.0.0.2", signal.SIGINT), ("::1", signal.SIGTERM)])
 def test_its_address_lets_clients_in_and_the_last_words_are_answered_when_it_is_interrupted(
-    host: str, how: signal.Signals
+    host: str, how: signal.Signals, forks: Forks
 ) -> None:
     host = host if is_here(host) else "127.0.0.1"
     named = f"[{host}]" if ":" in host else host
-    with Running("--host", host) as running:
+    with Running(forks, "--host", host) as running:
         assert running.url == f"http://{named}:{running.port}/"
         with Client(running, Origin=f"http://{named}:{running.port}") as talk:
             talk.start()

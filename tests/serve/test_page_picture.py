@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import Forks
 from tests.serve.command import Running
 from tests.serve.driving import Page, until
 
@@ -24,13 +25,13 @@ MOST_ROWS = 5
 
 
 @pytest.mark.skipif(not WANTED, reason="takes a picture when LIVE_PAGE_PICTURE is set")
-def test_take_the_picture(browser: Any) -> None:
+def test_take_the_picture(browser: Any, forks: Forks) -> None:
     size = {"width": 1360, "height": 850, "deviceScaleFactor": 1.5, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     still = {"name": "prefers-reduced-motion", "value": "reduce"}  # underlines that do not fade
     light = {"name": "prefers-color-scheme", "value": "light"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [still, light]})
-    with Running() as server:
+    with Running(forks) as server:
         page = Page(browser, server.url)
         page.click("#try")
         until(lambda: page.run("return document.querySelectorAll('.row').length") >= MOST_ROWS)
