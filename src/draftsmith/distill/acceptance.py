@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.config import require
-from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.law import Law
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.speedup import predicted_speedup, tokens_per_step
 from draftsmith.core.types import Signals
+from draftsmith.distill.trajectories.teacher import feed
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.tree_growth import Vocabularies
 from draftsmith.drafters.vocabulary import padded, same_tokens
@@ -40,19 +41,6 @@ Betas = NDArray[np.float64]
 
 MAX_LOGITS = 1 << 24
 """Logits of one model that exist at once (some copies of as many are made)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Acceptance on some of the tokens."""
-
-    alpha: float
-    tokens: int
-
-    def results(self, gamma: int | None) -> dict[str, float | None]:
-        """As `AcceptanceReport.results`."""
-        tau = None if gamma is None else float(tokens_per_step(self.alpha, gamma))
-        return {"alpha": self.alpha, "tau_predicted": tau}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +56,9 @@ class AcceptanceReport:
     alpha_sequence: float
     """DistillBeam, eq. 10: per prompt E[sum of betas] / E[n_x] over its continuations (which stand
     for samples of the target), then the mean over prompts."""
-    by_language: dict[str, Share]
-    by_tag: dict[str, Share]
+    by_language: dict[str, float]
+    """`alpha` of each language, in order of first appearance; texts without one are left out."""
+    by_tag: dict[str, float]
     temperature: float
     """Temperature of decoding."""
 
@@ -83,20 +72,24 @@ class AcceptanceReport:
                 step of the token-weighted alpha (eq. 11).
         """
         require(gamma is None or gamma >= 1, f"gamma must be at least 1, got {gamma}")
-        tau = Share(alpha=self.alpha, tokens=self.tokens).results(gamma)["tau_predicted"]
-        speedup = None
+
+        def predicted(alpha: float) -> dict[str, float | None]:
+            tau = None if gamma is None else float(tokens_per_step(alpha, gamma))
+            return {"alpha": alpha, "tau_predicted": tau}
+
+        whole, speedup = predicted(self.alpha), None
+        tau = whole["tau_predicted"]
         if tau is not None and gamma is not None and cost_ratio is not None:
             speedup = float(predicted_speedup(tau, gamma, cost_ratio))
         return {
-            "alpha": self.alpha,
+            **whole,
             "alpha_per_prompt": self.alpha_per_prompt,
             "alpha_sequence": self.alpha_sequence,
             "gamma": gamma,
-            "tau_predicted": tau,
             "speedup_predicted": speedup,
             "decoding_temperature": self.temperature,
-            "by_language": {name: one.results(gamma) for name, one in self.by_language.items()},
-            "by_tag": {name: one.results(gamma) for name, one in self.by_tag.items()},
+            "by_language": {name: predicted(alpha) for name, alpha in self.by_language.items()},
+            "by_tag": {name: predicted(alpha) for name, alpha in self.by_tag.items()},
         }
 
 
@@ -125,39 +118,33 @@ def measure_acceptance(
     betas = expected_acceptance(
         target, draft, trajectories, sampler, batch_size=batch_size, vocabularies=vocabularies
     )
-    pairs = [(one, beta) for one, beta in zip(trajectories, betas, strict=True) if len(beta)]
-    if not pairs:
+    texts = pd.DataFrame(
+        {
+            "prompt": [one.prompt_id for one in trajectories],
+            "language": [one.language for one in trajectories],
+            "tag": [one.tag for one in trajectories],
+            "accepted": [float(beta.sum()) for beta in betas],
+            "tokens": [len(beta) for beta in betas],
+        }
+    ).query("tokens > 0")
+    if texts.empty:
         raise InputError("There is no continuation to measure acceptance on.")
-    prompts: dict[str, list[Betas]] = {}
-    for one, beta in pairs:
-        prompts.setdefault(one.prompt_id, []).append(beta)
-    whole = _share([beta for _, beta in pairs])
+
+    def alpha_by(kind: str) -> pd.Series[float]:
+        sums = texts.groupby(kind, sort=False)[["accepted", "tokens"]].sum()
+        return sums["accepted"] / sums["tokens"]
+
+    means = (texts["accepted"] / texts["tokens"]).groupby(texts["prompt"]).mean()
     return AcceptanceReport(
-        tokens=whole.tokens,
-        prompts=len(prompts),
-        alpha=whole.alpha,
-        alpha_per_prompt=float(
-            np.mean([np.mean([beta.mean() for beta in some]) for some in prompts.values()])
-        ),
-        alpha_sequence=float(np.mean([_share(some).alpha for some in prompts.values()])),
-        by_language=_by([(one.language, beta) for one, beta in pairs]),
-        by_tag=_by([(one.tag, beta) for one, beta in pairs]),
+        tokens=int(texts["tokens"].sum()),
+        prompts=len(means),
+        alpha=float(texts["accepted"].sum() / texts["tokens"].sum()),
+        alpha_per_prompt=float(means.mean()),
+        alpha_sequence=float(alpha_by("prompt").mean()),
+        by_language=alpha_by("language").to_dict(),
+        by_tag=alpha_by("tag").to_dict(),
         temperature=sampler.temperature,
     )
-
-
-def _share(betas: Sequence[Betas]) -> Share:
-    tokens = sum(len(beta) for beta in betas)
-    return Share(alpha=float(sum(beta.sum() for beta in betas) / tokens), tokens=tokens)
-
-
-def _by(named: Sequence[tuple[str | None, Betas]]) -> dict[str, Share]:
-    """In order of first appearance; what has no name is left out."""
-    return {
-        name: _share([beta for own, beta in named if own == name])
-        for name in dict.fromkeys(own for own, _ in named)
-        if name is not None
-    }
 
 
 @torch.inference_mode()
@@ -236,37 +223,22 @@ def _logits(
     fed before       p0 p1                                             no logits
     then in pieces         [p2 y0 .. ] [.. ]      logits behind them:  laws of y0 y1 ..
     """
-    texts = [to_model(torch.tensor([*one.prompt, *one.tokens[:-1]])) for one in batch]
-    begin = np.array([len(one.prompt) - 1 for one in batch])
-    cache = model.new_cache(len(batch), max(len(text) for text in texts))
-    while (cache.lengths_B < begin).any():
-        stop = np.minimum(begin, cache.lengths_B + CHUNK)
-        _feed(model, cache, texts, stop, keep=1)
-    ends = np.array([len(text) for text in texts])
-    while (cache.lengths_B < ends).any():
-        first = cache.lengths_B - begin
-        stop = np.minimum(ends, cache.lengths_B + columns)
-        counts = stop - cache.lengths_B
-        logits_BKV = _feed(model, cache, texts, stop, keep=int(counts.max()))
+    texts = [to_model(torch.tensor([*one.prompt, *one.tokens[:-1]])).tolist() for one in batch]
+    cache = model.new_cache(len(batch), max(map(len, texts)))
+    begin = [len(one.prompt) - 1 for one in batch]
+    before = [text[:start] for text, start in zip(texts, begin, strict=True)]
+    for _ in feed(model, cache, before, 1, CHUNK, Signals()):
+        pass
+    rest = [text[start:] for text, start in zip(texts, begin, strict=True)]
+    done = 0
+    for pieces, out in feed(model, cache, rest, columns, columns, Signals()):
+        counts = np.array([len(piece) for piece in pieces])
         rows = np.repeat(np.arange(len(batch)), counts)
         step = np.concatenate([np.arange(count) for count in counts])
         # a row's tokens stand at the right end of the piece
-        column = logits_BKV.shape[1] - counts[rows] + step
-        yield rows, first[rows] + step, logits_BKV[torch.from_numpy(rows), torch.from_numpy(column)]
-
-
-def _feed(
-    model: Target, cache: KVCache, texts: Sequence[Tensor], stop: np.ndarray, *, keep: int
-) -> Tensor:
-    """Feed each row up to `stop` and commit it; logits behind the last `keep` columns."""
-    pieces = [
-        text[have:upto].tolist()
-        for text, have, upto in zip(texts, cache.lengths_B, stop, strict=True)
-    ]
-    tokens, block = lay_out(cache, pieces)
-    logits = model.forward(torch.from_numpy(tokens), block, keep, Signals()).logits_BNV
-    cache.commit(np.array([len(piece) for piece in pieces]))
-    return logits
+        column = out.logits_BNV.shape[1] - counts[rows] + step
+        yield rows, done + step, out.logits_BNV[torch.from_numpy(rows), torch.from_numpy(column)]
+        done += columns
 
 
 def _histories(batch: Sequence[Trajectory], rows: np.ndarray, places: np.ndarray) -> list[History]:

@@ -23,7 +23,6 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from draftsmith.distill.config import RunConfig
-from draftsmith.distill.distributed import trackers
 from draftsmith.provenance import append_jsonl, write_text_atomic
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def usual_callbacks(options: RunConfig, accelerator: Accelerator, project: str) 
     found: list[Callback] = []
     if accelerator.is_main_process:
         found += [ProgressBar(), MetricsFile(options.out / "metrics.jsonl")]
-    if trackers(options.report_to):
+    if accelerator.log_with:
         accelerator.init_trackers(project)
         found.append(Trackers(accelerator))
     return found

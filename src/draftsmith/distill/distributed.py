@@ -43,8 +43,6 @@ from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
 
-MakeOptimizer = Callable[[], torch.optim.Optimizer]
-
 
 class Learner(nn.Module):
     """Drafter and objective in one forward, so that wrappers see every weight and gradient."""
@@ -64,30 +62,53 @@ class Learner(nn.Module):
         }
 
 
-class Replicated:
-    """Every process holds everything; gradients are averaged while they are computed."""
+class Layout:
+    """A drafter and its optimiser spread over the processes.
 
-    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
-        self.accelerator = accelerator
-        self.drafter = learner.drafter
-        self.learner, self.optimizer = accelerator.prepare(learner, optimizer())
+    Sharded gradients are spread after each backward, also while they accumulate: a whole gradient
+    would cost what sharding saves. One process holds everything in either layout.
+    """
+
+    def __init__(
+        self,
+        parallel: Literal["data", "sharded"],
+        drafter: Drafter,
+        make_optimizer: Callable[[], torch.optim.Optimizer],
+        accelerator: Accelerator,
+    ) -> None:
+        self.accelerator, self.drafter, self.learner = accelerator, drafter, Learner(drafter)
+        self.sharded = parallel == "sharded" and accelerator.num_processes > 1
+        if not self.sharded:
+            self.learner, self.optimizer = accelerator.prepare(self.learner, make_optimizer())
+            return
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        self.learner.to(accelerator.device)
+        for layer in decoder_layers(self.learner):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.learner, mesh=mesh)
+        self.optimizer = make_optimizer()  # of the parts: `fully_shard` made other parameters
 
     def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
         """One call of the learner, in the run's precision."""
-        out: dict[str, Any] = self.learner(batch, carry, objective)
+        out: dict[str, Any]
+        if not self.sharded:
+            out = self.learner(batch, carry, objective)
+        else:  # as `accelerator.prepare` does it for replicated weights
+            with self.accelerator.autocast():
+                out = convert_to_fp32(self.learner(batch, carry, objective))
         return out
 
     def mode(self, train: bool) -> None:
         """Training or evaluation. Called before and after evaluating: nothing stays gathered."""
         self.learner.train(train)
+        # Without a backward the outermost weights stay gathered: others may be loaded next.
+        for module in self.learner.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def apart(self) -> AbstractContextManager[Any]:
         """Backward in here need not reach the other processes: a later one of this step does."""
-        context: AbstractContextManager[Any] = self.accelerator.no_sync(self.learner)
-        return context
-
-    def backward(self, loss: Tensor) -> None:
-        self.accelerator.backward(loss)
+        return nullcontext() if self.sharded else self.accelerator.no_sync(self.learner)
 
     def finish(self, factor: Tensor, clip_norm: float, clip_value: float) -> Tensor:
         """Multiply the gradients, clip them, and return the norm of the whole before clipping,
@@ -96,80 +117,35 @@ class Replicated:
             if parameter.grad is not None:
                 grad = parameter.grad
                 (grad.to_local() if isinstance(grad, DTensor) else grad).mul_(factor)
-        norm = self._clip(clip_norm)
+        norm: Tensor = self.accelerator.clip_grad_norm_(self.drafter.parameters(), clip_norm)
         if clip_value < math.inf:
             nn.utils.clip_grad_value_(self.drafter.parameters(), clip_value)
-        return norm
-
-    def _clip(self, most: float) -> Tensor:
-        norm: Tensor = self.accelerator.clip_grad_norm_(self.learner.parameters(), most)
-        return norm
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
         """All parameters by name, whole, shared ones once. Every process calls this; the main one
         gets them, and the others if `everywhere`."""
-        return {name: parameter.data for name, parameter in self.drafter.named_parameters()}
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """As the optimiser of a single process would have it; see `weights`."""
-        return self.optimizer.state_dict()
-
-    def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Take these in, to go on training; every process gives the same."""
-        fill(self.drafter, weights)
-        self.optimizer.load_state_dict(optimizer)
-
-
-class Sharded(Replicated):
-    """Every process holds its part of everything. Gradients are spread over the processes after
-    each backward, also while they accumulate: a whole gradient would cost what sharding saves."""
-
-    def __init__(self, learner: Learner, optimizer: MakeOptimizer, accelerator: Accelerator):
-        self.accelerator = accelerator
-        self.drafter = learner.drafter
-        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-        learner.to(accelerator.device)
-        for layer in decoder_layers(learner):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(learner, mesh=mesh)
-        self.learner = learner
-        # of the parts: `fully_shard` made other parameters
-        self.optimizer = optimizer()
-
-    def forward(self, batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
-        # As `accelerator.prepare` does it for replicated weights.
-        with self.accelerator.autocast():
-            out: dict[str, Any] = convert_to_fp32(super().forward(batch, carry, objective))
-        return out
-
-    def mode(self, train: bool) -> None:
-        super().mode(train)
-        # Without a backward the outermost weights stay gathered: others may be loaded next.
-        for module in self.learner.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-    def apart(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def _clip(self, most: float) -> Tensor:
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), most)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def weights(self, *, everywhere: bool = False) -> dict[str, Tensor]:
+        if not self.sharded:
+            return {name: parameter.data for name, parameter in self.drafter.named_parameters()}
         options = StateDictOptions(full_state_dict=True, cpu_offload=not everywhere)
         found: dict[str, Any] = get_model_state_dict(self.drafter, options=options)
         return {name: found[name] for name, _ in self.drafter.named_parameters() if name in found}
 
     def optimizer_state(self) -> dict[str, Any]:
+        """As the optimiser of a single process would have it; see `weights`."""
+        if not self.sharded:
+            state: dict[str, Any] = self.optimizer.state_dict()
+            return state
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on the main process
         found = get_optimizer_state_dict(self.drafter, self.optimizer, options=options)
         return _renamed(found, {name: i for i, name in enumerate(self._names())}) if found else {}
 
     def load(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Take these in, to go on training; every process gives the same."""
+        if not self.sharded:
+            fill(self.drafter, weights)
+            self.optimizer.load_state_dict(optimizer)
+            return
         # Not strict: a second name of a shared parameter is in no checkpoint.
         options = StateDictOptions(full_state_dict=True, strict=False)
         set_model_state_dict(self.drafter, dict(weights), options=options)
@@ -181,17 +157,6 @@ class Sharded(Replicated):
         name = {parameter: name for name, parameter in self.drafter.named_parameters()}
         groups = self.optimizer.param_groups
         return [name[parameter] for group in groups for parameter in group["params"]]
-
-
-def make_layout(
-    parallel: Literal["data", "sharded"],
-    drafter: Drafter,
-    optimizer: MakeOptimizer,
-    accelerator: Accelerator,
-) -> Replicated:
-    """Spread the drafter over the processes. One process holds everything in either layout."""
-    sharded = parallel == "sharded" and accelerator.num_processes > 1
-    return (Sharded if sharded else Replicated)(Learner(drafter), optimizer, accelerator)
 
 
 def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
@@ -275,33 +240,23 @@ def precision(dtype: Literal["auto", "bfloat16", "float32"]) -> Literal["bfloat1
     return "bfloat16" if fast else "float32"
 
 
-def trackers(report_to: str) -> list[str]:
-    """The trackers that --report-to names."""
-    names = [name.strip() for name in report_to.split(",")]
-    return [name for name in names if name not in ("", "none")]
-
-
 def start_accelerator(options: RunConfig) -> Accelerator:
     """Return the devices, processes, mixed precision and trackers of this run."""
-    names = trackers(options.report_to)
+    names = [name.strip() for name in options.report_to.split(",")]
+    names = [name for name in names if name not in ("", "none")]
     return make_accelerator(precision(options.dtype), names, options.out if names else None)
 
 
 def make_accelerator(
-    precision: str,
-    log_with: Sequence[str] = (),
-    folder: Path | None = None,
+    precision: str, log_with: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
     """Make an Accelerator for this precision, also when the process had one with another before."""
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
     processes = _join()
-    accelerator = Accelerator(
-        mixed_precision=mixed,
-        log_with=list(log_with) or None,
-        project_dir=folder,
-    )
+    names = list(log_with) or None
+    accelerator = Accelerator(mixed_precision=mixed, log_with=names, project_dir=folder)
     if accelerator.num_processes < processes:
         raise BackendError(
             f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "

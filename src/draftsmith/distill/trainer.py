@@ -30,10 +30,10 @@ from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.config import RunConfig, TrainerConfig
 from draftsmith.distill.distributed import (
+    Layout,
     check_weights,
     fill,
     make_accelerator,
-    make_layout,
     on_main,
     precision,
     to_device,
@@ -164,7 +164,7 @@ class Trainer:
         if config.gradient_checkpointing:
             recompute_layers(drafter)
         optimizer = partial(adamw, drafter, config)
-        self.layout = make_layout(config.parallel, drafter, optimizer, self.accelerator)
+        self.layout = Layout(config.parallel, drafter, optimizer, self.accelerator)
         self.step = self._saved = 0
         self.progress = Progress()
         self._best: Best | None = None
@@ -435,7 +435,7 @@ class Trainer:
                 sums[:2] += torch.stack([loss, out["weight"]]).detach().double()
                 total = loss if total is None else total + loss
                 if last:
-                    self.layout.backward(total * SCALE)
+                    self.accelerator.backward(total * SCALE)
         return sums
 
     def _count(self, loss: float, norm: float) -> None:

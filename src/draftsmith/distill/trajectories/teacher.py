@@ -163,7 +163,7 @@ def score_texts(
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     cache = target.new_cache(len(prompts), longest)
     captured: list[list[Tensor]] = [[] for _ in prompts]
-    for pieces, out in _read(target, cache, [p[:-1] for p in prompts], 1, base.CHUNK, signals):
+    for pieces, out in feed(target, cache, [p[:-1] for p in prompts], 1, base.CHUNK, signals):
         cost.add(sum(map(len, pieces)))
         _keep_captured(target, captured, pieces, out, captures)
     if owner != list(range(len(prompts))):
@@ -173,7 +173,7 @@ def score_texts(
     rest = [(t.prompt[-1], *(t.tokens if captures else t.tokens[:-1])) for t in texts]
     piece = max(1, LOGITS_AT_ONCE // (len(texts) * target.vocab_size))
     done = 0
-    for pieces, out in _read(target, cache, rest, piece, min(piece, base.CHUNK), signals):
+    for pieces, out in feed(target, cache, rest, piece, min(piece, base.CHUNK), signals):
         cost.add(sum(map(len, pieces)))
         _keep_captured(target, captured, pieces, out, captures)
         width = out.logits_BNV.shape[1]
@@ -193,7 +193,7 @@ def score_texts(
     ]
 
 
-def _read(
+def feed(
     target: Target,
     cache: KVCache,
     rows: Sequence[Sequence[int]],
