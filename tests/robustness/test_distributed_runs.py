@@ -43,7 +43,7 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
     trainer = build(
         folder,
         {"eval_every": 2, **argument},
-        evaluations=[choosing()],
+        evaluation=choosing(),
         callbacks=[SignalTo(*cut)] if cut else [],
     )
     ended: int | str | None = "interrupted"

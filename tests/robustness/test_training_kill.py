@@ -23,7 +23,7 @@ def never_resting(folder: Path) -> Trainer:
     config = replace(
         CONFIG, steps=300, gradient_accumulation=4, eval_every=1, save_every=1, learning_rate=0.02
     )
-    return make_trainer(folder, config=config, evaluations=[choosing()])
+    return make_trainer(folder, config=config, evaluation=choosing())
 
 
 def train(folder: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.small_chains import DEPTHS, B, H, Held, T, Unrolled, V, expected, made, same_text
 from tests.small_laws import top
-from tests.small_trainer import CONFIG, VOCAB, Bigram, held_out, make_trainer
+from tests.small_trainer import CONFIG, VOCAB, Bigram, make_trainer
 from torch import Tensor
 
 from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
@@ -74,7 +74,7 @@ def target() -> HFTarget:
 @pytest.mark.parametrize("laws", LAWS)
 def test_figures_are_those_of_plain_loops(tmp_path: Path, laws: str) -> None:
     batches, drafter = held(laws), Unrolled()
-    trainer = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(batches)])
+    trainer = make_trainer(tmp_path, drafter=drafter, evaluation=chains(batches))
     found = trainer.evaluate()
     with torch.no_grad():
         wanted = expected(batches.batches, drafter.logits_at, begins=drafter.begins)
@@ -119,7 +119,7 @@ def test_the_drafters_own_steps_are_measured(
     def logits_at(batch: TrajectoryBatch, b: int, t: int, depth: int) -> Tensor:
         return dense[id(batch), depth][b, t]
 
-    found = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(Held(batches))]).evaluate()
+    found = make_trainer(tmp_path, drafter=drafter, evaluation=chains(Held(batches))).evaluate()
     wanted = expected(batches, logits_at, lambda t: True, depth)
     assert found == pytest.approx(wanted, rel=1e-5)
 
@@ -141,7 +141,7 @@ def test_a_survival_is_that_of_the_drafters_own_chain(tmp_path: Path) -> None:
                 accepted = accepted and draft == int(batch.tokens_BT[b, at])
                 agreed[depth].append((accepted, float(batch.weights_BT[b, at])))
                 state = drafter.fed(state, draft)
-    found = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(batches)]).evaluate()
+    found = make_trainer(tmp_path, drafter=drafter, evaluation=chains(batches)).evaluate()
     for depth, pairs in agreed.items():
         wanted = sum(yes * weight for yes, weight in pairs) / sum(weight for _, weight in pairs)
         assert found[f"survival_{depth}"] == pytest.approx(wanted, rel=1e-5)
@@ -180,7 +180,7 @@ def test_survival_in_drawn_texts_is_exactly_that_of_drawn_chains(tmp_path: Path,
         below = [survives((*text, x), state, heads[1:]) for x in range(V)]
         return sum(q[x] * min(1.0, p[x] / q[x]) * below[x] for x in range(V))
 
-    values = make_trainer(tmp_path, drafter=drafter, evaluations=[chains(Held([batch]))]).evaluate()
+    values = make_trainer(tmp_path, drafter=drafter, evaluation=chains(Held([batch]))).evaluate()
     wanted = {
         f"survival_t1_{depth}": survives(begin, features, list(drafter.heads)[:depth])
         for depth in range(1, DEPTHS + 1)
@@ -204,12 +204,13 @@ def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
     """In one step the drafter's later masks leave nothing out."""
     batches, drafter = held("top"), Unrolled()
     drafter.num_steps = 1
-    evaluations = [
-        chains(batches),
+    values: dict[str, float] = {}
+    for evaluation in (
         Evaluation(batches=batches, objective=Acceptance(), name="overlap"),
         Evaluation(batches=batches, objective=Agreement(), name="agreement"),
-    ]
-    values = make_trainer(tmp_path, drafter=drafter, evaluations=evaluations).evaluate()
+        chains(batches),
+    ):
+        values |= make_trainer(tmp_path, drafter=drafter, evaluation=evaluation).evaluate()
     assert values["acceptance_1"] == pytest.approx(values["overlap"], rel=1e-6)
     assert values["accuracy_1"] == pytest.approx(values["agreement"], rel=1e-6)
     assert "survival_2" not in values and "misaligned_1" not in values
@@ -258,14 +259,16 @@ def test_texts_that_are_too_short_for_a_depth_add_nothing(tmp_path: Path) -> Non
         weights_BT=torch.rand(B, 4, generator=torch.Generator().manual_seed(0)),
         features_BTS=torch.zeros(B, 4, H, dtype=torch.float64),
     )
-    evaluation = chains(Held([batch]), weight_name="chains")
-    values = make_trainer(tmp_path, drafter=Unrolled(), evaluations=[evaluation]).evaluate()
+    evaluation = chains(Held([batch]))
+    values = make_trainer(tmp_path, drafter=Unrolled(), evaluation=evaluation).evaluate()
     assert {name for name in values if name.endswith("_3")} == set()
     both = values["survival_1"] + values["survival_2"]
     assert values["tokens_per_step"] == pytest.approx(1 + both)
     # chains hang below place 0 alone: place 1 is none of the drafter's, behind it nothing is left
+    sums = sums_of(evaluation, forward_of(Unrolled()), 1, DEPTHS, (0, 1))
     assert batch.weights_BT is not None
-    assert values["chains"] == pytest.approx(float(batch.weights_BT[:, 2].sum()), rel=1e-6)
+    counted = float(sums[0, 0, 1, FIGURES.index("survival")])
+    assert counted == pytest.approx(float(batch.weights_BT[:, 2].sum()), rel=1e-6)
 
 
 # --------------------------------------------------------------------------- choosing by them
@@ -288,7 +291,7 @@ def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: st
         tmp_path,
         drafter=Bigram(dropout=0, num_steps=3),
         config=replace(CONFIG, eval_every=1, learning_rate=0.5),
-        evaluations=[chains(batches, name=name, chooses=True)],
+        evaluation=chains(batches, name=name, chooses=True),
         callbacks=[recorder],
     ).train()
     assert len(set(recorder.values.values())) > 2
@@ -301,10 +304,3 @@ def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: st
 def test_unclear_figures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no figure 'tokens_per_stepp'.*tokens_per_step"):
         chains(held("none"), name="tokens_per_stepp")
-    first = chains(held("none"))
-    with pytest.raises(InputError, match="different names"):
-        make_trainer(tmp_path, evaluations=[first, chains(held("full"), name="tokens_per_step_t1")])
-    named = Evaluation(batches=held_out(), objective=Acceptance(), name="survival_1")
-    with pytest.raises(InputError, match="different names"):
-        make_trainer(tmp_path, evaluations=[first, named])
-    make_trainer(tmp_path, evaluations=[first, replace(named, name="acceptance")])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.small_trainer import (
@@ -27,6 +28,7 @@ from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
 from draftsmith.distill.evaluation import (
+    WHILE_TRAINING,
     Evaluation,
     find_best,
     is_better,
@@ -35,7 +37,7 @@ from draftsmith.distill.evaluation import (
 )
 from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
 from draftsmith.distill.trainer import Trainer, TrainReport
-from draftsmith.errors import BackendError, InputError
+from draftsmith.errors import BackendError
 
 EVERY = replace(CONFIG, eval_every=1, save_every=4, keep=1, learning_rate=0.5)
 
@@ -90,8 +92,8 @@ def nats_of(drafter: Bigram, blocks: EvaluationBlocks) -> float:
 @pytest.mark.parametrize("batch_blocks", [1, 2, 4, 100])
 def test_a_figure_is_the_mean_over_all_held_out_tokens(tmp_path: Path, batch_blocks: int) -> None:
     blocks = held_out(batch_blocks)
-    evaluation = Evaluation(batches=blocks, objective=CrossEntropy(), weight_name="tokens")
-    trainer = make_trainer(tmp_path, evaluations=[evaluation])
+    evaluation = Evaluation(batches=blocks, objective=CrossEntropy())
+    trainer = make_trainer(tmp_path, evaluation=evaluation)
     report: TrainReport = trainer.train()
     assert isinstance(trainer.drafter, Bigram)
     count = len(blocks.stream) - 1
@@ -101,26 +103,13 @@ def test_a_figure_is_the_mean_over_all_held_out_tokens(tmp_path: Path, batch_blo
     assert report.best is None
 
 
-def test_each_evaluation_has_its_own_batches_objective_and_name(tmp_path: Path) -> None:
-    blocks = held_out()
-    evaluations = [
-        Evaluation(batches=blocks, objective=CrossEntropy()),
-        Evaluation(batches=blocks, objective=Hits(), name="hits", weight_name="places"),
-        Evaluation(batches=held_out(1), objective=Constant(3.0), name="three"),
-    ]
-    values = make_trainer(tmp_path, evaluations=evaluations).train().evaluation
-    assert list(values) == ["loss", "hits", "places", "three"]
-    assert 0 < values["hits"] < 1 and values["three"] == 3.0
-    assert values["places"] == len(blocks.stream) - 1
-
-
 def test_unrolled_steps_are_measured_as_they_are_learnt(tmp_path: Path) -> None:
     blocks = held_out()
     drafter = Bigram(dropout=0, num_steps=3)
     trainer = make_trainer(
         tmp_path,
         drafter=drafter,
-        evaluations=[Evaluation(batches=blocks, objective=CrossEntropy(), weight_name="tokens")],
+        evaluation=Evaluation(batches=blocks, objective=CrossEntropy()),
     )
     total, count = 0.0, 0
     for index in range(blocks.num_batches):
@@ -137,8 +126,8 @@ def test_unrolled_steps_are_measured_as_they_are_learnt(tmp_path: Path) -> None:
 
 
 def test_nothing_counted_is_no_figure_and_no_choice(tmp_path: Path) -> None:
-    evaluation = choosing(objective=Constant(None), weight_name="tokens")
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=[evaluation])
+    evaluation = choosing(objective=Constant(None))
+    trainer = make_trainer(tmp_path, config=EVERY, evaluation=evaluation)
     assert trainer.train().evaluation == {"tokens": 0.0}
     with pytest.raises(BackendError, match="no evaluation chose any"):
         trainer.copy_best_into(Bigram())
@@ -146,27 +135,16 @@ def test_nothing_counted_is_no_figure_and_no_choice(tmp_path: Path) -> None:
 
 def test_a_figure_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     evaluation = choosing(objective=Constant(float("inf")), better="larger")
-    assert make_trainer(tmp_path, evaluations=[evaluation]).train().best is None
+    assert make_trainer(tmp_path, evaluation=evaluation).train().best is None
 
 
 def test_while_training_a_few_batches_will_do_but_not_to_choose_by() -> None:
-    blocks = held_out(1)
-    evaluation = Evaluation(batches=blocks, objective=CrossEntropy(), while_training=2)
-    assert blocks.num_batches > 2
-    assert evaluation.num_batches(final=False) == 2
+    blocks = EvaluationBlocks([np.ones(40, np.int32)], end_id=0, length=3, batch_blocks=1)
+    evaluation = Evaluation(batches=blocks, objective=CrossEntropy())
+    assert blocks.num_batches > WHILE_TRAINING
+    assert evaluation.num_batches(final=False) == WHILE_TRAINING
     assert evaluation.num_batches(final=True) == blocks.num_batches
     assert replace(evaluation, chooses=True).num_batches(final=False) == blocks.num_batches
-    assert replace(evaluation, while_training=None).num_batches(final=False) == blocks.num_batches
-
-
-def test_unclear_evaluations_are_refused(tmp_path: Path) -> None:
-    plain = Evaluation(batches=held_out(), objective=CrossEntropy())
-    with pytest.raises(InputError, match="different names, these are loss, loss"):
-        make_trainer(tmp_path, evaluations=[plain, plain])
-    with pytest.raises(InputError, match="different names, these are loss, x, loss"):
-        make_trainer(tmp_path, evaluations=[plain, replace(plain, name="x", weight_name="loss")])
-    with pytest.raises(InputError, match="not a and b"):
-        make_trainer(tmp_path, evaluations=[choosing(name="a"), choosing(name="b")])
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 4, 9])
@@ -220,7 +198,7 @@ def test_the_weights_with_the_best_value_are_kept(
 ) -> None:
     recorder = Recorder()
     evaluation = choosing(objective=objective, name="figure", better=better)
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=[evaluation], callbacks=[recorder])
+    trainer = make_trainer(tmp_path, config=EVERY, evaluation=evaluation, callbacks=[recorder])
     report = trainer.train()
     values = {step: value["figure"] for step, value in recorder.values.items()}
     assert list(values) == list(range(1, 13)) and len(set(values.values())) > 2
@@ -238,31 +216,31 @@ def test_the_weights_with_the_best_value_are_kept(
 
 
 def test_the_best_is_somewhere_in_the_middle_of_these_runs(tmp_path: Path) -> None:
-    report = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()]).train()
+    report = make_trainer(tmp_path, config=EVERY, evaluation=choosing()).train()
     assert report.best is not None and 1 < report.best.step < 11
 
 
 def test_of_equal_values_the_earlier_stays(tmp_path: Path) -> None:
     recorder = Recorder()
     evaluation = choosing(objective=Constant(0.5))
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=[evaluation], callbacks=[recorder])
+    trainer = make_trainer(tmp_path, config=EVERY, evaluation=evaluation, callbacks=[recorder])
     assert best_step(trainer) == 1
     assert same(best_of(tmp_path)[2], recorder.weights[1])
 
 
 def test_the_best_weights_are_copied_with_what_was_measured_of_them(tmp_path: Path) -> None:
-    counted = [choosing(weight_name="tokens")]
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=counted)
+    counted = choosing()
+    trainer = make_trainer(tmp_path, config=EVERY, evaluation=counted)
     report = trainer.train()
     assert report.best is not None
     last = weights(trainer)
-    best = make_trainer(tmp_path / "best", evaluations=counted)
+    best = make_trainer(tmp_path / "best", evaluation=counted)
     assert trainer.copy_best_into(best.drafter) == report.best.step
     assert best.evaluate() == report.best.values != trainer.evaluate() == report.evaluation
     assert report.best.values["loss"] == report.best.value
     assert same(last, weights(trainer)) and not same(last, weights(best))
     # also in a process that did not train, and a finished run is not trained again
-    later = make_trainer(tmp_path, config=EVERY, evaluations=counted)
+    later = make_trainer(tmp_path, config=EVERY, evaluation=counted)
     assert later.train() == report
     assert later.copy_best_into(trainer.drafter) == report.best.step
     assert same(weights(trainer), weights(best))
@@ -270,14 +248,14 @@ def test_the_best_weights_are_copied_with_what_was_measured_of_them(tmp_path: Pa
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_resumed_run_has_the_same_best(tmp_path: Path, cut: int) -> None:
-    whole = make_trainer(tmp_path / "whole", config=EVERY, evaluations=[choosing()])
+    whole = make_trainer(tmp_path / "whole", config=EVERY, evaluation=choosing())
     report = whole.train()
     first = make_trainer(
-        tmp_path / "cut", config=EVERY, evaluations=[choosing()], callbacks=[StopAfter(cut)]
+        tmp_path / "cut", config=EVERY, evaluation=choosing(), callbacks=[StopAfter(cut)]
     )
     with pytest.raises(KeyboardInterrupt):
         first.train()
-    second = make_trainer(tmp_path / "cut", config=EVERY, evaluations=[choosing()])
+    second = make_trainer(tmp_path / "cut", config=EVERY, evaluation=choosing())
     assert second.train() == report
     step, value, kept = best_of(tmp_path / "whole")
     again = best_of(tmp_path / "cut")
@@ -320,13 +298,13 @@ def test_a_killed_run_has_the_same_best(
 ) -> None:
     # save_every 4: steps since the last checkpoint are done, measured and chosen from again
     config = replace(EVERY, learning_rate=learning_rate)
-    report = make_trainer(tmp_path / "whole", config=config, evaluations=[choosing()]).train()
+    report = make_trainer(tmp_path / "whole", config=config, evaluation=choosing()).train()
     killed = make_trainer(
-        tmp_path / "cut", config=config, evaluations=[choosing()], callbacks=[KillAt(cut, place)]
+        tmp_path / "cut", config=config, evaluation=choosing(), callbacks=[KillAt(cut, place)]
     )
     with pytest.raises(Killed):
         killed.train()
-    assert make_trainer(tmp_path / "cut", config=config, evaluations=[choosing()]).train() == report
+    assert make_trainer(tmp_path / "cut", config=config, evaluation=choosing()).train() == report
     assert same(best_of(tmp_path / "cut")[2], best_of(tmp_path / "whole")[2])
 
 
@@ -375,18 +353,18 @@ def test_a_step_measured_again_does_not_replace_itself(tmp_path: Path) -> None:
 def test_what_another_run_left_is_not_the_best_of_this_one(tmp_path: Path) -> None:
     best = tmp_path / "checkpoints" / "best"
     keep(best, 99, -1e9, choosing())  # nothing could beat it
-    found = best_step(make_trainer(tmp_path, config=EVERY, evaluations=[choosing()]))
+    found = best_step(make_trainer(tmp_path, config=EVERY, evaluation=choosing()))
     assert found != 99
     # a run that goes on: its own best stays, that of another figure or with another identity goes
-    again = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
+    again = make_trainer(tmp_path, config=EVERY, evaluation=choosing())
     assert best_step(again) == found
     other = choosing(name="hits", objective=Hits(), better="larger")
-    assert best_step(make_trainer(tmp_path, config=EVERY, evaluations=[other])) == 12
+    assert best_step(make_trainer(tmp_path, config=EVERY, evaluation=other)) == 12
     assert [path.name for path in checkpoints.complete(best)] == ["step-00000012"]
 
 
 def test_a_damaged_best_is_named(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
+    trainer = make_trainer(tmp_path, config=EVERY, evaluation=choosing())
     report = trainer.train()
     assert report.best is not None
     (report.best.path / "weights.safetensors").write_bytes(b"half")
@@ -397,7 +375,7 @@ def test_a_damaged_best_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_while_keeping_the_best_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer: Trainer = make_trainer(tmp_path, config=EVERY, evaluations=[choosing()])
+    trainer: Trainer = make_trainer(tmp_path, config=EVERY, evaluation=choosing())
     real = checkpoints.save_file
 
     def full(tensors: Any, path: Path) -> None:
@@ -435,12 +413,12 @@ def test_damage_met_by_an_evaluation_keeps_the_steps_that_are_done(
 ) -> None:
     """That evaluation is made up for, so the same weights are the best."""
     config = replace(EVERY, learning_rate=learning_rate, save_every=100)
-    report = make_trainer(tmp_path / "whole", config=config, evaluations=[choosing()]).train()
+    report = make_trainer(tmp_path / "whole", config=config, evaluation=choosing()).train()
     good = choosing()
     bad = replace(good, batches=BadAt(good.batches, cut, good.batches.num_batches))
     with pytest.raises(BackendError, match="a held-out shard is damaged"):
-        make_trainer(tmp_path / "cut", config=config, evaluations=[bad]).train()
+        make_trainer(tmp_path / "cut", config=config, evaluation=bad).train()
     newest = checkpoints.latest(tmp_path / "cut" / "checkpoints")
     assert newest is not None and checkpoints.load(newest).step == cut
-    assert make_trainer(tmp_path / "cut", config=config, evaluations=[good]).train() == report
+    assert make_trainer(tmp_path / "cut", config=config, evaluation=good).train() == report
     assert same(best_of(tmp_path / "cut")[2], best_of(tmp_path / "whole")[2])

@@ -399,7 +399,7 @@ def test_callbacks_are_called_in_the_documented_order(tmp_path: Path) -> None:
     held = EvaluationBlocks(make_source().documents, end_id=0, length=8, batch_blocks=4)
     evaluation = Evaluation(batches=held, objective=CrossEntropy())
     config = replace(CONFIG, steps=4, save_every=2, eval_every=2)
-    make_trainer(tmp_path, config=config, evaluations=[evaluation], callbacks=[Log()]).train()
+    make_trainer(tmp_path, config=config, evaluation=evaluation, callbacks=[Log()]).train()
     expected = "start step1 step2 evaluate2 save2 step3 step4 save4 evaluate4 end"
     assert calls == expected.split()
 

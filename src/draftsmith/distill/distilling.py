@@ -192,7 +192,7 @@ def make_trainer(
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
     held, forcing = lesson.held_out, lesson.facts["forcing"]
-    evaluations = [] if held is None else [student.evaluation(held, forcing)]
+    evaluation = None if held is None else student.evaluation(held, forcing)
     identity = {
         "data": lesson.facts["data"],
         **student.identity,
@@ -228,7 +228,7 @@ def make_trainer(
         config=trainer_config(options, steps),
         folder=options.out / "work",
         identity=identity,
-        evaluations=evaluations,
+        evaluation=evaluation,
         callbacks=usual_callbacks(options, accelerator, "distill"),
         accelerator=accelerator,
     )

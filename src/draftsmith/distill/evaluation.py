@@ -13,7 +13,7 @@ F figures, S steps, N places, B rows, T time, V vocabulary, K kept tokens, C cel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -45,6 +45,10 @@ Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
 """A batch, what the steps before it carry, and an objective: `distributed.Learner.forward`."""
 
 
+WHILE_TRAINING = 16
+"""How many batches an evaluation that does not choose looks at before the end of training."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """A figure: the mean of `objective` over all that it counts in `batches`."""
@@ -56,19 +60,10 @@ class Evaluation:
     better: Literal["smaller", "larger"] = "smaller"
     chooses: bool = False
     """The weights with the best value of this figure are kept. It then always sees all batches."""
-    weight_name: str | None = None
-    """Reports also say how much was counted, under this name; None: they do not."""
-    while_training: int | None = 16
-    """How many batches are looked at before the end of training; None: all."""
 
     num_sums: ClassVar[int] = 1
     """How many totals and weights the objective gives per step of the drafter; subclasses report
     several figures from them."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Under which it reports (figures of each step: those of the first)."""
-        return (self.name,) if self.weight_name is None else (self.name, self.weight_name)
 
     @property
     def sign(self) -> int:
@@ -83,28 +78,13 @@ class Evaluation:
     def num_batches(self, final: bool) -> int:
         """How many batches this evaluation takes."""
         whole = self.batches.num_batches
-        if final or self.chooses or self.while_training is None:
-            return whole
-        return min(whole, self.while_training)
+        return whole if final or self.chooses else min(whole, WHILE_TRAINING)
 
     def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
-        """What sums over all batches come to (S steps of the drafter, F sums of each); no figure
-        when nothing was counted."""
+        """What sums over all batches come to (S steps of the drafter, F sums of each), and how many
+        tokens were counted; no figure when there was none."""
         total, weight = float(totals_SF.sum()), float(weights_SF.sum())
-        values = {self.name: total / weight} if weight > 0 else {}
-        return values if self.weight_name is None else {**values, self.weight_name: weight}
-
-
-def chooser(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """The evaluation that chooses; InputError on two of them, or on one name for two figures."""
-    names = [name for evaluation in evaluations for name in evaluation.names]
-    if len(set(names)) < len(names):
-        raise InputError(f"evaluations need different names, these are {', '.join(names)}")
-    marked = [evaluation for evaluation in evaluations if evaluation.chooses]
-    if len(marked) > 1:
-        both = " and ".join(evaluation.name for evaluation in marked)
-        raise InputError(f"one evaluation chooses the best weights, not {both}")
-    return marked[0] if marked else None
+        return {**({self.name: total / weight} if weight > 0 else {}), "tokens": weight}
 
 
 def sums_of(
@@ -300,7 +280,7 @@ class ChainEvaluation(Evaluation):
     tokens_per_step, tokens_per_step_t1     1 + survival_1 + survival_2 + ..., at both temperatures;
                                             depths that no text reaches add nothing
 
-    `name`: which of these two chooses, if the evaluation does. `weight_name` counts chains.
+    `name`: which of these two chooses, if the evaluation does.
     """
 
     objective: Objective = field(default_factory=Chains)
@@ -315,11 +295,6 @@ class ChainEvaluation(Evaluation):
                 f"chains have no figure {self.name!r} to choose by"
                 f"{nearest(self.name, TOKENS_PER_STEP)}"
             )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        own = (*TOKENS_PER_STEP, *(f"{figure}_1" for figure in FIGURES))
-        return own if self.weight_name is None else (*own, self.weight_name)
 
     def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
         means = {}
@@ -337,8 +312,6 @@ class ChainEvaluation(Evaluation):
         }
         for figure, by_depth in means.items():
             values |= {f"{figure}_{depth}": mean for depth, mean in by_depth.items()}
-        if self.weight_name is not None:
-            values[self.weight_name] = float(weights_SF[0, FIGURES.index("survival")])
         return values
 
 

@@ -104,7 +104,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
         f"epoch, {steps} steps of {training.batch_tokens} tokens"
     )
-    measured = Evaluation(batches=held, objective=CrossEntropy(), weight_name="tokens")
+    measured = Evaluation(batches=held, objective=CrossEntropy())
     trainer = Trainer(
         drafter=Independent.learner(model),
         objective=CrossEntropy(),
@@ -127,7 +127,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
             "precision": precision(options.dtype),
             "seed": options.seed,
         },
-        evaluations=[measured] if data.held else [],
+        evaluation=measured if data.held else None,
         callbacks=usual_callbacks(options, accelerator, "pretrain"),
         accelerator=accelerator,
     )

@@ -183,7 +183,6 @@ class ModelStudent(Learning):
             name=self.figure,
             better="larger",
             chooses=True,
-            weight_name="tokens",
         )
 
     def write(

@@ -41,7 +41,6 @@ from draftsmith.distill.distributed import (
 from draftsmith.distill.evaluation import (
     Best,
     Evaluation,
-    chooser,
     discard_others,
     find_best,
     is_better,
@@ -129,8 +128,8 @@ class Trainer:
     """Trains `drafter` on `source`; `train()` may be called again after any interruption.
 
     `identity`: what the run must agree on to be resumed (data digest, options, ...), JSON values.
-    `folder` receives `checkpoints/`. `evaluations` are measured every `eval_every` steps and at
-    the end; the weights of the best one are kept if one of them `chooses`. Several processes share
+    `folder` receives `checkpoints/`. `evaluation` is made every `eval_every` steps and at
+    the end; the weights of the best one are kept if it `chooses`. Several processes share
     the work of each step, and with `parallel="sharded"` the weights, too (see `distributed`).
     Raises BackendError on repeated non-finite steps or a failed save, InputError when the folder's
     checkpoint belongs to another run.
@@ -145,15 +144,15 @@ class Trainer:
         config: TrainerConfig,
         folder: Path,
         identity: dict[str, Any],
-        evaluations: Sequence[Evaluation] = (),
+        evaluation: Evaluation | None = None,
         callbacks: Sequence[Callback] = (),
         accelerator: Accelerator | None = None,
     ) -> None:
         self.config = config
         self.source = source
         self.objective = objective
-        self.evaluations = tuple(evaluations)
-        self.chooser = chooser(self.evaluations)
+        self.evaluation = evaluation
+        self.chooser = evaluation if evaluation is not None and evaluation.chooses else None
         self.callbacks = tuple(callbacks)
         self.folder = folder / "checkpoints"
         self._best_folder = self.folder / "best"
@@ -333,23 +332,22 @@ class Trainer:
         fill(drafter, self.layout.weights(everywhere=True))
 
     def evaluate(self, *, final: bool = True) -> dict[str, float]:
-        """All figures; unless `final`, over the first batches only where an evaluation says so."""
+        """All figures; unless `final`, perhaps over the first batches only."""
+        evaluation = self.evaluation
+        if evaluation is None:
+            return {}
 
         def forward(batch: TrajectoryBatch, carry: Any, objective: Objective) -> dict[str, Any]:
             return self.layout.forward(to_device(batch, self._device), carry, objective)
 
-        values: dict[str, float] = {}
+        turns = self.accelerator.process_index, self.accelerator.num_processes
+        steps = self.drafter.eval_steps or self.drafter.num_steps
         self.layout.mode(train=False)
         with torch.no_grad():
-            for evaluation in self.evaluations:
-                turns = self.accelerator.process_index, self.accelerator.num_processes
-                num_batches = evaluation.num_batches(final)
-                steps = self.drafter.eval_steps or self.drafter.num_steps
-                sums = sums_of(evaluation, forward, num_batches, steps, turns)
-                total = self.accelerator.reduce(sums, "sum").cpu()
-                values |= evaluation.report(*total.sum(0).unbind(1))
+            sums = sums_of(evaluation, forward, evaluation.num_batches(final), steps, turns)
+        total = self.accelerator.reduce(sums, "sum").cpu()
         self.layout.mode(train=False)
-        return values
+        return evaluation.report(*total.sum(0).unbind(1))
 
     def _evaluate_when_due(self) -> None:
         every = self.config.eval_every
@@ -360,7 +358,7 @@ class Trainer:
             self.progress.evaluated = self.step
 
     def _evaluate(self, *, final: bool) -> dict[str, float]:
-        if not self.evaluations:
+        if self.evaluation is None:
             return {}
         values = self.evaluate(final=final)
         if self.chooser is not None:
