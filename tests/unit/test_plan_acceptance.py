@@ -215,26 +215,40 @@ def texts(
 ) -> list[LengthCount]:
     """Every token is accepted with one probability, and all prompts are decoded at all lengths:
     `same` text each time, as at temperature 0, or another one."""
-    counts = []
-    accepted_PT = rng.random((prompts, length + 1)) < alpha
+    return many_texts(rng, 1, prompts, alpha, same=same, length=length)[0]
+
+
+def many_texts(
+    rng: np.random.Generator,
+    repeats: int,
+    prompts: int,
+    alpha: float,
+    *,
+    same: bool,
+    length: int = 64,
+) -> list[list[LengthCount]]:
+    """`texts` so many times: their prompts are decoded side by side."""
+    every = repeats * prompts
+    counts: list[list[LengthCount]] = [[] for _ in range(repeats)]
+    accepted_PT = rng.random((every, length + 1)) < alpha
     for gamma in LENGTHS:
         if not same:
-            accepted_PT = rng.random((prompts, length + 1)) < alpha
+            accepted_PT = rng.random((every, length + 1)) < alpha
         accepted_PT[:, -1] = False
-        run_PT = np.zeros((prompts, length + 1), int)  # accepted ones from here on
+        run_PT = np.zeros((every, length + 1), int)  # accepted ones from here on
         for place in range(length - 1, -1, -1):
             run_PT[:, place] = np.where(accepted_PT[:, place], run_PT[:, place + 1] + 1, 0)
-        steps_PL, rows = np.zeros((prompts, gamma + 1), int), np.arange(prompts)
-        at = np.zeros(prompts, int)
+        steps_PL, rows = np.zeros((every, gamma + 1), int), np.arange(every)
+        at = np.zeros(every, int)
         while len(rows := rows[at[rows] < length - gamma]):
             found = np.minimum(run_PT[rows, at[rows]], gamma)
             steps_PL[rows, found] += 1
             at[rows] += found + 1
-        counts += [
-            LengthCount(gamma=gamma, accepted=n, count=int(count), prompt=str(prompt))
-            for (prompt, n), count in np.ndenumerate(steps_PL)
-            if count
-        ]
+        for row, n in np.argwhere(steps_PL).tolist():
+            repeat, prompt = divmod(row, prompts)
+            count = int(steps_PL[row, n])
+            one = LengthCount(gamma=gamma, accepted=n, count=count, prompt=str(prompt))
+            counts[repeat].append(one)
     return counts
 
 
@@ -252,7 +266,7 @@ def test_by_prompts_intervals_cover_and_the_test_keeps_its_level(
     alpha: float, prompts: int, same: bool
 ) -> None:
     rng = np.random.default_rng(8)
-    histograms = [texts(rng, prompts, alpha, same=same) for _ in range(500)]
+    histograms = many_texts(rng, 500, prompts, alpha, same=same)
     found = [estimate(one) for one in histograms]
     assert 0.93 <= covered([one.mle for one in found], alpha) <= 0.97
     assert 0.925 <= covered([one.least_squares for one in found], alpha) <= 0.975
