@@ -16,7 +16,6 @@ from draftsmith.plan.acceptance import estimate
 from draftsmith.plan.fit import FORMS, per_target
 from draftsmith.plan.observations import LengthCount, TrainedModel
 from draftsmith.plan.optimum import LossLaw, best_draft
-from draftsmith.plan.plots import Curve
 
 PAIRS = tables.pairs()
 TARGETS = list(dict.fromkeys(one.target for one in PAIRS))
@@ -66,11 +65,9 @@ def test_a_form_that_is_missing_in_a_panel_keeps_its_colour_and_its_name(gone: s
 
 def test_a_target_has_one_colour_in_all_panels() -> None:
     setting = tables.optima()[0].setting
-    curves = [
-        Curve(label=label, setting=one, sizing=best_draft(one))
-        for label, one in (("a", setting), ("b", replace(setting, target_params=7e10)))
-    ]
-    figure = plots.draft_sizes({"one": curves[1:], "both": curves}, {})
+    other = replace(setting, target_params=7e10)
+    curves = {label: (one, best_draft(one)) for label, one in (("a", setting), ("b", other))}
+    figure = plots.draft_sizes({"one": {"b": curves["b"]}, "both": curves}, {})
     assert sorted(labels(figure)) == ["a", "b"]
     assert all(len(colour) == 1 for colour in colours(figure).values())
 

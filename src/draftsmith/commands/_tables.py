@@ -107,15 +107,16 @@ def finish(
     found: object,
     *,
     name: str | None = None,
-    draw: Callable[[Any], Iterable[PlotImage | None]] = lambda plots: (),
+    draw: Callable[[Any], Iterable[PlotImage | None]] | None = None,
 ) -> dict[str, Any]:
     """Return what a verb found as plain JSON; write it and what `draw` makes of the module of plots
     to the folder, if there is one. `name`: of a file of its own; None: it is part of run.json."""
     payload: dict[str, Any] = jsonable(found)
     if folder is not None:
-        from draftsmith.plan import plots
+        if draw is not None:
+            from draftsmith.plan import plots
 
-        plots.save(draw(plots), folder)
+            plots.save(draw(plots), folder)
         if name is not None:
             write_json_atomic(folder / name, payload)
         run.write(folder, results=payload if name is None else None)

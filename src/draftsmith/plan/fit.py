@@ -221,11 +221,7 @@ def affine_law(
         cov=tuple(map(tuple, fit.cov_params().tolist())),
         fixed_effects=_fixed_effects(observations, alpha, draft_ppl) if fixed_effects else None,
         predictions=predictions,
-        warnings=(
-            *odd_rows(observations),
-            *notes,
-            *_far_off(predictions, design),
-        ),
+        warnings=(*odd_rows(observations), *notes, *_far_off(predictions, design)),
     )
 
 

@@ -305,11 +305,7 @@ def stationary_length(
 
 
 def optimal_length(
-    alpha: ArrayLike,
-    draft_cost: ArrayLike,
-    target_cost: ArrayLike = 1.0,
-    *,
-    integer: bool = False,
+    alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0, *, integer: bool = False
 ) -> Floats:
     """Return the gamma >= 0 with the largest speed-up, real or whole; 0: do not draft.
 
@@ -329,11 +325,7 @@ def optimal_length(
 
 
 def optimal_speedup(
-    alpha: ArrayLike,
-    draft_cost: ArrayLike,
-    target_cost: ArrayLike = 1.0,
-    *,
-    integer: bool = False,
+    alpha: ArrayLike, draft_cost: ArrayLike, target_cost: ArrayLike = 1.0, *, integer: bool = False
 ) -> Floats:
     """Return the speed-up with drafts of `optimal_length`: 1 where drafting does not pay."""
     gamma = optimal_length(alpha, draft_cost, target_cost, integer=integer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,8 @@ _LABELS = {"alpha": "acceptance rate", "tau": "tokens per step", "speedup": "spe
 _MARKERS = {"pretrained": "o", "distilled": "^"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """The speed-up of one target against the size of its draft."""
-
-    label: str
-    setting: SizingProblem
-    sizing: Sizing
+Curves = Mapping[str, tuple[SizingProblem, Sizing]]
+"""Targets of one panel, by their labels, and the best drafts for them."""
 
 
 @plot(name="plane", title="Acceptance rate by perplexities")
@@ -96,25 +91,22 @@ def acceptance_curves(
     return figure
 
 
-def draft_sizes(
-    panels: Mapping[str, Sequence[Curve]], available: Mapping[str, Sequence[float]]
-) -> Figure:
+def draft_sizes(panels: Mapping[str, Curves], available: Mapping[str, Sequence[float]]) -> Figure:
     """Draw the speed-up by draft size, a panel per title; stars at N*, crosses at the sizes that
     are available there."""
     figure, axes = _panels(len(panels), max(6.4, 3.6 * len(panels)), 4.2, sharey=True)
-    labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for curve in curves:
-            M, colour = curve.setting.target_params, f"C{labels.index(curve.label) % 10}"
+        for label, (setting, sizing) in curves.items():
+            M, colour = setting.target_params, f"C{labels.index(label) % 10}"
             sizes = np.geomspace(_LEAST_SHARE * M, _MOST_SHARE * M, 400)
-            axis.plot(sizes, curve.setting.speedup(sizes), color=colour, label=curve.label)
-            best = curve.sizing.best
-            if best is not None:
-                axis.plot(best.params, best.speedup, "*", color=colour, markersize=13)
-            if curve.sizing.ci95 is not None:
-                axis.axvspan(*curve.sizing.ci95, color=colour, alpha=0.15, linewidth=0)
-            had = [size for size in available.get(title, ()) if size < M]
-            axis.plot(had, curve.setting.speedup(had) if had else [], "x", color=ink())
+            axis.plot(sizes, setting.speedup(sizes), color=colour, label=label)
+            if sizing.best is not None:
+                axis.plot(sizing.best.params, sizing.best.speedup, "*", color=colour, markersize=13)
+            if sizing.ci95 is not None:
+                axis.axvspan(*sizing.ci95, color=colour, alpha=0.15, linewidth=0)
+            had = np.array([size for size in available.get(title, ()) if size < M])
+            axis.plot(had, setting.speedup(had), "x", color=ink())
         axis.axhline(1.0, **reference())
         axis.set(xscale="log", title=title, xlabel="draft parameters N")
     axes[0].set_ylabel("predicted speed-up")
@@ -269,9 +261,9 @@ def save(images: Iterable[PlotImage | None], folder: Path) -> None:
 @plot(name="speedup_by_size", title="Predicted speed-up by draft size")
 def optimum(problem: SizingProblem, sizing: Sizing, available: tuple[float, ...]) -> Figure:
     """The star is N*; the band is its 95 % interval from the errors of A, B and C."""
-    curve = Curve(label=f"M = {problem.target_params:.3g}", setting=problem, sizing=sizing)
     title = problem.budget.text
-    return draft_sizes({title: [curve]}, {title: available})
+    curves = {f"M = {problem.target_params:.3g}": (problem, sizing)}
+    return draft_sizes({title: curves}, {title: available})
 
 
 def pooled(found: Sweep, law: AcceptanceLaw, loss: LossLaw) -> list[PlotImage | None]:
@@ -301,13 +293,13 @@ def paper_optima() -> Figure:
     """Stars are N* with the 95 % interval from the errors of A, B and C; crosses are drafts that
     can be had."""
     law = _paper_law()
-    available, panels = defaultdict(list), defaultdict(list)
+    available: dict[str, list[float]] = defaultdict(list)
     for point in tables.latencies():
         available[f"{point.family} drafts"].append(point.params)
+    panels: dict[str, dict[str, tuple[SizingProblem, Sizing]]] = defaultdict(dict)
     for row in tables.optima():
         problem = replace(row.setting, law=law)
-        curve = Curve(label=row.target, setting=problem, sizing=best_draft(problem))
-        panels[f"{row.family} drafts"].append(curve)
+        panels[f"{row.family} drafts"][row.target] = (problem, best_draft(problem))
     return draft_sizes(panels, available)
 
 

@@ -116,10 +116,7 @@ class Sweep:
 
 
 def sweep(
-    grid: GridName = "paper",
-    *,
-    law: AcceptanceLaw | None = None,
-    loss: LossLaw | None = None,
+    grid: GridName = "paper", *, law: AcceptanceLaw | None = None, loss: LossLaw | None = None
 ) -> Sweep:
     """Find the optima and fit the rules to them.
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.commands._options import LawsOptions, VerbOptions
 from draftsmith.commands._tables import (
     extrapolated,
+    finish,
     interval,
     laws_of,
     say,
-    say_written,
     show,
     show_values,
     with_spread,
@@ -53,7 +53,7 @@ from draftsmith.distill.model_sizes import (
 )
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
-from draftsmith.provenance import jsonable, start_run, write_json_atomic, write_text_atomic
+from draftsmith.provenance import start_run, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -135,10 +135,9 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     from draftsmith.plan.optimum import SizingProblem
 
     record = start_run("plan ladder", options)
-    warnings: list[str] = []
-    config, target_params = read_target(options, warnings)
+    guesses: list[str] = []
+    config, target_params = read_target(options, guesses)
     law, loss = laws_of(options.laws)
-    warnings = extrapolated(law, target_params) + warnings
     setting = SizingProblem(
         target_params=target_params,
         target_tokens=_training_tokens(options),
@@ -160,7 +159,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     found = ladder(setting, {name: params_of(shape) for name, shape in PRESETS.items()}, build)
     context = config.get("max_position_embeddings")
     made = {} if found.recommended is None else commands(options, found, shapes, context)
-    warnings += found.warnings
+    warnings = [*extrapolated(law, target_params), *guesses, *found.warnings]
     if setting.law.cov is None or setting.law.residual is None:
         warnings.append(
             "there are no intervals: the errors of the coefficients are not known; give them with "
@@ -176,28 +175,23 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         }
         for place, rung in enumerate(found.rungs)
     ]
-    payload: dict[str, Any] = jsonable(
-        {
-            "target": options.target,
-            **{name: getattr(setting, name) for name in _SETTING},
-            "budget": {"tokens": None, "flops": None, unit: setting.budget.amount},
-            "n_opt": found.best_params,
-            "ci95": found.ci95,
-            "rungs": rungs,
-            "commands": list(made.values()),
-            "warnings": warnings,
-        }
-    )
-    write_json_atomic(options.out / "ladder.json", payload)
     if made:
         path = options.out / "ladder.sh"
         write_text_atomic(path, script(made))
         path.chmod(0o755)
-    record.write(options.out)
     _show(found)
     say(warnings)
-    say_written(options.out)
-    return payload
+    plan = {
+        "target": options.target,
+        **{name: getattr(setting, name) for name in _SETTING},
+        "budget": {"tokens": None, "flops": None, unit: setting.budget.amount},
+        "n_opt": found.best_params,
+        "ci95": found.ci95,
+        "rungs": rungs,
+        "commands": list(made.values()),
+        "warnings": warnings,
+    }
+    return finish(record, options.out, plan, name="ladder.json")
 
 
 def read_target(options: PlanLadderOptions, notes: list[str]) -> tuple[Config, float]:
