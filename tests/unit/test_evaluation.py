@@ -32,7 +32,6 @@ from draftsmith.distill.evaluation import (
     Evaluation,
     find_best,
     is_better,
-    keep_best,
     sums_of,
 )
 from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
@@ -309,11 +308,11 @@ def test_a_killed_run_has_the_same_best(
 
 
 def keep(folder: Path, step: int, value: float, evaluation: Evaluation) -> None:
-    state = {"value": value, "identity": {"data": "x", "seed": 5}}
+    state = {"value": value, "identity": {"data": "x", "seed": 5}, "figure": evaluation.figure}
     new = checkpoints.Checkpoint(
         step=step, weights={"w": torch.full((2,), value)}, optimizer={}, state=state
     )
-    keep_best(folder, evaluation, new)
+    checkpoints.save(folder, new, keep=1)
 
 
 @pytest.mark.parametrize("better", ["smaller", "larger"])

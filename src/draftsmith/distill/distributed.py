@@ -159,23 +159,19 @@ class Layout:
         return [name[parameter] for group in groups for parameter in group["params"]]
 
 
-def on_main(accelerator: Accelerator, work: Callable[[], None]) -> None:
+def on_main(accelerator: Accelerator, work: Callable[[], object]) -> None:
     """Let the main process do it while the others wait; its failure is everybody's."""
-    if accelerator.num_processes == 1:
-        work()
-        return
-    failure: list[str | None] = [None]
-    raised: Exception | None = None
+    failure: Exception | None = None
     if accelerator.is_main_process:
         try:
             work()
         except Exception as error:
-            failure, raised = [str(error) or type(error).__name__], error
-    broadcast_object_list(failure)
-    if raised is not None:
-        raise raised
-    if failure[0] is not None:
-        raise BackendError(f"on the main process: {failure[0]}")
+            failure = error
+    (said,) = broadcast_object_list([failure and (str(failure) or type(failure).__name__)])
+    if failure is not None:
+        raise failure
+    if said is not None:
+        raise BackendError(f"on the main process: {said}")
 
 
 def decoder_layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -250,11 +246,23 @@ def start_accelerator(options: RunConfig) -> Accelerator:
 def make_accelerator(
     precision: str, log_with: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
-    """Make an Accelerator for this precision, also when the process had one with another before."""
+    """Make an Accelerator for this precision, also when the process had one with another before.
+
+    accelerate joins processes without a device only where `ACCELERATE_USE_CPU` says so: those of
+    torchrun would each train everything, into the same folder. They are joined here.
+    """
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
-    processes = _join()
+    processes = started()
+    if processes > 1 and not torch.accelerator.is_available():
+        missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
+        if "WORLD_SIZE" in os.environ and missing:
+            raise BackendError(
+                f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
+                "the processes with torchrun, or unset WORLD_SIZE to train with one"
+            )
+        PartialState(cpu=True)
     names = list(log_with) or None
     accelerator = Accelerator(mixed_precision=mixed, log_with=names, project_dir=folder)
     if accelerator.num_processes < processes:
@@ -269,24 +277,6 @@ def started() -> int:
     """How many processes a launcher started, found as accelerate does."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
     return int(get_int_from_env(names, 1))
-
-
-def _join() -> int:
-    """How many processes a launcher started; where they have no device, they are joined here.
-
-    accelerate joins those only where `ACCELERATE_USE_CPU` says so: processes of torchrun would each
-    train everything, into the same folder.
-    """
-    processes = started()
-    if processes > 1 and not torch.accelerator.is_available():
-        missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
-        if "WORLD_SIZE" in os.environ and missing:
-            raise BackendError(
-                f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
-                "the processes with torchrun, or unset WORLD_SIZE to train with one"
-            )
-        PartialState(cpu=True)
-    return processes
 
 
 def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:

@@ -25,7 +25,6 @@ from torch import Tensor
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationSource
-from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.distillation import (
     Head,
@@ -125,7 +124,8 @@ def sums_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best evaluation so far."""
+    """The best evaluation so far, from the state of its checkpoint: its `value` and all `values`,
+    by which `figure` it is the best, and the `identity` of the run."""
 
     step: int
     value: float
@@ -133,15 +133,6 @@ class Best:
     """All figures of that evaluation."""
     path: Path = field(compare=False)
     """A checkpoint of weights alone."""
-
-
-def keep_best(folder: Path, evaluation: Evaluation, weights: Checkpoint) -> None:
-    """Write the new best to `folder` and remove what was there; BackendError (disk, rights).
-
-    `weights.state` holds its `value`, all its `values`, and the `identity` of the run.
-    """
-    state = {**weights.state, "figure": evaluation.figure}
-    checkpoints.save(folder, replace(weights, state=state), keep=1)
 
 
 def find_best(folder: Path, evaluation: Evaluation) -> Best | None:
@@ -161,8 +152,8 @@ def discard_others(folder: Path, evaluation: Evaluation, identity: dict[str, Any
     `identity`: of the run that goes on; None: a run begins, and everything is of another one.
     """
     for path in checkpoints.complete(folder):
-        state = None if identity is None else checkpoints.read_state(path)
-        if state is None or (state["identity"], state["figure"]) != (identity, evaluation.figure):
+        state = {} if identity is None else checkpoints.read_state(path)
+        if (state.get("identity"), state.get("figure")) != (identity, evaluation.figure):
             checkpoints.remove(path)
 
 

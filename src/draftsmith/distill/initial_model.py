@@ -14,9 +14,9 @@ that read the residual stream are scaled by sqrt(kept energy), so that their out
 
 from __future__ import annotations
 
-import copy
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,31 +30,30 @@ from transformers import (
 )
 
 from draftsmith.distill.config import ArchitectureConfig
-from draftsmith.distill.model_sizes import PRESETS, Preset, dimensions
+from draftsmith.distill.model_sizes import PRESETS, dimensions
 from draftsmith.errors import BackendError, InputError
+from draftsmith.targets.hf import loading
 
 
 def student_config(
     options: ArchitectureConfig, *, vocab_size: int, end_id: int, pad_id: int, context: int
 ) -> PretrainedConfig:
     """The configuration of the new model. Raises InputError when dimensions do not fit together."""
-    preset = PRESETS[options.size]
-    layers = options.layers or preset.layers
-    heads = options.heads or preset.heads
-    hidden = options.hidden or preset.hidden
-    intermediate = options.intermediate or preset.intermediate
+    names = ("layers", "heads", "hidden", "intermediate")
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    shape = replace(PRESETS[options.size], **given)
+    layers, heads, hidden = shape.layers, shape.heads, shape.hidden
     kv_heads = options.kv_heads or heads
     if hidden % heads or (hidden // heads) % 2:
         raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
     if heads % kv_heads:
         raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
-    config: PretrainedConfig = (
-        LlamaConfig(tie_word_embeddings=True)
-        if options.tokenizer is None
-        else copy.deepcopy(load_config(options.tokenizer))
-    )
+    config: PretrainedConfig = LlamaConfig(tie_word_embeddings=True)
+    if options.tokenizer is not None:
+        with loading(f"the configuration of {options.tokenizer}"):
+            config = AutoConfig.from_pretrained(options.tokenizer)
     wanted: dict[str, Any] = {
-        **dimensions(Preset(layers, heads, hidden, intermediate), kv_heads),
+        **dimensions(shape, kv_heads),
         "vocab_size": vocab_size,
         "max_window_layers": layers,
         "eos_token_id": end_id,
@@ -71,14 +70,6 @@ def student_config(
     if kinds:
         config.layer_types = [kinds[index * len(kinds) // layers] for index in range(layers)]
     return config
-
-
-def load_config(source: str) -> PretrainedConfig:
-    """The configuration of a decoder-only model; BackendError when there is none."""
-    try:
-        return AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise BackendError(f"cannot load the configuration of {source}: {error}") from error
 
 
 def build_student(config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -114,10 +105,8 @@ def subclone(source: str, student: PreTrainedModel, tokens: Tensor | None = None
     Raises BackendError when the target cannot be loaded, InputError when the student is larger
     than it in some dimension or of another family.
     """
-    try:
+    with loading(f"{source} (--init subclone)"):
         target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise BackendError(f"--init subclone: cannot load {source}: {error}") from error
     subclone_from(target, student, tokens)
 
 

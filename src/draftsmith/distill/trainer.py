@@ -44,7 +44,6 @@ from draftsmith.distill.evaluation import (
     discard_others,
     find_best,
     is_better,
-    keep_best,
     sums_of,
 )
 from draftsmith.distill.objectives.distillation import Distillation, Objective
@@ -372,9 +371,10 @@ class Trainer:
         if not is_better(self._best, choice, step=self.step, value=value):
             return
         weights = self.layout.weights()
-        state = {"value": value, "values": values, "identity": self.identity}
+        state = {"value": value, "values": values, "figure": choice.figure}
+        state["identity"] = self.identity
         new = Checkpoint(step=self.step, weights=weights, optimizer={}, state=state)
-        on_main(self.accelerator, partial(keep_best, self._best_folder, choice, new))
+        on_main(self.accelerator, partial(checkpoints.save, self._best_folder, new, keep=1))
         self._best = find_best(self._best_folder, choice)
 
     def _to_learn(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -108,24 +108,17 @@ class CrossEntropy:
         counted_BT = prediction.mask_BT.bool() & batch.mask_ahead(prediction.ahead)
         hidden_NH = prediction.hidden_BTH[counted_BT]
         wanted_N = batch.tokens_ahead(prediction.ahead)[counted_BT]
-        # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        total = prediction.hidden_BTH.sum().float() * 0.0 if not len(wanted_N) else None
-        chunk = self.chunk or _positions(hidden_NH, head)
+        weight = counted_BT.sum().float()
+        if not len(wanted_N):  # a zero that depends on the hidden states keeps backward legal
+            return LossTerms(total=prediction.hidden_BTH.sum().float() * 0.0, weight=weight)
+        chunk, width = self.chunk, hidden_NH.shape[-1]
+        if chunk is None:
+            vocab = vocabulary(head, hidden_NH)
+            chunk = cached_places(vocab, width, hidden_NH.device) or POSITIONS
+        total: Any = 0.0
         for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
-            if not len(wanted):
-                continue
-            part = checkpoint(_summed, head, hidden, wanted, use_reentrant=False)
-            assert isinstance(part, Tensor)
-            total = part if total is None else total + part
-        assert total is not None
-        return LossTerms(total=total, weight=counted_BT.sum().float())
-
-
-def _positions(hidden_NH: Tensor, head: Head) -> int:
-    if not len(hidden_NH):
-        return POSITIONS
-    vocab = vocabulary(head, hidden_NH)
-    return cached_places(vocab, hidden_NH.shape[-1], hidden_NH.device) or POSITIONS
+            total = total + checkpoint(_summed, head, hidden, wanted, use_reentrant=False)
+        return LossTerms(total=total, weight=weight)
 
 
 def _summed(head: Head, hidden_NH: Tensor, wanted_N: Tensor) -> Tensor:
@@ -160,26 +153,19 @@ class LossPositions:
         assert self.all_laws is not None
         return self.all_laws.take(self.rows_N)
 
-    def _cached(self, vocab: int) -> int | None:
-        width = self.hidden_NH.shape[-1]
-        if isinstance(self.all_laws, FullLaws):
-            width = max(width, self.all_laws.hidden_NH.shape[-1])
-        return cached_places(vocab, width, self.hidden_NH.device)
-
     def split(self, cells: int | None, vocab: int) -> Iterator[LossPositions]:
         """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
         else `CELLS`."""
-        size = max(1, cells // vocab) if cells else self._cached(vocab) or max(1, CELLS // vocab)
-        for part, hidden_NH in enumerate(self.hidden_NH.split(size) if len(self) else ()):
-            at = slice(part * size, (part + 1) * size)
-            yield LossPositions(
-                hidden_NH=hidden_NH,
-                tokens_N=self.tokens_N[at],
-                rows_N=self.rows_N[at],
-                weights_N=self.weights_N[at],
-                uniform_N=self.uniform_N[at],
-                all_laws=self.all_laws,
-            )
+        width = self.hidden_NH.shape[-1]
+        if isinstance(self.all_laws, FullLaws):
+            width = max(width, self.all_laws.hidden_NH.shape[-1])
+        cached = None if cells else cached_places(vocab, width, self.hidden_NH.device)
+        size = cached or max(1, (cells or CELLS) // vocab)
+        names = ("hidden_NH", "tokens_N", "rows_N", "weights_N", "uniform_N")
+        # one split of the states, whose gradient is one tensor: each slice would make a whole one
+        for part in zip(*(getattr(self, name).split(size) for name in names), strict=True):
+            if len(part[0]):
+                yield replace(self, **dict(zip(names, part, strict=True)))
 
 
 def masks(
@@ -376,12 +362,10 @@ class Distillation(DivergenceConfig):
             return _weighed(part, nats_N)
 
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        total = wide(prediction.hidden_BTH[:0].sum())
+        total: Any = wide(prediction.hidden_BTH[:0].sum())
         for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
             for part in places.split(self.cells, vocab):
-                summed = checkpoint(nats, head, part, use_reentrant=False)
-                assert isinstance(summed, Tensor)
-                total = total + summed
+                total = total + checkpoint(nats, head, part, use_reentrant=False)
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
