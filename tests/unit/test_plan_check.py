@@ -199,9 +199,8 @@ def test_the_ends_of_an_interval_belong_to_it(tmp_path: Path) -> None:
     def inside(value: float) -> bool | None:
         measured = Measured(
             draft="independent:/home/me/runs/l/tiny-pretrained",
-            quantity="alpha",
             temperature=None,
-            value=Estimate(value=value),
+            values={("alpha", None): Estimate(value)},
             source="x",
         )
         rows, _ = compare(predictions, [measured])
@@ -217,11 +216,9 @@ def test_rows_are_sorted_by_figure_kind_and_size(tmp_path: Path) -> None:
         size = draft.split("-")[0]
         return Measured(
             draft=draft,
-            quantity=quantity,
             temperature=0.0,
-            value=Estimate(value=1.0),
+            values={(quantity, None if quantity == "alpha" else GAMMA[size]): Estimate(1.0)},
             source="x",
-            gamma=None if quantity == "alpha" else GAMMA[size],
         )
 
     names = ["1m-distilled", "tiny-distilled", "1m-pretrained", "tiny-pretrained"]
@@ -279,7 +276,7 @@ def test_measurements_of_other_drafts_are_refused(check: Any, tmp_path: Path) ->
 
 def a_measured(draft: str) -> Measured:
     return Measured(
-        draft=draft, quantity="alpha", temperature=0.0, value=Estimate(value=0.6), source="x"
+        draft=draft, temperature=0.0, values={("alpha", None): Estimate(0.6)}, source="x"
     )
 
 

@@ -312,16 +312,11 @@ def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int 
     Raises:
         InputError: fewer than six runs, or fewer than three different sizes or amounts of data.
     """
-    _check(models)
-    data = np.log([[one.params, one.tokens, one.loss] for one in models])
+    data = np.log(columns(models, "params", "tokens", "loss").T)
+    _check(data)
     best = min((_search(data, start) for start in _starts(data)), key=lambda found: found[1])[0]
-    rng = np.random.default_rng(seed)
-    repeats = np.array(
-        [
-            _constants(_search(data[rng.integers(len(data), size=len(data))], best)[0])
-            for _ in range(bootstrap)
-        ]
-    )
+    picks = np.random.default_rng(seed).integers(len(data), size=(bootstrap, len(data)))
+    repeats = np.array([_constants(_search(data[pick], best)[0]) for pick in picks])
     values = _constants(best)
     missed = _residuals(best, data)
     low, high = np.quantile(repeats, [0.025, 0.975], axis=0)
@@ -366,9 +361,8 @@ def _all_errors(
         errors["hc3"] = _errors(model.fit(cov_type="HC3", use_t=True))
     else:
         alone = observations[int(np.argmax(leverage))]
-        notes.append(
-            f"the row of {alone.draft} with {alone.target} decides a coefficient alone: no HC3"
-        )
+        pair = f"{alone.draft} with {alone.target}"
+        notes.append(f"{pair} alone decides a coefficient: HC3 errors are left out")
     for role in ("target", "draft"):
         names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
         if len(names) <= len(NAMES):
@@ -460,19 +454,19 @@ def _is_covariance(cov: Floats) -> bool:
 # The search is over theta = (ln E, ln A, nu, ln B, delta); data rows are (ln N, ln D, ln L).
 
 
-def _check(models: Sequence[TrainedModel]) -> None:
-    if len(models) <= len(LOSS_NAMES):
+def _check(data: Floats) -> None:
+    if len(data) <= len(LOSS_NAMES):
         raise InputError(
-            f"the loss law has five constants: it takes six runs or more, got {len(models)}"
+            f"the loss law has five constants: it takes six runs or more, got {len(data)}"
         )
-    for column in ("params", "tokens"):
-        found = len({getattr(one, column) for one in models})
+    *sizes, losses = (len(np.unique(values)) for values in data.T)
+    for column, found in zip(("params", "tokens"), sizes, strict=True):
         if found < _FEWEST_SIZES:
             raise InputError(
                 f"column {column!r} has {found} different value{'s' if found > 1 else ''}: its "
                 f"part of the loss takes {_FEWEST_SIZES} or more"
             )
-    if len({one.loss for one in models}) == 1:
+    if losses == 1:
         raise InputError("all losses are equal: there is nothing to fit")
 
 

@@ -212,17 +212,14 @@ def _unfit(setting: SizingProblem, params: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One metric of one draft."""
+    """What one file says of one draft."""
 
     draft: str
-    quantity: str
-    """alpha, or what holds for one draft length: tau, speedup."""
     temperature: float | None
-    value: Estimate
+    values: dict[tuple[str, int | None], Estimate]
+    """By quantity, and by the draft length that it holds for; None: of several, or not known."""
     source: str
-    """The file that it comes from."""
-    gamma: int | None = None
-    """Draft length; None: of several, or not known."""
+    """The file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,19 +269,12 @@ def read_rates(path: Path) -> Iterator[Measured]:
         rate = [one.alpha]
         if one.moe is not None:
             rate += [max(one.alpha - one.moe, 0.0), min(one.alpha + one.moe, 1.0)]
-        found: list[tuple[str, Estimate, int | None]] = [("alpha", Estimate(*rate), None)]
+        values: dict[tuple[str, int | None], Estimate] = {("alpha", None): Estimate(*rate)}
         lengths = {name: int(by[1]) for name in row if (by := _TOKENS.fullmatch(name))}
         tokens = typed(dict[str, Number], place, {name: row[name] for name in lengths})
-        found += [("tau", Estimate(tokens[name]), n) for name, n in lengths.items()]
-        for quantity, value, gamma in found:
-            yield Measured(
-                draft=one.draft,
-                quantity=quantity,
-                temperature=one.temperature,
-                value=value,
-                source=str(path),
-                gamma=gamma,
-            )
+        values |= {("tau", lengths[name]): Estimate(value) for name, value in tokens.items()}
+        source, temperature = str(path), one.temperature
+        yield Measured(draft=one.draft, temperature=temperature, values=values, source=source)
 
 
 def compare(
@@ -313,29 +303,28 @@ def compare(
                 "--records of one of them"
             )
         prediction, kind = places[name]
-        if measured.quantity != "alpha" and measured.gamma != prediction.gamma:
-            if measured.quantity == "speedup":
-                drafted = "no fixed number of" if measured.gamma is None else measured.gamma
-                notes.append(
-                    f"{measured.source}: {name} drafted {drafted} tokens, predictions are for "
-                    f"{prediction.gamma}: its speed-up is left out"
-                )
-            continue
-        predicted: Estimate = getattr(prediction, measured.quantity)
-        out.setdefault(
-            (name, measured.quantity, measured.temperature),
-            RungComparison(
+        for (quantity, gamma), value in measured.values.items():
+            if quantity != "alpha" and gamma != prediction.gamma:
+                if quantity == "speedup":
+                    drafted = "no fixed number of" if gamma is None else gamma
+                    notes.append(
+                        f"{measured.source}: {name} drafted {drafted} tokens, predictions are for "
+                        f"{prediction.gamma}: its speed-up is left out"
+                    )
+                continue
+            predicted: Estimate = getattr(prediction, quantity)
+            row = RungComparison(
                 size=prediction.size,
                 params=prediction.params,
                 kind=kind,
-                quantity=measured.quantity,
+                quantity=quantity,
                 temperature=measured.temperature,
                 predicted=predicted,
-                measured=measured.value,
-                inside=predicted.holds(measured.value.value),
+                measured=value,
+                inside=predicted.holds(value.value),
                 source=measured.source,
-            ),
-        )
+            )
+            out.setdefault((name, quantity, measured.temperature), row)
     rows = sorted(
         out.values(),
         key=lambda row: (QUANTITIES.index(row.quantity), row.kind != PREDICTED_KIND, row.params),

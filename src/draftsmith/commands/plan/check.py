@@ -112,17 +112,20 @@ def _benched(folder: Path) -> Iterator[Measured]:
     for entry in _from_records(path) if path.suffix == ".jsonl" else _from_summary(path):
         if entry["name"] == BASELINE or entry.get("lossy_rule") is not None:
             continue
-        names = {"alpha": "alpha", "tau": "tokens_per_step", "speedup": "speedup"}
-        for quantity, name in names.items():
-            if entry.get(name) is not None:
-                yield Measured(
-                    draft=entry["name"],
-                    quantity=quantity,
-                    temperature=entry["temperature"],
-                    value=Estimate(entry[name], *(entry.get(f"{name}_ci95") or ())),
-                    source=str(path),
-                    gamma=None if quantity == "alpha" else gamma,
+        yield Measured(
+            draft=entry["name"],
+            temperature=entry["temperature"],
+            values={
+                (quantity, length): Estimate(entry[name], *(entry.get(f"{name}_ci95") or ()))
+                for quantity, name, length in (
+                    ("alpha", "alpha", None),
+                    ("tau", "tokens_per_step", gamma),
+                    ("speedup", "speedup", gamma),
                 )
+                if entry.get(name) is not None
+            },
+            source=str(path),
+        )
 
 
 def _from_records(path: Path) -> Iterator[dict[str, Any]]:
