@@ -5,6 +5,7 @@ All speed-ups are drawn with draft lengths of 0 or more: they never fall below 1
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -283,7 +284,7 @@ def of_table(number: int) -> list[PlotImage | None]:
     if number == 6:
         return [latencies.draw(tables.latencies())]
     if number >= 7:
-        return pooled(sweep("paper"), _paper_law(), LossLaw())
+        return _pooled()
     pairs = tables.pairs() if number == 4 else tables.pairs(number, own_perplexities=True)
     return [acceptance_curves.draw(pairs, per_target(pairs)[0])]
 
@@ -301,6 +302,12 @@ def paper_optima() -> Figure:
         problem = replace(row.setting, law=law)
         panels[f"{row.family} drafts"][row.target] = (problem, best_draft(problem))
     return draft_sizes(panels, available)
+
+
+@functools.cache
+def _pooled() -> list[PlotImage | None]:
+    """Draw the plots of Tables 7 to 9, which are the same."""
+    return pooled(sweep("paper"), _paper_law(), LossLaw())
 
 
 def _paper_law() -> AcceptanceLaw:
