@@ -80,9 +80,8 @@ def write_model(out: Path) -> None:
     tokenizer = train_bpe(["a b c"], 300, 64)
     record = start_run("pretrain", {})
     model = LlamaForCausalLM(config)
-    checkpoints.write_model(
-        out, model, tokenizer, None, torch.float32, record, RESULTS, "# A model"
-    )
+    with checkpoints.finished_folder(out, record, RESULTS, "# A model") as folder:
+        checkpoints.save_model(folder, model, tokenizer, None, "float32")
 
 
 @pytest.mark.parametrize("error", WRAPPED, ids=str)

@@ -109,7 +109,8 @@ def measure_acceptance(
             in the way that `sampler` says.
         sampler: how both turn logits into laws when they decode; None: at temperature 1.
         batch_size: continuations that are scored together.
-        vocabularies: how the ids of both correspond; None: see `shared_vocabulary`.
+        vocabularies: how the ids of both correspond; None: they are the same,
+            padding apart.
 
     Raises:
         InputError: nothing to measure, a text that does not fit, or vocabularies that differ.
@@ -161,7 +162,12 @@ def expected_acceptance(
     sampler = sampler or Sampler(temperature=1.0)
     require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
     width = max(target.vocab_size, draft.vocab_size)
-    ids = shared_vocabulary(draft, target) if vocabularies is None else vocabularies
+    ids = vocabularies or padded(draft.vocab_size, target.vocab_size)
+    if vocabularies is None and not same_tokens(draft.tokenizer, target.tokenizer):
+        raise InputError(
+            f"{draft.name} and {target.name} have different tokenizers, so their laws cannot be "
+            "compared token by token: measure such a draft by decoding (draftsmith bench)."
+        )
     for one in trajectories:
         _check(one, target, draft)
     out: list[Betas] = [np.zeros(len(one.tokens)) for one in trajectories]
@@ -193,20 +199,6 @@ def overlap(p: Law, q: Law) -> Tensor:
     if p.ids_RK is not None:  # where p has nothing the minimum is 0
         q_RK = q_RK.gather(1, p.ids_RK)
     return torch.minimum(p.probs_RK, q_RK).sum(-1, dtype=torch.float64).clamp(max=1.0)
-
-
-def shared_vocabulary(draft: Target, target: Target) -> Vocabularies:
-    """How the ids of a draft model correspond to the target's, padding apart.
-
-    Raises:
-        InputError: they have other tokens, so that no law of one is a law of the other.
-    """
-    if not same_tokens(draft.tokenizer, target.tokenizer):
-        raise InputError(
-            f"{draft.name} and {target.name} have different tokenizers, so their laws cannot be "
-            "compared token by token: measure such a draft by decoding (draftsmith bench)."
-        )
-    return padded(draft.vocab_size, target.vocab_size)
 
 
 # --------------------------------------------------------------------------- laws, piece by piece

@@ -37,11 +37,12 @@ from draftsmith.provenance import (
     system_error,
 )
 
-_LOADING = """
+LOADING = """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained("FOLDER")
     tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 """
+"""The end of the README of a model."""
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -206,38 +207,25 @@ def remove(path: Path) -> None:
 # --------------------------------------------------------------------------- finished models
 
 
-def write_model(
-    out: Path,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    subset: Subset | None,
-    dtype: torch.dtype,
-    record: Run,
-    results: Mapping[str, object],
-    text: str,
+def save_model(
+    folder: Path, model: PreTrainedModel, tokenizer: Any, subset: Subset | None, dtype: str
 ) -> None:
-    """Write the model folder: whole files, one by one, run.json last; BackendError (disk, rights).
+    """Save a model and its tokenizer in the format of transformers.
 
     A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
     each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
-    fed as in training. `text`: of its README.
+    fed as in training.
     """
-    with finished_folder(out, record, results, text + _LOADING) as folder:
-        model = model.to(dtype)
-        end_id = model.config.eos_token_id
-        model.generation_config = GenerationConfig(
-            bos_token_id=model.config.bos_token_id,
-            eos_token_id=end_id,
-            pad_token_id=model.config.pad_token_id,
-        )
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        if subset is not None:
-            tensors = {
-                "d2t": torch.from_numpy(subset.ids).long(),
-                "unknown": torch.tensor([subset.unknown]),
-            }
-            save_file(tensors, folder / SUBSET_FILE)
+    model = model.to(getattr(torch, dtype))
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(
+        **{name: getattr(model.config, name) for name in names}
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if subset is not None:
+        d2t, unknown = torch.from_numpy(subset.ids).long(), torch.tensor([subset.unknown])
+        save_file({"d2t": d2t, "unknown": unknown}, folder / SUBSET_FILE)
 
 
 @contextlib.contextmanager

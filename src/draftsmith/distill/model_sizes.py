@@ -115,7 +115,13 @@ def count_parameters(config: Config, where: str) -> int:
         InputError: a family that is not known here, or a dimension that is missing (`where` names
             the file).
     """
-    family = _family(config, where)
+    kind = config.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise InputError(
+            f"{where}: how many parameters a model of type {kind!r} has is not known here (known: "
+            f"{', '.join(FAMILIES)}); give --target-params"
+        )
     hidden, vocab = _number(config, "hidden_size", where), _number(config, "vocab_size", where)
     layers = _number(config, "num_hidden_layers", where)
     heads = _number(config, "num_attention_heads", where)
@@ -194,17 +200,6 @@ def dimensions(shape: Preset, kv_heads: int | None = None) -> dict[str, int]:
         "num_key_value_heads": kv_heads or shape.heads,
         "head_dim": shape.hidden // shape.heads,
     }
-
-
-def _family(config: Config, where: str) -> Family:
-    kind = config.get("model_type")
-    family = FAMILIES.get(str(kind))
-    if family is None:
-        raise InputError(
-            f"{where}: how many parameters a model of type {kind!r} has is not known here (known: "
-            f"{', '.join(FAMILIES)}); give --target-params"
-        )
-    return family
 
 
 def _number(config: Config, name: str, where: str) -> int:

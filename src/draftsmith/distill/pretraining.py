@@ -35,7 +35,7 @@ from draftsmith.distill.batches import (
     blocks_per_step,
 )
 from draftsmith.distill.callbacks import usual_callbacks
-from draftsmith.distill.checkpoint import write_model
+from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import check_parts, precision, start_accelerator
 from draftsmith.distill.evaluation import Evaluation
@@ -152,8 +152,9 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
         "attend_across_documents": options.data.attend_across_documents and not data.paired,
     }
     if accelerator.is_main_process:
-        dtype, readme = getattr(torch, options.save_dtype), _readme(results, data.subset)
-        write_model(out, finished, data.tokenizer, data.subset, dtype, record, results, readme)
+        readme = _readme(results, data.subset) + LOADING
+        with finished_folder(out, record, results, readme) as folder:
+            save_model(folder, finished, data.tokenizer, data.subset, options.save_dtype)
         shutil.rmtree(work, ignore_errors=True)
     accelerator.wait_for_everyone()
     _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))

@@ -22,7 +22,7 @@ from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import EvaluationSource
-from draftsmith.distill.checkpoint import finished_folder, write_model
+from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
 from draftsmith.distill.evaluation import ChainEvaluation, Evaluation
@@ -188,8 +188,8 @@ class ModelStudent(Learning):
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
-        dtype = getattr(torch, options.save_dtype)
-        write_model(options.out, self.model, self._tokenizer, None, dtype, record, results, text)
+        with finished_folder(options.out, record, results, text + LOADING) as folder:
+            save_model(folder, self.model, self._tokenizer, None, options.save_dtype)
 
 
 class NetworkStudent(Learning):

@@ -504,12 +504,12 @@ class Imitation:
     top_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.token_weight, self.feature_weight, self.top_weight) < 0:
-            raise InputError("the weights of the token, top and feature terms are 0 or more")
-        if not max(self.token_weight, self.feature_weight):
-            raise InputError("the token and the feature term cannot both weigh nothing")
-        if self.top_weight and not self.token_weight:
-            raise InputError("the top term belongs to the token term: give --token-weight, too")
+        good = min(self.token_weight, self.feature_weight, self.top_weight) >= 0
+        require(good, "the weights of the token, top and feature terms are 0 or more")
+        good = max(self.token_weight, self.feature_weight) > 0
+        require(good, "the token and the feature term cannot both weigh nothing")
+        good = self.token_weight > 0 or not self.top_weight
+        require(good, "the top term belongs to the token term: give --token-weight, too")
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sums over counted places; drafters without states to imitate have no feature term."""
