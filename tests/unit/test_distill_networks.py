@@ -27,7 +27,7 @@ PAIRS = [
 """All kinds with the target that differs most (scaled embeddings, capped logits, windows). FSPAD
 and EAGLE have networks of their own and HASS trains EAGLE's in another way: each of the three is
 tried with one other family, which differs in what the network copies from the target alone."""
-LONG = ["--duration", "36steps", "--learning-rate", "0.01"]
+LONG = "--duration 18steps --learning-rate 0.02 --save-every 18 --eval-every 9".split()
 """Until something is accepted."""
 TRAINING = [*network_words(6), "--save-every", "3", "--eval-every", "3"]
 
@@ -70,7 +70,8 @@ def test_what_was_trained_from_a_store_decodes_as_the_target(
     distil(command, kind, tmp_path / "made", "--store", str(store), *LONG)
     record = json.loads((tmp_path / "made" / "run.json").read_text())
     assert record["results"]["held_out"]["tokens_per_step"] >= 1
-    prompts = ["--prompts", str(folder / "prompts.txt"), "--limit", "6", "--max-new-tokens", "24"]
+    prompts = ["--prompts", str(folder / "prompts.txt"), "--limit", "6", "--batch-size", "6"]
+    prompts += ["--max-new-tokens", "24"]
     for sampling in (["--temperature", "0"], ["--temperature", "0.7", "--seed", "3"]):
         text = [*prompts, *sampling]
         if str(sampling) not in plain_texts:
