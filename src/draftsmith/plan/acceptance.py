@@ -102,7 +102,7 @@ class AcceptanceEstimate:
     tokens_per_step: dict[int, float]
     """Measured, by draft length, the target's own token included."""
     by_depth: tuple[float | None, ...]
-    """RateEstimate at depth 1, 2, ..., given that all before were accepted; None: never tried."""
+    """The rate at depth 1, 2, ..., given that all before were accepted; None: never tried."""
     warnings: tuple[str, ...]
 
 
