@@ -178,14 +178,11 @@ def _rungs(
     setting: SizingProblem, sizes: Mapping[str, float], notes: list[str]
 ) -> tuple[Rung, ...]:
     """Build the rungs that can draft, from small to large; add warnings about others to `notes`."""
-    lost = {name: _unfit(setting, params) for name, params in sizes.items()}
-    usable = sorted((name for name in sizes if not lost[name]), key=sizes.__getitem__)
+    lost = {name: why for name, params in sizes.items() if (why := _unfit(setting, params))}
+    usable = sorted((name for name in sizes if name not in lost), key=sizes.__getitem__)
     if usable:
-        notes += [
-            f"{name} ({sizes[name]:.4g} parameters) is left out: {why}"
-            for name, why in lost.items()
-            if why
-        ]
+        left_out = "{} ({:.4g} parameters) is left out: {}"
+        notes += [left_out.format(name, sizes[name], why) for name, why in lost.items()]
         return tuple(rung(setting, name, sizes[name]) for name in usable)
     M = setting.target_params
     small = np.array([params for params in sizes.values() if params < M])

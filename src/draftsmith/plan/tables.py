@@ -215,8 +215,7 @@ def _latencies() -> Made:
     records: list[Row] = []
     points = latencies()
     for point, row in zip(points, printed(6), strict=True):
-        (ttft, ttft_moe), (ttot, ttot_moe) = point.seconds["ttft"], point.seconds["ttot"]
-        tpot = ttot / NEW_TOKENS
+        tpot = point.seconds["ttot"][0] / NEW_TOKENS
         same = agrees(row["distance"], point.distance) and agrees(row["tpot"], tpot)
         records.append(
             {
@@ -227,10 +226,7 @@ def _latencies() -> Made:
                 "tpot printed": row["tpot"],
                 "tpot": tpot,
                 "agrees": _yes(same),
-                "ttft": ttft,
-                "ttft_moe": ttft_moe,
-                "ttot": ttot,
-                "ttot_moe": ttot_moe,
+                **{name: float(row[name]) for name in ("ttft", "ttft_moe", "ttot", "ttot_moe")},
             }
         )
     return records, {"exceptions": "; ".join(_not_rising(points))}

@@ -76,10 +76,6 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     if draft is not None and draft.gamma == 0:
         warnings.append(f"a draft of {draft.params:.4g} parameters does not make decoding faster")
     best = sizing.best
-    found: dict[str, Any] = dict.fromkeys(("params", "ratio", "alpha"))
-    found |= {"gamma": 0 if integer else 0.0, "throughput": 1 / (2 * M), "speedup": 1.0}
-    if best is not None:
-        found = asdict(best)
     if best is not None:
         values = _values(best)
         values["95 % of N*"] = interval(sizing.ci95)
@@ -93,15 +89,12 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
         given = {**asdict(draft), "distance": distance}
         show_values("The given draft", _values(draft))
     say(warnings)
-    payload = {
-        "n_opt": found.pop("params"),
-        **found,
-        "ci95": sizing.ci95,
-        "se": sizing.se,
-        "sensitivity": sizing.sensitivity,
-        "draft": given,
-        "warnings": warnings,
-    }
+    plain: dict[str, Any] = dict.fromkeys(("params", "ratio", "alpha"))
+    plain |= {"gamma": 0 if integer else 0.0, "throughput": 1 / (2 * M), "speedup": 1.0}
+    found = asdict(sizing)
+    chosen = found.pop("best") or plain
+    n_opt = chosen.pop("params")
+    payload = {"n_opt": n_opt, **chosen, **found, "draft": given, "warnings": warnings}
     # at a measured cost a draft is not on the curve
     available = (draft.params,) if draft and options.cost_ratio is None else ()
     return finish(
