@@ -16,7 +16,7 @@ from tests.small_laws import top
 from tests.small_trainer import CONFIG, VOCAB, Bigram, make_trainer
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.distributed import Learner
 from draftsmith.distill.evaluation import (
@@ -32,7 +32,6 @@ from draftsmith.distill.objectives.distillation import (
     LossTerms,
     gather,
     masks,
-    preferred,
 )
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
@@ -196,7 +195,10 @@ class Agreement:
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Any) -> LossTerms:
         taught_BT, _ = masks(prediction, batch, None)
         places = gather(prediction, batch, taught_BT)
-        same_N = preferred(places.laws()) == head(places.hidden_NH).argmax(-1)
+        laws = places.laws()
+        assert isinstance(laws, TopLaws)
+        best_N1 = laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))
+        same_N = best_N1[:, 0] == head(places.hidden_NH).argmax(-1)
         return LossTerms(total=(same_N * places.weights_N).sum(), weight=places.weights_N.sum())
 
 

@@ -136,8 +136,7 @@ def complete(folder: Path) -> list[Path]:
 
 def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
-    found = complete(folder)
-    return found[-1] if found else None
+    return max(complete(folder), default=None)
 
 
 def load(path: Path) -> Checkpoint:
@@ -158,15 +157,13 @@ def load(path: Path) -> Checkpoint:
 def read_state(path: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint, `step` included, once all its files are verified."""
     verify(path)
-    state: dict[str, Any] = _read(
-        path / "state.json", lambda file: json.loads(file.read_text(encoding="utf-8"))
-    )
+    state: dict[str, Any] = _read(path / "state.json", _json)
     return state
 
 
 def verify(path: Path) -> None:
     """Every file that the manifest lists exists and has its sha256; else BackendError."""
-    manifest = _read(path / MANIFEST, lambda file: json.loads(file.read_text(encoding="utf-8")))
+    manifest = _read(path / MANIFEST, _json)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BackendError(f"{path / MANIFEST} is not a checkpoint manifest of format {FORMAT}")
     for name, digest in manifest["sha256"].items():
@@ -183,6 +180,10 @@ def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _read(path: Path, reader: Callable[[Path], Any]) -> Any:

@@ -155,8 +155,7 @@ class TrainerConfig(ScheduleConfig):
 
     def __post_init__(self) -> None:
         self.validate()
-        each_at_least(1, self, "save_every")
-        require(self.steps >= 1 and self.keep >= 1, "steps and keep must be at least 1")
+        each_at_least(1, self, "save_every", "steps", "keep")
 
     @property
     def decay_from(self) -> int:

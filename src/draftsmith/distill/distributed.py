@@ -196,12 +196,11 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def check_weights(drafter: Drafter, weights: dict[str, Tensor], path: Path) -> None:
     """BackendError when the weights of the checkpoint `path` are not this drafter's."""
-    own = {name: parameter.shape for name, parameter in drafter.named_parameters()}
-    if own.keys() != weights.keys():
-        raise BackendError(f"{path} holds other parameters than this model")
-    for name, shape in own.items():
-        if shape != weights[name].shape:
-            raise BackendError(f"{path} holds {name} in another shape")
+    own = {(name, parameter.shape) for name, parameter in drafter.named_parameters()}
+    other = own ^ {(name, weight.shape) for name, weight in weights.items()}
+    if other:
+        name, _ = min(other)
+        raise BackendError(f"{path} holds other parameters or other shapes, such as {name}")
 
 
 def fill(drafter: Drafter, weights: dict[str, Tensor]) -> None:

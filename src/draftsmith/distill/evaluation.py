@@ -337,11 +337,8 @@ class _Chain:
             depth=0,
             ahead=prediction.ahead - 1,
             begun_BT=begun_BT,
-            whole_BT=all_BT,
-            drafted_BT=all_BT,
             share_BT=wide(torch.ones_like(begun_BT, dtype=prediction.hidden_BTH.dtype)),
-            known_BT=all_BT,
-            hit_BT=all_BT,
+            **dict.fromkeys(("whole_BT", "drafted_BT", "known_BT", "hit_BT"), all_BT),
         )
 
 

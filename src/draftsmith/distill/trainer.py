@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import signal
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -67,9 +66,6 @@ class Interruption:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Note SIGNALS in here; nothing is noted in a thread, where handlers cannot be set."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
@@ -77,8 +73,9 @@ class Interruption:
 
         self.signal = None
         before: dict[int, Any] = {}
-        for number in SIGNALS:
-            before[int(number)] = signal.signal(number, note)
+        with suppress(ValueError):  # in a thread
+            for number in SIGNALS:
+                before[number] = signal.signal(number, note)
         try:
             yield
         finally:
@@ -163,15 +160,12 @@ class Trainer:
             recompute_layers(drafter)
         optimizer = partial(adamw, drafter, config)
         self.layout = Layout(config.parallel, drafter, optimizer, self.accelerator)
+        self.optimizer = self.layout.optimizer
         self.step = self._saved = 0
         self.progress = Progress()
         self._best: Best | None = None
         self._interruption = Interruption()
         self._agreed: int | None = None
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.layout.optimizer
 
     @property
     def _stop(self) -> int | None:

@@ -264,13 +264,6 @@ def _whole(laws: TopLaws) -> Tensor:
     return kept_N1 == (math.inf if laws.vocab_size is None else laws.vocab_size)
 
 
-def preferred(laws: TeacherLaws) -> Tensor:
-    """[N]: the teacher's most probable token."""
-    if isinstance(laws, FullLaws):
-        return laws.head(laws.hidden_NH).argmax(-1)
-    return laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))[:, 0].long()
-
-
 def wide(values: Tensor) -> Tensor:
     """At least float32."""
     return values if values.dtype == torch.float64 else values.float()
@@ -455,11 +448,12 @@ def _own_ids(ids: Tensor, ids_D: Tensor) -> Tensor:
 def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
     """[N]: whether the drafter knows the target's most probable token."""
     if isinstance(laws, TopLaws):
-        return torch.isin(preferred(laws), ids_D)
+        best_N1 = laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))
+        return torch.isin(best_N1[:, 0].long(), ids_D)
     with torch.no_grad():
-        vocab = laws.head(laws.hidden_NH[:1]).shape[-1]
-        parts = torch.arange(len(laws), device=laws.hidden_NH.device).split(max(1, CELLS // vocab))
-        return torch.cat([torch.isin(preferred(laws.take(part)), ids_D) for part in parts])
+        size = max(1, CELLS // vocabulary(laws.head, laws.hidden_NH))
+        best_N = [laws.head(part_NH).argmax(-1) for part_NH in laws.hidden_NH.split(size)]
+    return torch.isin(torch.cat(best_N), ids_D)
 
 
 def _cut(laws: TeacherLaws, ids_D: Tensor) -> TeacherLaws:
