@@ -13,6 +13,7 @@ from draftsmith.plan.acceptance import RateEstimate, estimate, wilson
 from draftsmith.plan.observations import LengthCount
 
 LENGTHS = range(1, 10)
+each_wilson = np.vectorize(wilson, otypes=[float, float])
 
 
 def histogram(rng: np.random.Generator, rates: np.ndarray) -> list[LengthCount]:
@@ -80,7 +81,7 @@ def test_the_binomial_interval_covers_what_it_says(alpha: float) -> None:
         accepted = np.where(rejected.any(2), rejected.argmax(2), gamma)
         accepted_R += accepted.sum(1)
         tried_R += np.minimum(accepted + 1, gamma).sum(1)
-    low, high = wilson(accepted_R, tried_R)
+    low, high = each_wilson(accepted_R, tried_R)
     assert 0.93 <= np.mean((low <= alpha) & (alpha <= high)) <= 0.97
     for _ in range(20):
         counts = histogram(rng, np.full(50, alpha))
@@ -92,13 +93,13 @@ def test_the_binomial_interval_covers_what_it_says(alpha: float) -> None:
 
 def test_the_ends_of_the_interval_are_rates_that_the_score_test_just_keeps() -> None:
     accepted, tried = np.array([3.0, 17.0, 190.0]), np.array([40.0, 40.0, 200.0])
-    for end in wilson(accepted, tried):
+    for end in each_wilson(accepted, tried):
         score = (accepted / tried - end) / np.sqrt(end * (1 - end) / tried)
         assert np.abs(score) == pytest.approx(1.96, rel=1e-12)
 
 
 def test_the_interval_stays_within_the_shares_at_the_ends() -> None:
-    low, high = wilson([0, 40], [40, 40])
+    low, high = each_wilson([0, 40], [40, 40])
     assert low[0] == 0 and 0 < high[0] < 0.1
     assert 0.9 < low[1] < 1 and high[1] == 1
     everything = estimate([LengthCount(gamma=3, accepted=3, count=40)])
@@ -111,12 +112,12 @@ def test_the_interval_stays_within_the_shares_at_the_ends() -> None:
 def test_the_interval_holds_the_share_that_was_measured() -> None:
     """Exactly at the ends, where rounding would leave it outside."""
     tried = np.arange(1, 3000)
-    low, high = wilson(np.zeros(len(tried)), tried)
+    low, high = each_wilson(np.zeros(len(tried)), tried)
     assert np.all(low == 0.0) and np.all(high < 1.0)
-    low, high = wilson(tried, tried)
+    low, high = each_wilson(tried, tried)
     assert np.all(high == 1.0) and np.all(low > 0.0)
     for n in (1, 2, 7, 40):
-        low, high = wilson(np.arange(n + 1), np.full(n + 1, n))
+        low, high = each_wilson(np.arange(n + 1), np.full(n + 1, n))
         assert np.all((low <= np.arange(n + 1) / n) & (np.arange(n + 1) / n <= high))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 from scipy.stats import chi2_contingency
@@ -166,12 +166,11 @@ def share_of_prompts(accepted_P: Floats, tried_P: Floats) -> RateEstimate:
     if prompts < 2:
         return RateEstimate(alpha=alpha, se=None, ci95=None)
     if alpha in _ONE_OUTCOME:
-        low, high = wilson(alpha * prompts, prompts)
-        return RateEstimate(alpha=alpha, se=None, ci95=(float(low), float(high)))
+        return RateEstimate(alpha=alpha, se=None, ci95=wilson(alpha * prompts, prompts))
     se = error((accepted_P - alpha * tried_P) / total)
     trials = alpha * (1 - alpha) / se**2 if se > 0 else total
-    low, high = wilson(alpha * trials, trials, quantile(prompts))
-    return RateEstimate(alpha=alpha, se=se, ci95=(float(low), float(high)))
+    ends = wilson(alpha * trials, trials, quantile(prompts))
+    return RateEstimate(alpha=alpha, se=se, ci95=ends)
 
 
 def least_squares(gamma: NDArray[np.int64], tokens: Floats) -> RateEstimate:
@@ -192,17 +191,15 @@ def least_squares(gamma: NDArray[np.int64], tokens: Floats) -> RateEstimate:
     return _rate(alpha, float(np.sqrt(missed @ missed / (len(gamma) - 1) / (slope @ slope))), Z95)
 
 
-def wilson(accepted: ArrayLike, tried: ArrayLike, reach: float = Z95) -> tuple[Floats, Floats]:
+def wilson(accepted: float, tried: float, reach: float = Z95) -> tuple[float, float]:
     """Return the 95 % score interval of a share (Wilson 1927), good near 0 and 1 too. `reach`: of
     95 %, in standard errors."""
-    n, accepted = np.asarray(tried, np.float64), np.asarray(accepted, np.float64)
-    share = accepted / n
-    z2 = reach**2
+    share, n, z2 = accepted / tried, tried, reach**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = reach * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    half = reach * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     # the ends are exact there; rounding would leave the share itself outside
-    low = np.where(accepted == 0, 0.0, np.maximum(centre - half, 0.0))
-    return low, np.where(accepted == n, 1.0, np.minimum(centre + half, 1.0))
+    low = 0.0 if accepted == 0 else max(centre - half, 0.0)
+    return low, 1.0 if accepted == tried else min(centre + half, 1.0)
 
 
 def iid_p_value(trials: Trials) -> float | None:
@@ -293,10 +290,9 @@ def _cells(trials: Trials, least: float) -> list[Floats]:
 
 def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
     """Return the rate where every judged token is a trial of its own."""
-    tried, accepted = tried_D.sum(), accepted_D.sum()
-    low, high = wilson(accepted, tried)
+    tried, accepted = float(tried_D.sum()), float(accepted_D.sum())
     se = float(acceptance_error(tried_D, accepted_D))
-    return RateEstimate(alpha=float(accepted / tried), se=se, ci95=(float(low), float(high)))
+    return RateEstimate(alpha=accepted / tried, se=se, ci95=wilson(accepted, tried))
 
 
 def _by_prompts(fitted: RateEstimate, trials: Trials) -> RateEstimate:
