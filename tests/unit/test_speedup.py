@@ -6,11 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from draftsmith.core.speedup import (
-    acceptance_error,
-    acceptance_from_counts,
     acceptance_of,
     memory_bound_speedup,
     predicted_speedup,
@@ -82,29 +79,6 @@ def test_speedup_never_exceeds_tokens_per_step_and_a_free_draft_reaches_it() -> 
     assert predicted_speedup(tokens_per_step(0.6, 1), 1, 0.25) == pytest.approx(1.6 / 1.25)
 
 
-def test_counts_by_position_give_the_maximum_likelihood_rate() -> None:
-    rng = np.random.default_rng(1)
-    alpha, gamma, steps = 0.65, 5, 20_000
-    went_D = (rng.random((steps, gamma)) < alpha).cumprod(1)
-    accepted_D = went_D.sum(0)
-    tried_D = np.concatenate([[steps], accepted_D[:-1]])
-    rejections = int((~went_D[:, -1].astype(bool)).sum())
-    found = float(acceptance_from_counts(tried_D, accepted_D))
-    assert found == pytest.approx(accepted_D.sum() / (accepted_D.sum() + rejections), rel=1e-15)
-    error = float(acceptance_error(tried_D, accepted_D))
-    assert abs(found - alpha) < 5 * error
-    # a mean of the rates by position would weigh the rare deep places as much as the first
-    assert error == pytest.approx(np.sqrt(found * (1 - found) / tried_D.sum()))
-
-
-def test_counts_of_several_drafters_go_in_rows_and_no_trial_is_no_rate() -> None:
-    tried, accepted = np.array([[10, 5], [0, 0]]), np.array([[5, 1], [0, 0]])
-    found: NDArray[np.float64] = acceptance_from_counts(tried, accepted)
-    assert found[0] == 6 / 15
-    assert np.isnan(found[1])
-    assert np.isnan(acceptance_error(tried, accepted)[1])
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -121,8 +95,6 @@ def test_counts_of_several_drafters_go_in_rows_and_no_trial_is_no_rate() -> None
         (lambda: predicted_speedup(float("nan"), 3, 0.1), "tau"),
         (lambda: memory_bound_speedup(2.0, 3, 1e6, 0), "target_parameters"),
         (lambda: memory_bound_speedup(2.0, 3, -1, 1e9), "draft_parameters"),
-        (lambda: acceptance_from_counts([3, 2], [2]), "same places"),
-        (lambda: acceptance_from_counts([3, 2], [2, 3]), "accepted"),
     ],
 )
 def test_a_value_outside_its_domain_is_named(call: object, named: str) -> None:

@@ -83,26 +83,6 @@ def memory_bound_speedup(
     return predicted_speedup(tau, gamma, draft / target)
 
 
-def acceptance_from_counts(tried: ArrayLike, accepted: ArrayLike) -> Floats:
-    """alpha from counts by position [..., D]: all accepted / all tried, nan where none was.
-
-    `tried` counts offers at a depth whose predecessors were all accepted, so every offer is one
-    trial: this is the maximum likelihood estimate, accepted / (accepted + steps that ended in a
-    rejection), and less noisy than a fit of tau (scaling laws, appendix B).
-    """
-    tried_D, accepted_D = _counts(tried, accepted)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(accepted_D.sum(-1) / tried_D.sum(-1))
-
-
-def acceptance_error(tried: ArrayLike, accepted: ArrayLike) -> Floats:
-    """Standard error of `acceptance_from_counts`: sqrt(alpha (1 - alpha) / tried)."""
-    tried_D, _ = _counts(tried, accepted)
-    alpha = acceptance_from_counts(tried, accepted)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.sqrt(alpha * (1.0 - alpha) / tried_D.sum(-1)))
-
-
 # --------------------------------------------------------------------------- domains
 
 
@@ -116,18 +96,6 @@ def _not_negative(value: ArrayLike, name: str) -> Floats:
     array = np.asarray(value, np.float64)
     check_domain((array >= 0) & np.isfinite(array), array, name, "0 or more and finite")
     return array
-
-
-def _counts(tried: ArrayLike, accepted: ArrayLike) -> tuple[Floats, Floats]:
-    tried_D, accepted_D = np.atleast_1d(_not_negative(tried, "tried")), np.atleast_1d(accepted)
-    if tried_D.shape != accepted_D.shape:
-        raise InputError(
-            f"tried and accepted count the same places, but are {tried_D.shape} and "
-            f"{accepted_D.shape}"
-        )
-    fits = (accepted_D >= 0) & (accepted_D <= tried_D)
-    check_domain(fits, accepted_D, "accepted", "between 0 and the number tried")
-    return tried_D, np.asarray(accepted_D, np.float64)
 
 
 def check_domain(ok: NDArray[np.bool_], value: NDArray[np.float64], name: str, want: str) -> None:

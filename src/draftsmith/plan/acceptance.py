@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 from scipy.special import stdtrit
 from scipy.stats import chi2_contingency
 
-from draftsmith.core.speedup import Floats, acceptance_error, tokens_per_step
+from draftsmith.core.speedup import Floats, tokens_per_step
 from draftsmith.plan.observations import LengthCount
 from draftsmith.plan.optimum import Z95
 
@@ -115,10 +115,12 @@ def estimate(counts: Sequence[LengthCount]) -> AcceptanceEstimate:
     # + 1: a step also gives the token of the target's own
     tokens_G = 1 + accepted_PGD.sum((0, 2)) / trials.steps_PG.sum(0)
     tried_D, accepted_D = tried_PGD.sum((0, 1)), accepted_PGD.sum((0, 1))
-    fitted, likely = least_squares(trials.lengths_G, tokens_G), _share(tried_D, accepted_D)
+    fitted = least_squares(trials.lengths_G, tokens_G)
     if known:
         fitted = _by_prompts(fitted, trials)
         likely = share_of_prompts(accepted_PGD.sum((1, 2)), tried_PGD.sum((1, 2)))
+    else:
+        likely = _share(float(tried_D.sum()), float(accepted_D.sum()))
     p_value = None if alone else iid_p_value(trials)
     notes = []
     if alone:
@@ -288,11 +290,12 @@ def _cells(trials: Trials, least: float) -> list[Floats]:
     return [*cells[:-1], cells[-1] + rest]
 
 
-def _share(tried_D: Floats, accepted_D: Floats) -> RateEstimate:
-    """Return the rate where every judged token is a trial of its own."""
-    tried, accepted = float(tried_D.sum()), float(accepted_D.sum())
-    se = float(acceptance_error(tried_D, accepted_D))
-    return RateEstimate(alpha=accepted / tried, se=se, ci95=wilson(accepted, tried))
+def _share(tried: float, accepted: float) -> RateEstimate:
+    """Return the rate where every judged token is a trial of its own: accepted / (accepted + steps
+    that ended in a rejection), which is less noisy than a fit of tau (appendix B)."""
+    alpha = accepted / tried
+    se = math.sqrt(alpha * (1.0 - alpha) / tried)
+    return RateEstimate(alpha=alpha, se=se, ci95=wilson(accepted, tried))
 
 
 def _by_prompts(fitted: RateEstimate, trials: Trials) -> RateEstimate:
