@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
 
-from draftsmith.bench.compare.model import RunMetrics, Scope, compare
+from draftsmith.bench.compare.model import Comparison, RunMetrics, Scope, compare
 
 OBJECTIVES = ("kl", "rkl", "jsd", "tvd")
 GREEDY_LANGUAGES = ("French", "Korean", "Tamil", "Hindi")
@@ -28,6 +29,12 @@ def a_run(label: str, **options: Any) -> RunMetrics:
 def only_scope(runs: list[RunMetrics], **options: Any) -> Scope:
     (scope,) = compare(runs, **options).scopes
     return scope
+
+
+@functools.cache
+def the_comparison() -> Comparison:
+    """`compare(a_study())`, once."""
+    return compare(a_study())
 
 
 def a_study() -> list[RunMetrics]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from tests.small_study import GREEDY_LANGUAGES, a_run, a_study, only_scope
+from tests.small_study import GREEDY_LANGUAGES, a_run, only_scope, the_comparison
 
 from draftsmith.bench.compare.model import RunMetrics, compare, pool
 from draftsmith.bench.compare.page import sentences
@@ -136,7 +136,7 @@ def test_names_say_what_differs_and_nothing_else() -> None:
 
 
 def test_every_setting_of_a_study_has_its_own_name() -> None:
-    names = Counter(entry.name for entry in only_scope(a_study()).entries)
+    names = Counter(entry.name for entry in the_comparison().main.entries)
     assert names.most_common(1)[0][1] == 1
     # where a factor is unknown for some, silence cannot mean the usual value
     runs = [a_run("a"), a_run("b", teacher_temperature=None), a_run("c", teacher_temperature=2.0)]
@@ -147,7 +147,7 @@ def test_every_setting_of_a_study_has_its_own_name() -> None:
 
 
 def test_gains_are_against_the_undistilled_draft_per_language() -> None:
-    scope = only_scope(a_study())
+    scope = the_comparison().main
     assert scope.base is not None and scope.base.name == "no distillation"
     assert scope.top is not None and scope.top.name == "TVD, 8 beams"
     gains = {gain.name: gain for gain in scope.gains()}

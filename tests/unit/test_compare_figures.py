@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 from tests.pages import Collector
-from tests.small_study import a_run, a_study, only_scope
+from tests.small_study import a_run, a_study, only_scope, the_comparison
 
 from draftsmith.bench.compare import plots as charts
 from draftsmith.bench.compare.model import RunMetrics, RunSetting, Scope, compare
@@ -32,7 +32,7 @@ from draftsmith.plots import PlotImage
 
 
 def test_lines_join_settings_that_differ_in_one_factor_alone() -> None:
-    scope = only_scope(a_study())
+    scope = the_comparison().main
     for factor, levels in (
         ("beams", {1, 2, 8}),
         ("teacher_temperature", {0.7, 1.0, 2.0}),
@@ -56,7 +56,7 @@ def _less(setting: RunSetting, factor: str) -> RunSetting:
 
 def test_a_side_experiment_takes_no_bar_from_a_figure() -> None:
     """Another tail on drawn texts is another setting, not a second run of the same."""
-    comparison = compare(a_study())
+    comparison = the_comparison()
     assert comparison.notes == ()
     lines = controlled(comparison.main, "forcing", ignoring=("beams", "store"))
     assert len(lines) == 4
@@ -110,7 +110,7 @@ def test_one_store_has_one_bar_whatever_was_learnt_from_it() -> None:
 @pytest.fixture(scope="module")
 def drawn() -> tuple[PlotImage, ...]:
     """The figures of the study; drawing takes a second or two."""
-    images, missing = draw_plots(compare(a_study()).main)
+    images, missing = draw_plots(the_comparison().main)
     assert missing == ()
     return images
 
@@ -177,7 +177,7 @@ DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunMetrics], RunMetr
 @pytest.mark.parametrize("name", DROPS)
 def test_a_figure_without_data_gives_its_reason(name: str) -> None:
     draw, drop = DROPS[name]
-    assert isinstance(draw(only_scope(a_study())), Figure)
+    assert isinstance(draw(the_comparison().main), Figure)
     runs = [changed for run in a_study() if (changed := drop(run)) is not None]
     assert isinstance(draw(compare(runs).main), str)
 
@@ -276,7 +276,7 @@ def test_what_is_left_out_stands_on_the_page(tmp_path: Path) -> None:
 
 
 def test_csv_and_json_hold_every_setting_with_full_digits() -> None:
-    comparison = compare(a_study())
+    comparison = the_comparison()
     lines = list(csv.DictReader(io.StringIO(csv_table(comparison))))
     (scope,) = json.loads(json.dumps(summary(comparison, ()), allow_nan=False))["scopes"]
     (ranked,) = comparison.scopes
