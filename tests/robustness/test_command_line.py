@@ -47,6 +47,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
 Command = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(autouse=True)
+def brief_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step costs is measured fewer times; nothing here looks at the figures."""
+    monkeypatch.setattr("draftsmith.bench.run.COST_WINDOW", 2)
+    monkeypatch.setattr("draftsmith.bench.run._COST_ROUNDS", 2)
+
+
 def refused(found: tuple[int, str, str], code: int, *parts: str) -> None:
     """One line on stderr that begins with the program's name, and nothing on stdout."""
     got, out, err = found
@@ -209,11 +216,13 @@ def test_what_was_measured_stays_where_the_expectation_behind_it_fails(
 
     monkeypatch.setattr("draftsmith.bench.expected.expectations", fails)
     out = tmp_path / "out"
-    code, printed, err = command(*bench_words(models, suite, out))
+    code, printed, err = command(
+        *bench_words(models, suite, out), "--repeats", "1", "--no-hf-baseline"
+    )
     assert code == 3 and "no room for more texts" in err
     assert "prompt_lookup" in printed  # the table
     assert {"summary.json", "report.html", "run.json"} < {path.name for path in out.iterdir()}
-    assert json.loads((out / "run.json").read_text())["results"]["records"] == 32
+    assert json.loads((out / "run.json").read_text())["results"]["records"] == 12
 
 
 def test_bench_leaves_an_earlier_measurement_alone(
@@ -310,7 +319,8 @@ def test_quickstart_runs_from_prompts_to_next_steps(
 ) -> None:
     for name in vars(quickstart):
         if name.endswith("_SECONDS"):
-            monkeypatch.setattr(quickstart, name, 0.5)
+            monkeypatch.setattr(quickstart, name, 0.1)
+    monkeypatch.setattr(quickstart, "BATCH_BLOCKS", 2)
     out = tmp_path / "out"
     words = ["quickstart", "--models", small, "--out", out, "--limit", "2"]
     words += ["--max-new-tokens", "8"]
@@ -343,11 +353,12 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     shipped, learnt = (small / "draft" / model, out / "distilled/draft" / model)
     assert shipped.read_bytes() != learnt.read_bytes()
     # a second run takes the place of the first, and another verb's results are safe
-    before = (out / "records.jsonl").read_text()
-    code, printed, err = command(*words, "--json")
+    code, printed, err = command(*words, "--limit", "1", "--temperature", "0", "--json")
     assert code == 0, err
     assert json.loads(printed) == json.loads((out / "summary.json").read_text())
-    assert len((out / "records.jsonl").read_text().splitlines()) == len(before.splitlines())
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert records and {record["temperature"] for record in records} == {0.0}
+    assert len({record["prompt"] for record in records}) == 1
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps({**run, "verb": "bench"}))
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")

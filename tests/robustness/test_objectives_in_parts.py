@@ -20,7 +20,7 @@ from draftsmith.distill.objectives.distillation import Distillation
 
 DIVIDED = [
     pytest.param({"gradient_accumulation": 4}, 1, id="passes"),
-    pytest.param({"parallel": "data"}, 2, id="processes"),
+    pytest.param({"parallel": "data"}, 2, id="processes", marks=pytest.mark.full),
     pytest.param({"parallel": "sharded", "gradient_accumulation": 2}, 2, id="sharded"),
 ]
 

@@ -14,7 +14,7 @@ def until(true: Callable[[], object]) -> None:
     """Wait for something, for as long as a busy machine may need."""
     from selenium.webdriver.support.wait import WebDriverWait
 
-    WebDriverWait(None, SECONDS, poll_frequency=0.05).until(lambda _: true())
+    WebDriverWait(None, SECONDS, poll_frequency=0.02).until(lambda _: true())
 
 
 class Page:

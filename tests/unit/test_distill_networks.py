@@ -20,13 +20,14 @@ EVERYWHERE = ("eagle3", "griffin", "medusa")
 """One kind of each group: layers in the middle, autoregressive over the last one, heads."""
 ELSEWHERE = {"llama": ("eagle",), "mixtral": ("hass",), "qwen2": ("fspad",)}
 PAIRS = [
-    (family, kind)
+    pytest.param(family, kind, marks=() if family == "gemma2" else pytest.mark.full)
     for family in sorted(FAMILIES)
     for kind in (KINDS if family == "gemma2" else EVERYWHERE + ELSEWHERE[family])
 ]
 """All kinds with the target that differs most (scaled embeddings, capped logits, windows). FSPAD
 and EAGLE have networks of their own and HASS trains EAGLE's in another way: each of the three is
-tried with one other family, which differs in what the network copies from the target alone."""
+tried with one other family, which differs in what the network copies from the target alone.
+Other families take long and are `full`."""
 LONG = "--duration 18steps --learning-rate 0.02 --save-every 18 --eval-every 9".split()
 """Until something is accepted."""
 TRAINING = [*network_words(6), "--save-every", "3", "--eval-every", "3"]

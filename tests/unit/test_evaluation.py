@@ -27,6 +27,7 @@ from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationBlocks
 from draftsmith.distill.callbacks import Callback, StepReport
+from draftsmith.distill.config import TrainerConfig
 from draftsmith.distill.evaluation import (
     WHILE_TRAINING,
     Evaluation,
@@ -285,26 +286,34 @@ class KillAt(Callback):
             raise Killed
 
 
+@pytest.fixture(scope="module", params=[0.5, 0.2])  # best in steps 3 and 8
+def uncut(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainerConfig, Path, TrainReport]:
+    """A run to the end, its folder, and what it reports."""
+    config = replace(EVERY, learning_rate=request.param)
+    folder = tmp_path_factory.mktemp("whole")
+    return config, folder, make_trainer(folder, config=config, evaluation=choosing()).train()
+
+
 @pytest.mark.parametrize(
     ("cut", "place"),
     [(cut, "step") for cut in (1, 4, 6, 9, 12)]
     + [(cut, "evaluation") for cut in (1, 3, 7, 8, 12)]
     + [(cut, "checkpoint") for cut in (4, 8, 12)],
 )
-@pytest.mark.parametrize("learning_rate", [0.5, 0.2])  # best in steps 3 and 8
 def test_a_killed_run_has_the_same_best(
-    tmp_path: Path, cut: int, place: str, learning_rate: float
+    tmp_path: Path, uncut: tuple[TrainerConfig, Path, TrainReport], cut: int, place: str
 ) -> None:
     # save_every 4: steps since the last checkpoint are done, measured and chosen from again
-    config = replace(EVERY, learning_rate=learning_rate)
-    report = make_trainer(tmp_path / "whole", config=config, evaluation=choosing()).train()
+    config, whole, report = uncut
     killed = make_trainer(
         tmp_path / "cut", config=config, evaluation=choosing(), callbacks=[KillAt(cut, place)]
     )
     with pytest.raises(Killed):
         killed.train()
     assert make_trainer(tmp_path / "cut", config=config, evaluation=choosing()).train() == report
-    assert same(best_of(tmp_path / "cut")[2], best_of(tmp_path / "whole")[2])
+    assert same(best_of(tmp_path / "cut")[2], best_of(whole)[2])
 
 
 def keep(folder: Path, step: int, value: float, evaluation: Evaluation) -> None:

@@ -143,6 +143,7 @@ def descend(
 FLOOR = 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", PROPER)
 def test_descent_leaves_outside_what_the_teacher_has_there(name: str, tail: Tail) -> None:

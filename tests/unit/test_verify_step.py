@@ -77,7 +77,13 @@ def sent(tree: DraftTree, *, shape_too: bool) -> DraftTree:
     return dataclasses.replace(tree, q=q, **there)
 
 
-@pytest.mark.parametrize("shape_too", [False, True], ids=["known shape", "shape on the device"])
+@pytest.mark.parametrize(
+    "shape_too",
+    [
+        pytest.param(False, id="known shape", marks=pytest.mark.full),
+        pytest.param(True, id="shape on the device"),
+    ],
+)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(
     ("rule", "kind"),
