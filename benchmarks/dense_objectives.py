@@ -22,7 +22,7 @@ from draftsmith.distill.objectives.distillation import (
     over_both,
     wide,
 )
-from draftsmith.distill.objectives.divergence import REST, Knobs, Rewards, Tail, TokenBins
+from draftsmith.distill.objectives.divergence import FLOOR, REST, Knobs, Rewards, Tail, TokenBins
 
 
 def dense_cross_entropy(
@@ -106,7 +106,7 @@ def _dense_floor(
     objective: Distillation, p_NV: Tensor, hat_NV: Tensor, log_q_NV: Tensor
 ) -> TokenBins:
     outside_N1 = ~(p_NV > 0).all(-1, keepdim=True)
-    hat_NV = hat_NV.clamp(min=objective.floor).where(outside_N1, hat_NV)
+    hat_NV = hat_NV.clamp(min=FLOOR).where(outside_N1, hat_NV)
     return TokenBins(log_p_NC=(hat_NV / hat_NV.sum(-1, keepdim=True)).log(), log_q_NC=log_q_NV)
 
 

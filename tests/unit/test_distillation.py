@@ -119,8 +119,6 @@ def test_chunks_give_the_value_and_gradient_of_the_dense_twin(
 ) -> None:
     setup = Setup()
     options: dict[str, Any] = {} if tail == "whole" else {"tail": tail}
-    if tail == "floor":
-        options["floor"] = 1e-3
     laws = setup.full() if tail == "whole" else setup.top()
     objective = chosen(name, reading, teacher_temperature=temperature, **options)
     expected = setup.run(dense(objective), laws, ahead=2)
@@ -421,7 +419,6 @@ def test_acceptance_and_total_variation_sum_to_the_weight() -> None:
             {"objective": "sft", "teacher_temperature": 0.5},
             "--teacher-temperature 0.5 means",
         ),
-        ({"objective": "kl", "floor": 1e-3}, "means nothing with --tail bucket"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:

@@ -279,8 +279,6 @@ class Distillation(DivergenceConfig):
     laws over another vocabulary than the student's.
     """
 
-    floor: float = 1e-8
-    """tail `floor`: least probability of a vocabulary entry."""
     rewards: Rewards | None = None
     """tvdpp: statistics of all places that are learnt together; None: of those of one call."""
     counting: bool = False
@@ -294,23 +292,18 @@ class Distillation(DivergenceConfig):
 
     def __post_init__(self) -> None:
         self.validate()
-        good = 0 < self.floor < 1 and (self.cells is None or self.cells >= 1) and self.top >= 1
-        require(good, "floor lies in (0, 1), and cells and top are at least 1")
+        good = (self.cells is None or self.cells >= 1) and self.top >= 1
+        require(good, "cells and top are at least 1")
         require(0 <= self.top_weight < math.inf, "--top-weight is 0 or more and finite")
         record = div.divergence_named(self.objective)
-        for option in ("teacher_temperature", "tail", "floor", "beta", "reading"):
+        for option in ("teacher_temperature", "tail", "beta", "reading"):
             given = getattr(self, option)
-            if given == getattr(type(self), option):
-                continue
-            flag = option if option == "floor" else f"--{option.replace('_', '-')}"
-            if option not in record.options:
-                other = [name for name, one in div.DIVERGENCES.items() if option in one.options]
-                raise InputError(
-                    f"{flag} {given} means nothing to --objective {record.name}, only to "
-                    f"{', '.join(other)}: leave it out"
-                )
-            if option == "floor" and self.tail != "floor":
-                raise InputError(f"floor {given} means nothing with --tail {self.tail}")
+            other = [name for name, one in div.DIVERGENCES.items() if option in one.options]
+            require(
+                option in record.options or given == getattr(type(self), option),
+                f"--{option.replace('_', '-')} {given} means nothing to --objective "
+                f"{record.name}, only to {', '.join(other)}: leave it out",
+            )
 
     @property
     def record(self) -> Divergence:
@@ -372,7 +365,6 @@ class Distillation(DivergenceConfig):
             tail=self.tail,
             divergence=self.record,
             temperature=self.teacher_temperature,
-            floor=self.floor,
         )
 
 

@@ -201,7 +201,7 @@ def _expected(weight_NC: Tensor, nats_NC: Tensor) -> Tensor:
 
 # --------------------------------------------------------------------------- the table
 
-_LAW_OPTIONS = ("teacher_temperature", "tail", "floor")
+_LAW_OPTIONS = ("teacher_temperature", "tail")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,6 +277,8 @@ def divergence_named(name: str, beta: float = 0.5) -> Divergence:
 Tail = Literal["bucket", "renormalise", "floor"]
 """What a truncated teacher is taken to say outside the tokens it kept."""
 
+FLOOR = 1e-8
+"""Tail `floor`: least probability of a vocabulary entry."""
 REST = 2.0**-23
 """Least teacher mass outside the kept tokens: laws come in float32, less would be rounding."""
 
@@ -288,7 +290,7 @@ def truncated_cells(
     tail: Tail,
     divergence: Divergence,
     temperature: float = 1.0,
-    floor: float = 1e-8,
+    floor: float = FLOOR,
 ) -> TokenBins:
     """A truncated teacher, tempered, beside the student.
 
