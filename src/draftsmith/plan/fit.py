@@ -262,15 +262,14 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
     if not (np.all(np.isfinite(params)) and np.all(np.isfinite(cov))):
         return None
     margins = student.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(cov))
-    missed = float(np.sum((alpha - curve(x, *params)) ** 2))
-    total = float(np.sum((alpha - alpha.mean()) ** 2)) if np.ptp(alpha) else 0.0
+    mse, total = float(np.mean((alpha - curve(x, *params)) ** 2)), float(np.var(alpha))
     (p1, p2), (m1, m2) = params.tolist(), margins.tolist()
     return FormFit(
         params=(p1, p2),
         moe=(m1, m2),
         ci95=((p1 - m1, p1 + m1), (p2 - m2, p2 + m2)),
-        mse=missed / len(x),
-        r2=1 - missed / total if total > 0 else float("nan"),
+        mse=mse,
+        r2=1 - mse / total if np.ptp(alpha) else float("nan"),
     )
 
 
