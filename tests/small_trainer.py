@@ -73,7 +73,7 @@ CONFIG = TrainerConfig(
 def make_trainer(folder: Path, **changes: Any) -> Trainer:
     options: dict[str, Any] = {
         "drafter": Bigram(),
-        "objective": CrossEntropy(chunk=7),
+        "objective": CrossEntropy(),
         "source": make_source(),
         "config": CONFIG,
         "folder": folder,

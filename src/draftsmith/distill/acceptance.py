@@ -39,6 +39,7 @@ from draftsmith.targets.base import CHUNK, Target
 Betas = NDArray[np.float64]
 
 
+AT_ONE = Sampler(temperature=1.0)
 MAX_LOGITS = 1 << 24
 """Logits of one model that exist at once (some copies of as many are made)."""
 
@@ -97,7 +98,7 @@ def measure_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    sampler: Sampler | None = None,
+    sampler: Sampler = AT_ONE,
     *,
     batch_size: int = 8,
     vocabularies: Vocabularies | None = None,
@@ -107,7 +108,7 @@ def measure_acceptance(
     Args:
         trajectories: prompts and continuations; for alpha as decoding has it, drawn from the target
             in the way that `sampler` says.
-        sampler: how both turn logits into laws when they decode; None: at temperature 1.
+        sampler: how both turn logits into laws when they decode.
         batch_size: continuations that are scored together.
         vocabularies: how the ids of both correspond; None: they are the same,
             padding apart.
@@ -115,7 +116,6 @@ def measure_acceptance(
     Raises:
         InputError: nothing to measure, a text that does not fit, or vocabularies that differ.
     """
-    sampler = sampler or Sampler(temperature=1.0)
     betas = expected_acceptance(
         target, draft, trajectories, sampler, batch_size=batch_size, vocabularies=vocabularies
     )
@@ -153,13 +153,12 @@ def expected_acceptance(
     target: Target,
     draft: Target,
     trajectories: Sequence[Trajectory],
-    sampler: Sampler | None = None,
+    sampler: Sampler = AT_ONE,
     *,
     batch_size: int = 8,
     vocabularies: Vocabularies | None = None,
 ) -> list[Betas]:
     """Per trajectory, beta at each of its tokens. As `measure_acceptance`, without the summing."""
-    sampler = sampler or Sampler(temperature=1.0)
     require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
     width = max(target.vocab_size, draft.vocab_size)
     ids = vocabularies or padded(draft.vocab_size, target.vocab_size)

@@ -201,12 +201,9 @@ class Data:
     pad_id: int
     subset: tokenizer_training.Subset | None
     """When the student's vocabulary is reduced."""
+    stand_in: int
+    """What a token outside the vocabulary is fed as."""
     facts: dict[str, Any]
-
-    @property
-    def stand_in(self) -> int:
-        """What a token outside the vocabulary is fed as."""
-        return 0 if self.subset is None else self.subset.unknown
 
 
 def read_data(options: PretrainConfig, work: Path) -> Data:
@@ -264,6 +261,7 @@ def read_data(options: PretrainConfig, work: Path) -> Data:
         end_id=end_id,
         pad_id=pad_id,
         subset=subset,
+        stand_in=0 if subset is None else subset.unknown,
         facts={
             "files": len(files),
             "left_out_not_utf8": unreadable,

@@ -457,9 +457,7 @@ def trainer_config(options: RunConfig, steps: int) -> TrainerConfig:
         **vars(options.training),
         steps=steps,
         precision=precision(options.dtype),
-        seed=options.seed,
-        save_every=options.save_every,
-        eval_every=options.eval_every,
+        **{name: getattr(options, name) for name in ("seed", "save_every", "eval_every")},
     )
 
 

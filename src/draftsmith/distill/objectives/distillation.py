@@ -94,14 +94,11 @@ def cached_places(vocab: int, width: int, device: torch.device) -> int | None:
 
 
 POSITIONS = 2048
+"""Positions per call of the head where no cache holds their logits."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
     """Next-token loss: -log q(token that is `ahead` places to the right), in nats."""
-
-    chunk: int | None = None
-    """Positions per call of the head; None: those that stay in a cache, else `POSITIONS`."""
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum over positions that the prediction's and the batch's masks both count."""
@@ -111,10 +108,8 @@ class CrossEntropy:
         weight = counted_BT.sum().float()
         if not len(wanted_N):  # a zero that depends on the hidden states keeps backward legal
             return LossTerms(total=prediction.hidden_BTH.sum().float() * 0.0, weight=weight)
-        chunk, width = self.chunk, hidden_NH.shape[-1]
-        if chunk is None:
-            vocab = vocabulary(head, hidden_NH)
-            chunk = cached_places(vocab, width, hidden_NH.device) or POSITIONS
+        vocab, width = vocabulary(head, hidden_NH), hidden_NH.shape[-1]
+        chunk = cached_places(vocab, width, hidden_NH.device) or POSITIONS
         total: Any = 0.0
         for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
             total = total + checkpoint(_summed, head, hidden, wanted, use_reentrant=False)
