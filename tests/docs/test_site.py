@@ -110,6 +110,7 @@ def test_the_tutorial_runs_and_distillation_pays(
     assert (workplace / "runs/tutorial/bench/report.html").exists()
 
 
+@pytest.mark.full
 def test_the_first_sixty_seconds_run(workplace: Path) -> None:
     assert run(DOCS / "index.md") == 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -21,16 +21,14 @@ def kept() -> dict[Path, bytes]:
 
 @pytest.mark.full
 @pytest.mark.skipif(not TARGET.is_dir(), reason="models/mini-code is not here")
-def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(tmp_path: Path) -> None:
+def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = kept()
-    script = str(BENCHMARKS / "planner" / "validation.py")
-    done = subprocess.run(
-        [sys.executable, script, "--quick", "--work", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    script = BENCHMARKS / "planner" / "validation.py"
+    monkeypatch.syspath_prepend(script.parent)
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--work", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
     record = json.loads((tmp_path / "planner_validation_quick.json").read_text())
     sizes = [draft["params"] for draft in record["drafts"]]
     assert len(sizes) == 5

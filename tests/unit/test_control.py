@@ -206,7 +206,15 @@ LOOKUP, MODEL, DEAR = linear(0.04, 0.0), linear(0.01, 0.1), linear(0.04, 0.27)
 
 
 @pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(0.3, marks=pytest.mark.full),
+        0.5,
+        pytest.param(0.7, marks=pytest.mark.full),
+        0.9,
+    ],
+)
 def test_the_best_fixed_length_is_hardly_better(rate: float, costs: StepCosts) -> None:
     assert loss(lambda place: rate, costs) < 0.06
 

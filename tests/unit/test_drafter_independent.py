@@ -170,8 +170,15 @@ def test_the_same_tokenizer_pair_drafts_well(temperature: float) -> None:
         assert ids(made) == ids(texts(target, NoDrafter(), prompts=prompts, tokens=80))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    ("temperature", "batch_size"),
+    [
+        (0.0, 3),
+        (0.8, 1),
+        pytest.param(0.0, 1, marks=pytest.mark.full),
+        pytest.param(0.8, 3, marks=pytest.mark.full),
+    ],
+)
 def test_a_draft_model_with_another_tokenizer_drafts_through_text(
     temperature: float, batch_size: int
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
-from queue import Full, Queue
+from queue import Empty, Queue
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -167,6 +167,9 @@ class _Run:
     def stop(self) -> None:
         """End the thread, and wait for it: sources are not read by two at a time."""
         self._stopped.set()
+        with suppress(Empty):  # a thread that waits for room finds it
+            while True:
+                self._ready.get_nowait()
         if threading.current_thread() is not self._thread:  # which may collect garbage, too
             self._thread.join()
 
@@ -178,19 +181,13 @@ def _assemble(
     stopped: threading.Event,
 ) -> None:
     """What the thread does: fill the queue until it is stopped or a batch cannot be assembled."""
-
-    def put(item: tuple[Any, Any]) -> None:
-        while not stopped.is_set():
-            with suppress(Full):
-                return ready.put(item, timeout=0.05)
-
     try:
         for key in keys:
-            put((key, source.batch(*key)))
-            if stopped.is_set():
+            ready.put((key, source.batch(*key)))
+            if stopped.is_set():  # `stop` has made room for one batch more
                 return
     except BaseException as error:
-        put((None, error))
+        ready.put((None, error))
 
 
 def blocks_per_step(batch_tokens: int, length: int, flag: str = "--block-length") -> int:
