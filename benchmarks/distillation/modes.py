@@ -136,10 +136,8 @@ def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     lesson = distilling.make_lesson(options, tokenizer, student)
     counting = Counting(lesson.source)
     accelerator = start_accelerator(options)
-    trainer = distilling.make_trainer(
-        options, student, replace(lesson, source=counting), 1000, accelerator
-    )
-    return trainer, counting
+    lesson = replace(lesson, source=counting)
+    return distilling.make_trainer(options, student, lesson, accelerator), counting
 
 
 def measure(folder: Path, size: Size, out: ExitStack) -> list[Figure]:

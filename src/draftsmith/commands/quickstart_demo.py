@@ -605,7 +605,7 @@ def seconds_per_step(options: distill.DistillOptions) -> tuple[float, float]:
     accelerator = start_accelerator(options)
     with work_folder(options.out):
         lesson = make_lesson(options, tokenizer, student)
-        trainer = make_trainer(options, student, lesson, TRIAL_STEPS, accelerator)
+        trainer = make_trainer(options, student, lesson, accelerator)
         marks = [time.monotonic()]
         for _ in range(TRIAL_STEPS):
             trainer.one_step()

@@ -14,7 +14,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from draftsmith.config import Duration, as_dict
+from draftsmith.config import as_dict
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
@@ -80,15 +80,12 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
             "floor, or --laws teacher"
         )
     student.set_token_counts(lesson.count_tokens)
-    steps = Duration.parse(options.training.duration).steps(
-        tokens_per_step=options.training.batch_tokens, steps_per_epoch=lesson.steps_per_epoch
-    )
     accelerator = start_accelerator(options)
-    trainer = make_trainer(options, student, lesson, steps, accelerator)
+    trainer = make_trainer(options, student, lesson, accelerator)
     figure, before = student.figure, trainer.evaluate()
     if figure in before:
         _log.info(f"held-out {figure} before: {before[figure]:.4f}")
-    _log.info(f"{steps} steps")
+    _log.info(f"{trainer.config.steps} steps")
     report = trainer.train()
     finished = student.fresh_copy()  # the trained one may be in parts
     finished.set_token_counts(lesson.count_tokens)
@@ -186,7 +183,6 @@ def make_trainer(
     options: DistillConfig,
     student: Student,
     lesson: datasets.TrainingData,
-    steps: int,
     accelerator: Accelerator,
 ) -> Trainer:
     """The one training loop, set up for these options."""
@@ -225,7 +221,7 @@ def make_trainer(
         drafter=student.learner,
         objective=student.objective(Distillation(**vars(options.objective))),
         source=lesson.source,
-        config=trainer_config(options, steps),
+        config=trainer_config(options, lesson.steps_per_epoch),
         folder=options.out / "work",
         identity=identity,
         evaluation=evaluation,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.config import Duration, as_dict
+from draftsmith.config import as_dict
 from draftsmith.data import text
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill import tokenizer_training
@@ -83,10 +83,8 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
     if data.paired:
         steps_per_epoch = example_blocks(options, data, training.block_length, 0).steps_per_epoch
-    steps = Duration.parse(training.duration).steps(
-        tokens_per_step=training.batch_tokens, steps_per_epoch=steps_per_epoch
-    )
-    source = make_source(options, data, steps)  # in front of the model: it refuses
+    schedule = trainer_config(options, steps_per_epoch)
+    source = make_source(options, data, schedule.steps)  # in front of the model: it refuses
     held = make_held_out(data, longest)
     config = student_config(
         options.model,
@@ -102,14 +100,14 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _log.info(
         f"{parameters / 1e6:.2f} M parameters, {data.facts['train_tokens'] / 1e6:.2f} M tokens per "
-        f"epoch, {steps} steps of {training.batch_tokens} tokens"
+        f"epoch, {schedule.steps} steps of {training.batch_tokens} tokens"
     )
     measured = Evaluation(batches=held, objective=CrossEntropy())
     trainer = Trainer(
         drafter=Independent.learner(model),
         objective=CrossEntropy(),
         source=source,
-        config=trainer_config(options, steps),
+        config=schedule,
         folder=work,
         identity={
             "data": data.facts["train_sha256"],

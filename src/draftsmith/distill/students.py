@@ -45,7 +45,7 @@ DRAWN = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""
 
 
-class Learning(abc.ABC):
+class StudentBase(abc.ABC):
     """A drafter that is to be trained, and how it is measured and written."""
 
     learner: Drafter
@@ -106,7 +106,7 @@ def open_student(options: DistillConfig, tokenizer: Any) -> Student:
     return NetworkStudent(options, tokenizer)
 
 
-class ModelStudent(Learning):
+class ModelStudent(StudentBase):
     """A transformers model with the target's tokens."""
 
     figure = "acceptance"
@@ -192,7 +192,7 @@ class ModelStudent(Learning):
             save_model(folder, self.model, self._tokenizer, None, options.save_dtype)
 
 
-class NetworkStudent(Learning):
+class NetworkStudent(StudentBase):
     """A drafter with a network of its own over what it borrows of the target."""
 
     figure = "tokens_per_step"

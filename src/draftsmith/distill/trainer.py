@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import BatchSource, close
@@ -451,8 +452,11 @@ class Trainer:
             done.recent = []
 
 
-def trainer_config(options: RunConfig, steps: int) -> TrainerConfig:
-    """The schedule of these options, for so many steps."""
+def trainer_config(options: RunConfig, steps_per_epoch: float) -> TrainerConfig:
+    """The schedule of these options, with its number of steps."""
+    steps = Duration.parse(options.training.duration).steps(
+        tokens_per_step=options.training.batch_tokens, steps_per_epoch=steps_per_epoch
+    )
     return TrainerConfig(
         **vars(options.training),
         steps=steps,
