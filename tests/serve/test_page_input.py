@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.serve.driving import Page, finals, until
 from tests.serve.fake_server import FakeServer
 
@@ -127,6 +129,7 @@ def test_a_lost_connection_is_resumed(page: Page, server: FakeServer) -> None:
     assert not page.shown("#banner")
 
 
+@pytest.mark.full
 def test_while_away_the_text_stays_and_a_banner_says_so(page: Page, server: FakeServer) -> None:
     server.update(0, 0, "One.", "Eins.", final=True)
     until(lambda: page.row(0, ".translation") == "Eins.")

@@ -34,6 +34,7 @@ from draftsmith.bench.summary import (
     write_report,
 )
 from draftsmith.core.generation import Piece
+from draftsmith.plots import PlotImage
 
 PROMISED = {
     "name",
@@ -160,9 +161,21 @@ def test_every_figure_comes_from_the_records_alone() -> None:
     )
 
 
-def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
-    write_report(a_report(), tmp_path)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report."""
+    folder = tmp_path_factory.mktemp("report")
+    write_report(a_report(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[PlotImage, ...]:
+    return tuple(draw_plots(a_report()))
+
+
+def test_the_page_needs_nothing_but_itself(written: Path) -> None:
+    page = (written / "report.html").read_text(encoding="utf-8")
     collected = Collector()
     collected.feed(page)
     assert "http:" not in page
@@ -191,9 +204,9 @@ def test_pages_share_their_style_and_repeat_nothing_of_it() -> None:
     assert set(style[1:]) <= set(render(a_report(), ()).splitlines())
 
 
-def test_the_page_says_what_was_measured_and_escapes_texts(tmp_path: Path) -> None:
+def test_the_page_says_what_was_measured_and_escapes_texts(drawn: tuple[PlotImage, ...]) -> None:
     report = a_report()
-    page = render(report, draw_plots(report))
+    page = render(report, drawn)
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; def f(x):" in page
     assert '<span class="drafted"> return</span> x &lt; 1 &amp;&amp; y' in page
     assert "draftsmith bench --target models/x/target" in page
@@ -204,29 +217,30 @@ def test_the_page_says_what_was_measured_and_escapes_texts(tmp_path: Path) -> No
         assert f"<dt>{word}</dt>" in page
 
 
-def test_figures_are_written_whole_beside_the_page(tmp_path: Path) -> None:
-    write_report(a_report(), tmp_path)
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
+def test_figures_are_written_whole_beside_the_page(written: Path) -> None:
+    names = {path.name for path in (written / "figures").iterdir()}
     stems = {"speedup", "tokens_per_step", "acceptance_by_position", "time_breakdown"}
     assert names == {
         f"{stem}{s}" for stem in (*stems, "predicted_measured") for s in (".png", ".svg")
     }
-    assert {path.name for path in tmp_path.iterdir()} == {"figures", "report.html", "summary.json"}
-    assert (tmp_path / "figures/speedup.png").read_bytes().startswith(b"\x89PNG")
-    svg = (tmp_path / "figures/speedup.svg").read_text()
+    assert {path.name for path in written.iterdir()} == {"figures", "report.html", "summary.json"}
+    assert (written / "figures/speedup.png").read_bytes().startswith(b"\x89PNG")
+    svg = (written / "figures/speedup.svg").read_text()
     assert "#010203" not in svg
     assert "<svg" in svg
 
 
-def test_near_ties_are_drawn_only_when_there_are_some() -> None:
-    plain = [picture.name for picture in draw_plots(a_report())]
+def test_near_ties_are_drawn_only_when_there_are_some(
+    drawn: tuple[PlotImage, ...],
+) -> None:
+    plain = [picture.name for picture in drawn]
     assert "divergence_gaps" not in plain
     report = with_divergence(a_report(), FirstDivergence(at=5, gap=0.1, bound=0.5))
     assert "divergence_gaps" in [picture.name for picture in draw_plots(report)]
 
 
-def test_drawing_twice_gives_the_same_files() -> None:
-    first, second = draw_plots(a_report()), draw_plots(a_report())
+def test_drawing_twice_gives_the_same_files(drawn: tuple[PlotImage, ...]) -> None:
+    first, second = drawn, draw_plots(a_report())
     assert [p.file_svg for p in first] == [p.file_svg for p in second]
     assert [re.sub(r"\s", "", p.page_svg) for p in first] == [
         re.sub(r"\s", "", p.page_svg) for p in second

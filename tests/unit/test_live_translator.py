@@ -54,7 +54,7 @@ def test_without_a_bias_every_output_is_that_of_retranslation_from_scratch() -> 
     assert outputs >= 240
 
 
-@pytest.mark.parametrize("then", ["prompt_lookup", "griffin"])
+@pytest.mark.parametrize("then", ["prompt_lookup", pytest.param("griffin", marks=pytest.mark.full)])
 def test_another_drafter_behind_the_divergence_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, target: HFTarget, then: str
 ) -> None:

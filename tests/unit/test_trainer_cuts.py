@@ -12,6 +12,7 @@ from tests.small_trainer import CONFIG, make_source, make_trainer, same, weights
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import BatchSource
+from draftsmith.distill.trainer import Trainer, TrainReport
 
 PARTS, EVERY = 4, 3
 SPLIT = replace(CONFIG, gradient_accumulation=PARTS, save_every=EVERY)
@@ -37,16 +38,26 @@ class CutSource:
         return batch
 
 
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> tuple[CutSource, Trainer, TrainReport]:
+    """A run to the end: what it was fed, itself and what it reports."""
+    order = CutSource()
+    whole = make_trainer(tmp_path_factory.mktemp("whole"), config=SPLIT, source=order)
+    return order, whole, whole.train()
+
+
 @pytest.mark.parametrize("anew", [True, False], ids=["a new process", "the same trainer"])
 @pytest.mark.parametrize("part", [1, 2, 3])
 @pytest.mark.parametrize("step", [1, 6, 8, 11])
 def test_a_run_cut_within_a_step_ends_in_bit_equal_weights(
-    tmp_path: Path, step: int, part: int, anew: bool
+    tmp_path: Path,
+    uncut: tuple[CutSource, Trainer, TrainReport],
+    step: int,
+    part: int,
+    anew: bool,
 ) -> None:
     """Before the first checkpoint, right behind one, some steps behind one, in the last step."""
-    order = CutSource()
-    whole = make_trainer(tmp_path / "whole", config=SPLIT, source=order)
-    report = whole.train()
+    order, whole, report = uncut
     source = CutSource(at=(step, part))
     trainer = make_trainer(tmp_path / "cut", config=SPLIT, source=source)
     begun = weights(trainer)
