@@ -19,14 +19,15 @@ from draftsmith import cli
 from draftsmith.bench import tuner
 from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
-from draftsmith.bench.tuner import between
+from draftsmith.bench.tuner import Candidate, Measurement, Tuning, between
 from draftsmith.commands import tune
 from draftsmith.commands.tune import TuneOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.plan.tune import Candidate, Measurement, Tuning
 from draftsmith.targets import hf
 from draftsmith.targets.hf import load_target
 
@@ -116,12 +117,12 @@ def test_what_was_found_is_written(found: dict[str, Any]) -> None:
 
 def winning(options: TuneOptions, speedup: float, *flags: str, drafter: str) -> str | None:
     measurement = Measurement(
+        arm=Arm(name="x", drafter=NoDrafter(), shape=TreeShape.chain(2)),
         drafter=drafter,
-        curve="x",
         shape="2 tokens",
         flags=flags,
         length=2,
-        depth=2,
+        temperature=0.8,
         tokens_P=(1,),
         widths_P=({3: 1},),
         by_depth=(),

@@ -18,7 +18,6 @@ from draftsmith.bench.records import (
     offers_by_position,
     short_name,
 )
-from draftsmith.plan.tune import Candidate, Tuning
 from draftsmith.plots import (
     COLOURS,
     GREY,
@@ -37,6 +36,7 @@ from draftsmith.plots import (
 
 if TYPE_CHECKING:
     from draftsmith.bench.summary import BenchReport
+    from draftsmith.bench.tuner import Candidate, Tuning
 
 _PHASES = (("target", "#0072B2"), ("draft", "#E69F00"), ("verify", "#009E73"), ("other", "#8c8c8c"))
 FEW = 10

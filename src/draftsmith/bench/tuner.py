@@ -1,6 +1,18 @@
-"""Tuning: measure costs, decode with every draft shape, estimate speed-ups.
+"""Which drafts pay on a machine: shapes are really decoded, and priced by a measured cost table.
 
-Candidates are drafters with drafts of many shapes, each decoded and costed.
+    speed-up       tokens * t(plain) / sum over steps of t(step)
+    its interval   prompts and rounds of the cost table drawn anew, 95 %
+
+Candidates are drafters with drafts of many shapes. They are decoded, not extrapolated from
+acceptance by depth: behind a rejection, where the steps of long drafts begin, texts are harder than
+in the middle of an easy passage.
+
+In a batch a step lasts as long as its widest row wants. Of B rows, taken as independent of each
+other, the widest is at most w with probability F(w) ** B, where F is the share of the steps of one
+row that are no wider:
+
+    widths of a row   1 1 9 9   (nothing to draft in half of its steps)    mean of one row     5
+    widest of two     1 9 9 9                                              mean of two rows    7
 """
 
 from __future__ import annotations
@@ -8,11 +20,11 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
+from scipy.stats import binomtest
 
 from draftsmith.bench.arms import proposal_of, time_decode
 from draftsmith.bench.config import TuneConfig
@@ -35,14 +47,6 @@ from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
-from draftsmith.plan.tune import (
-    BatchEstimate,
-    BatchStepCosts,
-    Measurement,
-    Tuning,
-    estimate_candidate,
-    speedup,
-)
 from draftsmith.provenance import warn_if_busy
 from draftsmith.targets.hf import HFTarget
 
@@ -53,17 +57,204 @@ TREES = ("2,1", "2,1,1,1", "3,2,1", "4,2,1,1", "4,2,2,1")
 DRAWS = 400
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CandidateShape:
     """A drafter with drafts of one shape."""
 
     arm: Arm
+    """Its name is that of its cost curve."""
     drafter: str
-    """As the user spelt it; the arm's name is that of its cost curve."""
+    """As the user spelt it."""
     shape: str
+    """In words."""
     flags: tuple[str, ...]
+    """What asks for it on a command line, the drafter apart."""
     length: int | None = None
-    """Length of a chain."""
+    """Length of a chain that is always that long; None: a tree, or a length that changes."""
+
+    @property
+    def depth(self) -> int | None:
+        """Depth of the chain or tree; None: it changes."""
+        return self.arm.used_shape.depth if self.arm.policy is None else None
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return "auto" if self.depth is None else self.shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(CandidateShape):
+    """A shape, decoded for real. Lists go over prompts."""
+
+    temperature: float
+    tokens_P: tuple[int, ...]
+    """Emitted behind the prompt's step; 0: the text ended with it."""
+    widths_P: tuple[Mapping[int, int], ...]
+    """Tokens fed in a step -> number of such steps."""
+    by_depth: tuple[tuple[int, int], ...]
+    """(times offered behind accepted tokens, times accepted), by depth."""
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """The indices of prompts that gave a step to measure."""
+        return tuple(place for place, widths in enumerate(self.widths_P) if widths)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return sum(self.tokens_P) / sum(sum(widths.values()) for widths in self.widths_P)
+
+    def speedup(
+        self, table: CostTable, *, rows: int = 1, picks: Sequence[int] | None = None
+    ) -> float:
+        """Return the speed-up over plain decoding of as many rows.
+
+        Args:
+            table: costs of a step of the whole batch.
+            picks: prompts (with repeats); None: each one once.
+
+        Raises:
+            ValueError: these prompts gave no step.
+        """
+        chosen = range(len(self.tokens_P)) if picks is None else picks
+        tokens = sum(self.tokens_P[p] for p in chosen)
+        widths = sorted({width for widths in self.widths_P for width in widths})
+        steps_W = np.array([sum(self.widths_P[p].get(w, 0) for p in chosen) for w in widths])
+        steps = int(steps_W.sum())
+        if not steps:
+            raise ValueError("there is no step to measure speed by")
+        own = self.arm.name, self.temperature
+        seconds_W = [table.target_seconds(w) + table.draft_seconds(*own, w) for w in widths]
+        widest_W = np.diff((np.cumsum(steps_W) / steps) ** rows, prepend=0.0)
+        return float(tokens * table.target_seconds(1) / (steps * (widest_W @ seconds_W)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A measurement with its estimated speed-up."""
+
+    measurement: Measurement
+    speedup: float
+    low: float
+    high: float
+    tokens_per_second: float
+    """Per row, by the cost table: of forwards and drafts alone. Choosing among logits, which plain
+    decoding does too, comes on top."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchEstimate:
+    """The best draft of a drafter in batches of so many rows."""
+
+    rows: int
+    measurement: Measurement
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """The result of tuning."""
+
+    candidates: tuple[Candidate, ...]
+    """The fastest first."""
+    costs: dict[str, StepCosts]
+    """Step costs by drafter, for one row."""
+    batches: tuple[BatchEstimate, ...]
+    plain_tokens_per_second: float
+    """Pace of plain decoding, by the cost table."""
+
+    @property
+    def winner(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def by_batch(self) -> dict[int, float]:
+        """The best speed-up of each batch size."""
+        found: dict[int, float] = {}
+        for one in self.batches:
+            found[one.rows] = max(one.speedup, found.get(one.rows, 0.0))
+        return found
+
+
+def estimate_candidate(
+    measurement: Measurement, table: CostTable, draws: Sequence[CostTable], seed: int = 0
+) -> Candidate:
+    """Estimate the speed-up of a measurement; `draws`: tables of resampled rounds."""
+    rng = np.random.default_rng(seed)
+    prompts = measurement.prompts
+    found = [
+        measurement.speedup(draw, picks=rng.choice(prompts, size=len(prompts)).tolist())
+        for draw in draws
+    ]
+    value = measurement.speedup(table)
+    low, high = np.quantile(found, [0.025, 0.975]) if found else (value, value)
+    return Candidate(
+        measurement=measurement,
+        speedup=value,
+        low=float(low),
+        high=float(high),
+        tokens_per_second=value / table.target_seconds(1),
+    )
+
+
+def advice(winner: Candidate) -> str:
+    """Recommend in a sentence what to do."""
+    measurement = winner.measurement
+    what = f"{measurement.shape} with {measurement.drafter}"
+    promise = f"{winner.speedup:.2f}x ({winner.low:.2f} to {winner.high:.2f})"
+    if winner.speedup <= 1.0:
+        return f"do not speculate: the best would be {promise}, {what}"
+    what = f"draft {what}: {promise}"
+    if winner.low <= 1.0:
+        return f"it is not certain that drafting pays; at best {what}"
+    return what
+
+
+def evidence(winner: Candidate, tried: int) -> str:
+    """Qualify the estimate in a sentence; empty: nothing is claimed. `tried`: drafts that were
+    compared."""
+    prompts = len(winner.measurement.prompts)
+    if prompts == 1:
+        return (
+            "one prompt was measured: the interval is that of the measured costs alone, and says "
+            "nothing of other prompts"
+        )
+    if winner.speedup <= 1.0:
+        return ""
+    return (
+        f"it is the best of {tried} drafts on the very {prompts} prompts that it was chosen by: "
+        "others may gain a little less"
+    )
+
+
+def batch_advice(speedups: Mapping[int, float]) -> str:
+    """Name the batch sizes at which drafting pays; `speedups`: the best of each batch size. Empty
+    where single rows are all that was asked for: `advice` covers it."""
+    sizes = sorted(speedups)
+    if sizes == [1]:
+        return ""
+    paying = [size for size in sizes if speedups[size] > 1.0]
+    if not paying:
+        return f"drafting pays at no batch size tried ({', '.join(map(str, sizes))})"
+    losing = [size for size in sizes if size not in paying]
+    if not losing:
+        return f"drafting pays up to {sizes[-1]} rows, the most tried"
+    if losing[0] > paying[-1]:
+        return f"from {losing[0]} rows on drafting no longer pays"
+    here, there = (", ".join(map(str, some)) for some in (paying, losing))
+    return f"drafting pays at batch size {here}, but not at {there}"
+
+
+def rates(by_depth: Sequence[tuple[int, int]]) -> list[dict[str, float]]:
+    """Return acceptance by depth, given that all before was accepted, with Wilson's 95 % intervals;
+    depths that were never tried are left out."""
+    out = []
+    for tried, kept in by_depth:
+        if tried:
+            low, high = binomtest(kept, tried).proportion_ci(method="wilson")
+            own = {"rate": kept / tried, "low": float(low), "high": float(high)}
+            out.append({"tried": tried, "kept": kept, **own})
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,26 +398,13 @@ class Tuner:
             for candidate in self._candidates
             for measurement in self._try_all(candidate, costs[candidate.name], table)
         ]
-        candidates = [
-            estimate_candidate(
-                measurement,
-                self._price(table, measurement),
-                [self._price(one, measurement) for one in draws],
-            )
-            for measurement in measurements
-        ]
+        candidates = [estimate_candidate(one, table, draws) for one in measurements]
         return Tuning(
             candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
             costs=costs,
             batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
         )
-
-    def _price(self, table: CostTable, measurement: Measurement) -> BatchStepCosts:
-        """Look up the costs of this measurement's steps in the table."""
-        drafting = partial(table.draft_seconds, measurement.curve, self._sampler.temperature)
-        by_width = {w: table.target_seconds(w) + drafting(w) for w in measurement.widths}
-        return BatchStepCosts(plain=table.target_seconds(1), by_width=by_width)
 
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
         """Measure costs with so many rows, and those of chains by length, which --draft-length auto
@@ -249,9 +427,7 @@ class Tuner:
             drafter = candidate.chain.drafter
             costs[candidate.name] = step_costs(table, drafter, (0, *candidate.lengths), own)
             file = cost_file(self.target, candidate.chain, self._sampler, workload)
-            trouble = file.store(costs[candidate.name])
-            if trouble is not None:
-                _log.info(trouble)
+            file.store(costs[candidate.name])
         return meter, costs
 
     def _try_all(
@@ -269,7 +445,7 @@ class Tuner:
                 "ended in the step of its prompt; give prompts with longer texts, or a larger "
                 "--max-new-tokens."
             )
-        best = max(chains, key=lambda one: speedup(one, self._price(table, one)))
+        best = max(chains, key=lambda one: one.speedup(table))
         assert best.length is not None
         nearby = candidate.entries(between(best.length, candidate.lengths))
         others = (*nearby, *candidate.trees, candidate.controlled(costs))
@@ -293,12 +469,8 @@ class Tuner:
             widths.append(Counter(run.widths))
             counts = counts + run.counts[0]
         return Measurement(
-            drafter=entry.drafter,
-            curve=entry.arm.name,
-            shape=entry.shape,
-            flags=entry.flags,
-            length=entry.length,
-            depth=entry.arm.used_shape.depth if entry.arm.policy is None else None,
+            **vars(entry),
+            temperature=self._sampler.temperature,
             tokens_P=tuple(tokens),
             widths_P=tuple(widths),
             by_depth=tuple(counts.by_position),
@@ -318,14 +490,11 @@ class Tuner:
                 auto = self._decode_all(one.controlled(costs[one.name]) for one in self._candidates)
                 own = [one for one in measurements if one.depth is not None] + auto
             for candidate in self._candidates:
-                estimates = [
-                    BatchEstimate(
-                        rows=rows,
-                        measurement=one,
-                        speedup=speedup(one, self._price(priced, one), rows=rows),
-                    )
-                    for one in own
+                speedups = {
+                    one.speedup(priced, rows=rows): one
+                    for one in reversed(own)
                     if one.drafter == candidate.name
-                ]
-                found.append(max(estimates, key=lambda one: one.speedup))
+                }
+                best = max(speedups)
+                found.append(BatchEstimate(rows=rows, measurement=speedups[best], speedup=best))
         return tuple(found)

@@ -33,8 +33,7 @@ from draftsmith.provenance import (
 )
 
 if TYPE_CHECKING:
-    from draftsmith.bench.tuner import Tuner
-    from draftsmith.plan.tune import Candidate, Measurement, Tuning
+    from draftsmith.bench.tuner import Candidate, Measurement, Tuner, Tuning
     from draftsmith.targets.hf import HFTarget
 
 
@@ -46,7 +45,7 @@ class TuneOptions(TuneConfig, VerbOptions):
 def run(options: TuneOptions) -> dict[str, Any]:
     """Measure, decode, rank; everything goes to `options.out`."""
     from draftsmith.bench.plots import save_tuning_plots
-    from draftsmith.plan.tune import advice, batch_advice, evidence
+    from draftsmith.bench.tuner import advice, batch_advice, evidence
 
     record = start_run("tune", options, seed=options.sampling.seed)
     refuse_file(options.out)
@@ -125,7 +124,7 @@ def payload(
     command: str | None,
 ) -> dict[str, Any]:
     """Return the content of tune.json."""
-    from draftsmith.plan.tune import rates
+    from draftsmith.bench.tuner import rates
 
     by_length = sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
     longest = {one.measurement.drafter: one.measurement for one in by_length}

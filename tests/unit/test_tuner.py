@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from draftsmith.plan.tune import (
-    BatchStepCosts,
+from draftsmith.bench.costs import Cost, CostTable, DraftCost
+from draftsmith.bench.tuner import (
     Candidate,
     Measurement,
     advice,
@@ -18,22 +18,36 @@ from draftsmith.plan.tune import (
     estimate_candidate,
     evidence,
     rates,
-    speedup,
 )
+from draftsmith.core.generation import Arm
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.none import NoDrafter
 
-PRICES = BatchStepCosts(plain=2.0, by_width={1: 2.5, 5: 4.0, 9: 6.0})
+STEPS = {1: 2.5, 5: 4.0, 9: 6.0}
+"""Seconds of a step by its width."""
+
+
+def table(plain: float = 2.0) -> CostTable:
+    """Forwards of every width last as long as one of plain decoding, and drafting the rest."""
+    curve = tuple(Cost(width=width, seconds=own - plain) for width, own in STEPS.items())
+    draft = DraftCost(drafter="d", temperature=0.0, costs=curve)
+    target = (Cost(width=1, seconds=plain),)
+    return CostTable(context=1, rounds=1, target=target, draft=(draft,))
+
+
+PRICES = table()
 
 
 def measurement(
     tokens: Sequence[int], widths: Sequence[Mapping[int, int]], **other: object
 ) -> Measurement:
     given: dict[str, object] = {
+        "arm": Arm(name="d", drafter=NoDrafter(), shape=TreeShape.chain(4)),
         "drafter": "d",
-        "curve": "d",
         "shape": "4 tokens",
         "flags": ("--draft-length", "4"),
         "length": 4,
-        "depth": 4,
+        "temperature": 0.0,
         "by_depth": (),
     }
     return Measurement(**{**given, **other}, tokens_P=tuple(tokens), widths_P=tuple(widths))
@@ -42,18 +56,18 @@ def measurement(
 def test_the_speedup_of_steps_of_one_width_is_the_closed_formula() -> None:
     found = measurement([30, 15], [{5: 10}, {5: 5}])
     assert found.tokens_per_step == 3.0
-    assert speedup(found, PRICES) == pytest.approx(3.0 * 2.0 / 4.0)
+    assert found.speedup(PRICES) == pytest.approx(3.0 * 2.0 / 4.0)
 
 
 def test_mixed_widths_are_weighed_by_how_often_they_were_fed() -> None:
     found = measurement([12], [{1: 2, 5: 3, 9: 1}])
-    assert speedup(found, PRICES) == pytest.approx(12 * 2.0 / (2 * 2.5 + 3 * 4.0 + 6.0))
+    assert found.speedup(PRICES) == pytest.approx(12 * 2.0 / (2 * 2.5 + 3 * 4.0 + 6.0))
 
 
 def test_prompts_without_a_step_say_nothing() -> None:
     """Neither of the speed nor of how sure it is."""
     with pytest.raises(ValueError, match="no step"):
-        speedup(measurement([0], [{}]), PRICES)
+        measurement([0], [{}]).speedup(PRICES)
     some, padded = (
         measurement([30, 10], [{5: 10}] * 2),
         measurement([0, 30, 0, 10, 0], [{}, {5: 10}] * 2 + [{}]),
@@ -70,10 +84,8 @@ def test_a_batch_pays_for_its_widest_row(rows: int) -> None:
     """Against all ways in which rows can come together."""
     widths = [1, 1, 5, 9]
     found = measurement([8], [Counter(widths)])
-    mean = np.mean(
-        [PRICES.by_width[max(together)] for together in itertools.product(widths, repeat=rows)]
-    )
-    assert speedup(found, PRICES, rows=rows) == pytest.approx(2.0 * 2.0 / mean)
+    mean = np.mean([STEPS[max(together)] for together in itertools.product(widths, repeat=rows)])
+    assert found.speedup(PRICES, rows=rows) == pytest.approx(2.0 * 2.0 / mean)
 
 
 def test_the_interval_holds_the_value_and_widens_with_the_prompts_differences() -> None:
@@ -86,7 +98,7 @@ def test_the_interval_holds_the_value_and_widens_with_the_prompts_differences() 
     )
     assert narrow.low == pytest.approx(narrow.speedup) == pytest.approx(narrow.high)
     assert wide.low < wide.speedup < wide.high
-    noisy = [BatchStepCosts(plain=p, by_width=PRICES.by_width) for p in np.linspace(1.6, 2.4, 200)]
+    noisy = [table(plain) for plain in np.linspace(1.6, 2.4, 200)]
     shaken = estimate_candidate(alike, PRICES, noisy)
     assert shaken.low < 0.9 * shaken.speedup
     assert shaken.high > 1.1 * shaken.speedup
@@ -132,8 +144,8 @@ def test_it_says_from_which_batch_size_on_drafting_no_longer_pays() -> None:
 
 def test_rates_by_depth_have_intervals_that_hold_them() -> None:
     few, many, none = rates([(4, 2), (400, 200), (3, 0), (0, 0)])
-    assert few.rate == many.rate == 0.5
-    assert few.low < many.low < 0.5 < many.high < few.high
-    assert none.rate == 0.0
-    assert none.low == pytest.approx(0.0)
-    assert none.high < 0.75
+    assert few["rate"] == many["rate"] == 0.5
+    assert few["low"] < many["low"] < 0.5 < many["high"] < few["high"]
+    assert none["rate"] == 0.0
+    assert none["low"] == pytest.approx(0.0)
+    assert none["high"] < 0.75
