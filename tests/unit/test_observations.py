@@ -39,6 +39,11 @@ from draftsmith.targets.toy import TabularTarget
 PROMPTS = "the cat sat on\ndef add(left,\nreturn left\nthe dog saw the\n"
 
 
+def steps(trial: LengthTrial) -> list[int]:
+    """The number of whole drafts of which 0, 1, .., gamma tokens were accepted."""
+    return [sum(c.count for c in trial.counts if c.accepted == n) for n in range(trial.gamma + 1)]
+
+
 def bound(draft: TabularTarget, target: TabularTarget) -> Independent:
     drafter = Independent(Independent.Config(), model=draft)
     drafter.bind(target)
@@ -95,7 +100,7 @@ def test_a_draft_equal_to_its_target_is_accepted_whole(temperature: float) -> No
     rate = acceptance(trials)
     assert rate is not None and rate.value == 1.0
     assert rate.moe == pytest.approx(1.96**2 / (2 + 1.96**2)), "Wilson's end of two prompts in two"
-    assert trials[0].steps == [0, 0, 0, 20]
+    assert steps(trials[0]) == [0, 0, 0, 20]
     assert [len(one.token_ids) for one in made] == [40, 40]
 
 
@@ -107,7 +112,7 @@ def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
     options = drawn(31, shape=TreeShape.chain(gamma))
     trials, made = count_accepted(target, drafter, prompts, options, (gamma,), batch_size=3)
     (trial,) = trials
-    assert sum(trial.steps) + trial.left_out == sum(one.metrics.steps for one in made)
+    assert sum(steps(trial)) + trial.left_out == sum(one.metrics.steps for one in made)
     whole: list[int] = []
     for number, prompt in enumerate(prompts):
         left = 31
@@ -117,7 +122,7 @@ def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
             if left > gamma and not (cut_by_end and step.accepted[0] < gamma):
                 whole.append(step.accepted[0])
             left -= len(step.emitted[0])
-    assert trial.steps == [whole.count(n) for n in range(gamma + 1)]
+    assert steps(trial) == [whole.count(n) for n in range(gamma + 1)]
     assert trial.left_out > 0
 
 
@@ -136,7 +141,7 @@ def test_no_whole_draft_gives_no_rate() -> None:
     target = TabularTarget(6)
     trials, _ = count_accepted(target, bound(TabularTarget(6), target), [[1]], drawn(4), (9,))
     assert acceptance(trials) is None
-    assert trials[0].left_out > 0 and sum(trials[0].steps) == 0
+    assert trials[0].left_out > 0 and sum(steps(trials[0])) == 0
 
 
 def test_prompts_with_rates_of_their_own_widen_the_margin() -> None:
@@ -144,10 +149,8 @@ def test_prompts_with_rates_of_their_own_widen_the_margin() -> None:
 
     def of(by_prompt: Sequence[tuple[int, int]]) -> float:
         trial = LengthTrial(gamma=1)
-        trial.by_prompt = {
-            number: [tried - accepted, accepted]
-            for number, (accepted, tried) in enumerate(by_prompt)
-        }
+        for number, (accepted, tried) in enumerate(by_prompt):
+            trial.found.update({(number, 0): tried - accepted, (number, 1): accepted})
         rate = acceptance([trial])
         assert rate is not None and rate.value == 0.5 and rate.moe is not None
         return rate.moe
@@ -166,8 +169,10 @@ def test_lengths_are_drawn_independently() -> None:
     )
     rates = []
     for trial in trials:
-        means = [np.dot(each, range(len(each))) / sum(each) for each in trial.by_prompt.values()]
-        rates.append(means)
+        found: dict[str | None, list[int]] = {}
+        for one in trial.counts:
+            found.setdefault(one.prompt, []).extend([one.accepted] * one.count)
+        rates.append([np.mean(found[str(number)]) for number in range(60)])
     assert abs(np.corrcoef(rates)[0, 1]) < 0.3
 
 
@@ -177,11 +182,11 @@ def test_counts_know_their_prompts() -> None:
     (trial,), _ = count_accepted(target, drafter, prompts, drawn(31), (2,), batch_size=2)
     for number, prompt in enumerate(prompts):
         options = drawn(31, shape=TreeShape.chain(2), seed=2)
-        steps = [0, 0, 0]
+        whole = [0, 0, 0]
         for step in decode(target, drafter, [prompt], options, request_ids=[number]):
-            steps[step.accepted[0]] += step.offered_depth[0] == 2
+            whole[step.accepted[0]] += step.offered_depth[0] == 2
         mine = {c.accepted: c.count for c in trial.counts if c.prompt == str(number)}
-        assert mine == {n: count for n, count in enumerate(steps) if count}
+        assert mine == {n: count for n, count in enumerate(whole) if count}
 
 
 # --------------------------------------------------------------------------- re-tokenised text

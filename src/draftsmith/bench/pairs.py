@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,33 +89,22 @@ class LengthTrial:
     gamma: int
     left_out: int = 0
     """Steps whose draft was not whole."""
-    by_prompt: dict[int, list[int]] = field(default_factory=dict)
-    """Whole drafts of which 0, 1, .., gamma tokens were accepted, by the number of the prompt."""
-
-    @property
-    def steps(self) -> list[int]:
-        """The counts summed over prompts."""
-        return [sum(each[n] for each in self.by_prompt.values()) for n in range(self.gamma + 1)]
+    found: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Whole drafts by the number of the prompt and that of accepted tokens."""
 
     def add(self, step: DecodeStep, numbers: range) -> None:
         """Count a step; `numbers`: the prompts of its rows."""
         for row, number in enumerate(numbers):
-            if not step.active[row]:
-                continue
-            if step.offered_depth[row] != self.gamma:
+            if step.active[row] and step.offered_depth[row] == self.gamma:
+                self.found[number, step.accepted[row]] += 1
+            elif step.active[row]:
                 self.left_out += 1
-                continue
-            counts = self.by_prompt.setdefault(number, [0] * (self.gamma + 1))
-            counts[step.accepted[row]] += 1
 
     @property
     def counts(self) -> tuple[LengthCount, ...]:
-        """The counts above 0."""
         return tuple(
             LengthCount(gamma=self.gamma, accepted=accepted, count=count, prompt=str(number))
-            for number, counts in self.by_prompt.items()
-            for accepted, count in enumerate(counts)
-            if count
+            for (number, accepted), count in sorted(self.found.items())
         )
 
 
@@ -337,7 +327,7 @@ class Pair:
     @property
     def steps(self) -> int:
         """The number of whole drafts, of all lengths."""
-        return sum(sum(trial.steps) for trial in self.trials)
+        return sum(trial.found.total() for trial in self.trials)
 
     @property
     def left_out(self) -> int:
@@ -394,15 +384,11 @@ class Measured:
 
     def counts(self, name: str) -> list[dict[str, Any]]:
         """The lines of counts.csv; `name`: of the target."""
+        named = {"accepted": "accepted_length"}
+        columns = ("prompt", "gamma", "accepted", "count")
         return [
-            {
-                "target": name,
-                "draft": pair.name,
-                "prompt": count.prompt,
-                "gamma": count.gamma,
-                "accepted_length": count.accepted,
-                "count": count.count,
-            }
+            {"target": name, "draft": pair.name}
+            | {named.get(column, column): getattr(count, column) for column in columns}
             for pair in self.pairs
             for trial in pair.trials
             for count in trial.counts
