@@ -8,6 +8,7 @@ reader uses: figures are drawn in a stand-in colour that is replaced by `current
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ GREY = "#8c8c8c"
 # Okabe and Ito: told apart by colour-blind readers, and of middle lightness on both themes
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 DASHED = (0, (4, 3))
+MARK: dict[str, Any] = {"marker": "|", "markersize": 13, "markeredgewidth": 2}
+"""A value beside that of a bar."""
 
 _INK = "#010203"  # the stand-in colour; nothing else uses it
 _PAPER_INK = "#222222"
@@ -141,19 +144,49 @@ def reference(**style: Any) -> dict[str, Any]:
     return {"color": ink(), "linewidth": 0.9, "linestyle": DASHED, **style}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A horizontal bar, named on the left, with a text on its right."""
+
+    name: str
+    value: float | None
+    """None: a row without a bar."""
+    text: str
+    colour: str = COLOURS[0]
+    alpha: float = 1.0
+    half: float | tuple[float, float] | None = None
+    """What the whisker covers on both sides, or on the left and on the right."""
+    mark: float | None = None
+    """Another value in this row."""
+
+
+def bar_rows(axis: Any, bars: Sequence[Bar], *, beyond: float = -math.inf) -> None:
+    """Draw bars, the first on top; texts begin behind bar, whisker and mark, and at `beyond`."""
+    for place, bar in enumerate(reversed(bars)):
+        ends = [beyond] if bar.mark is None else [beyond, bar.mark]
+        if bar.value is not None:
+            axis.barh(place, bar.value, color=bar.colour, alpha=bar.alpha, height=0.62)
+            left, right = bar.half if isinstance(bar.half, tuple) else (bar.half or 0.0,) * 2
+            ends.append(bar.value + right)
+            if left or right:
+                style = {"color": ink(), "capsize": 3, "linewidth": 1.2}
+                axis.errorbar(bar.value, place, xerr=[[left], [right]], **style)
+        if bar.mark is not None:
+            axis.plot(bar.mark, place, linestyle="none", color=ink(), **MARK)
+        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
+        axis.annotate(bar.text, (max(ends), place), **beside)
+    name_rows(axis, [bar.name for bar in bars])
+
+
 def name_rows(axis: Any, names: Sequence[str]) -> None:
     """Name horizontal bars; the bar at place 0, the lowest, has the last name."""
     axis.set_yticks(range(len(names)), list(reversed(names)))
     axis.tick_params(axis="y", length=0)
 
 
-def write_beside(
-    axis: Any, text: str, x: float, y: float, *, size: float = 8.5, gap: int = 6
-) -> None:
-    """Write a text to the right of a bar's end."""
-    axis.annotate(
-        text, (x, y), xytext=(gap, 0), textcoords="offset points", va="center", fontsize=size
-    )
+def legend_entry(axis: Any, name: str, **style: Any) -> None:
+    """Add a name to the legend whose mark is nowhere in the plot."""
+    axis.plot([], [], label=name, **{"marker": "o", "linestyle": "none", "color": ink(), **style})
 
 
 def legend_below(

@@ -166,7 +166,7 @@ def test_the_best_of_a_language_need_not_be_the_best_of_all() -> None:
     runs += [a_run("a", objective="kl", language=n, tau=t) for n, t in (("fr", 4.0), ("ko", 2.2))]
     runs += [a_run("b", objective="rkl", language=n, tau=t) for n, t in (("fr", 2.4), ("ko", 3.0))]
     korean = next(gain for gain in only_scope(runs).gains() if gain.name == "Korean")
-    assert korean.best.name == "reverse KL"
+    assert korean.best == "reverse KL"
     assert (korean.best_gain, korean.top_gain) == (pytest.approx(0.5), pytest.approx(0.1))
 
 

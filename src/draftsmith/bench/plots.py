@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -21,22 +22,24 @@ from draftsmith.bench.records import (
 from draftsmith.plots import (
     COLOURS,
     GREY,
+    Bar,
     Plot,
     PlotImage,
+    bar_rows,
     blank,
     ink,
     legend_below,
+    legend_entry,
     light_grid,
     name_rows,
     panel,
     plot,
     reference,
-    write_beside,
 )
 
 if TYPE_CHECKING:
     from draftsmith.bench.summary import BenchReport
-    from draftsmith.bench.tuner import Candidate, Tuning
+    from draftsmith.bench.tuner import Tuning
 
 _PHASES = (("target", "#0072B2"), ("draft", "#E69F00"), ("verify", "#009E73"), ("other", "#8c8c8c"))
 FEW = 10
@@ -50,56 +53,56 @@ def _colours(report: BenchReport) -> dict[str, str]:
     return {**colours, BASELINE: GREY, TRANSFORMERS: GREY}
 
 
-def _panels(report: BenchReport, height: float) -> tuple[Figure, list[Any]]:
-    """Make one panel per temperature, side by side."""
+def _panels(
+    report: BenchReport, height: float
+) -> tuple[Figure, list[tuple[Any, list[DrafterMetrics]]]]:
+    """Make one panel per temperature, side by side; return each with its metrics."""
     figure = blank(7.6, height)
     count = len(report.temperatures)
     axes = figure.subplots(1, count, sharey=True, sharex=True, squeeze=False)[0]
+    out = []
     for axis, temperature in zip(axes, report.temperatures, strict=True):
         axis.set_title(f"temperature {temperature:g}")
-    return figure, list(axes)
+        out.append((axis, [one for one in report.metrics if one.temperature == temperature]))
+    return figure, out
 
 
-def _whisker(value: float, spread: Interval | None) -> list[list[float]] | None:
-    return None if spread is None else [[value - spread.low], [spread.high - value]]
+def _reach(value: float, spread: Interval | None) -> tuple[float, float]:
+    """Return how far an interval reaches below and above the value."""
+    return (0.0, 0.0) if spread is None else (value - spread.low, spread.high - value)
 
 
 def _bars(
-    report: BenchReport,
-    measure: str,
-    label: str,
-    *,
-    form: str,
-    spread_of: Callable[[DrafterMetrics], Interval | None] = lambda _: None,
-    skip: Sequence[str] = (),
+    report: BenchReport, measure: str, label: str, *, form: str, skip: Sequence[str] = ()
 ) -> Figure | None:
     """Draw horizontal bars per drafter, a panel per temperature, a line at 1."""
     labels, colours = report.row_labels(), _colours(report)
-    known = [e for e in report.metrics if e.name not in skip and getattr(e, measure) is not None]
-    names = list(dict.fromkeys(entry.name for entry in known))
+    names = [
+        name
+        for name in labels
+        if name not in skip
+        and any(e.name == name and getattr(e, measure) is not None for e in report.metrics)
+    ]
     if not names:
         return None
-    figure, axes = _panels(report, 0.9 + 0.42 * len(names))
-    right = 1.0
-    for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for entry in known:
-            if entry.temperature != temperature:
-                continue
-            length, spread = getattr(entry, measure), spread_of(entry)
-            high = length if spread is None else spread.high
-            faded = 0.55 if entry.name == TRANSFORMERS else 1.0
-            y = len(names) - 1 - names.index(entry.name)
-            axis.barh(y, length, color=colours[entry.name], height=0.62, alpha=faded)
-            if spread is not None:
-                error = _whisker(length, spread)
-                axis.errorbar(length, y, xerr=error, color=ink(), capsize=3, linewidth=1.2)
-            # beyond the line, where it is readable
-            write_beside(axis, form.format(length), max(high, 1.0), y, size=9, gap=5)
-            right = max(right, high)
+    figure, panels = _panels(report, 0.9 + 0.42 * len(names))
+    for axis, entries in panels:
+        bars = {name: Bar(name=labels[name], value=None, text="") for name in names}
+        for entry in entries:
+            value = getattr(entry, measure)
+            if entry.name in bars and value is not None:
+                bars[entry.name] = Bar(
+                    name=labels[entry.name],
+                    value=value,
+                    text=form.format(value),
+                    colour=colours[entry.name],
+                    alpha=0.55 if entry.name == TRANSFORMERS else 1.0,
+                    half=_reach(value, getattr(entry, f"{measure}_ci95", None)),
+                )
         axis.axvline(1.0, **reference())
-        name_rows(axis, [labels[name] for name in names])
+        bar_rows(axis, list(bars.values()), beyond=1.0)  # beyond the line, where it is readable
         axis.set_xlabel(label)
-    axes[0].set_xlim(0, right * 1.22)
+    axis.set_xlim(0, axis.get_xlim()[1] * 1.16)
     return figure
 
 
@@ -108,12 +111,7 @@ def speedup(report: BenchReport) -> Figure | None:
     """Decoding seconds per token of plain decoding over those of the drafter; whiskers are 95 %
     bootstrap intervals over prompts. The dashed line is plain decoding."""
     return _bars(
-        report,
-        "speedup",
-        "speed-up over plain decoding",
-        form="{:.2f}x",
-        spread_of=lambda entry: entry.speedup_ci95,
-        skip=(BASELINE,),
+        report, "speedup", "speed-up over plain decoding", form="{:.2f}x", skip=(BASELINE,)
     )
 
 
@@ -131,25 +129,21 @@ def tokens_per_step(report: BenchReport) -> Figure | None:
 )
 def positions(report: BenchReport) -> Figure | None:
     labels, colours = report.labels(), _colours(report)
-    curves = {}
-    for entry in report.drafters:
-        offers = offers_by_position(report.of(entry.name, entry.temperature))
-        kept = takewhile(lambda one: one[0] >= FEW, offers)
-        curves[entry.name, entry.temperature] = [took / tried for tried, took in kept]
-    if not any(curves.values()):
-        return None
-    figure, axes = _panels(report, 3.0)
-    for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for (name, mine), rates in curves.items():
-            if mine == temperature and rates:
-                style = {"marker": "o", "markersize": 4, "color": colours[name]}
-                axis.plot(range(1, len(rates) + 1), rates, label=labels[name], **style)
-        axis.set_ylim(0, 1.03)
-        axis.set_xlabel("place in the draft")
+    figure, panels = _panels(report, 3.0)
+    for axis, entries in panels:
+        for entry in entries:
+            offers = offers_by_position(report.of(entry.name, entry.temperature))
+            rates = [took / tried for tried, took in takewhile(lambda one: one[0] >= FEW, offers)]
+            if rates:
+                style = {"marker": "o", "markersize": 4, "color": colours[entry.name]}
+                axis.plot(range(1, len(rates) + 1), rates, label=labels[entry.name], **style)
+        axis.set(ylim=(0, 1.03), xlabel="place in the draft")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         light_grid(axis)
-    axes[0].set_ylabel("accepted, given all before")
-    legend_below(figure, axes)
+    if not any(axis.lines for axis, _ in panels):
+        return None
+    panels[0][0].set_ylabel("accepted, given all before")
+    legend_below(figure)
     return figure
 
 
@@ -158,25 +152,21 @@ def breakdown(report: BenchReport) -> Figure | None:
     """Decoding time per token: target forwards, drafting, verifying, and the rest of the loop.
     Transformers does not say how it spends its time."""
     labels = report.row_labels()
-    names = list(labels)
-    figure, axes = _panels(report, 0.9 + 0.42 * (len(names) + 1))
-    for axis, temperature in zip(axes, report.temperatures, strict=True):
-        for entry in report.metrics:
-            if entry.temperature != temperature:
-                continue
-            y, left = len(names) - 1 - names.index(entry.name), 0.0
+    figure, panels = _panels(report, 0.9 + 0.42 * (len(labels) + 1))
+    for axis, entries in panels:
+        for entry in entries:
+            y, left = len(labels) - 1 - list(labels).index(entry.name), 0.0
             if entry.phases_per_token is None:
                 whole = 1e3 * (entry.seconds_per_token or 0.0)
                 axis.barh(y, whole, color=GREY, height=0.62, alpha=0.55)
                 continue
             for phase, colour in _PHASES:
                 part = 1e3 * getattr(entry.phases_per_token, phase)
-                label = phase if entry.name == BASELINE else None
-                axis.barh(y, part, left=left, color=colour, height=0.62, label=label)
+                axis.barh(y, part, left=left, color=colour, height=0.62, label=phase)
                 left += part
         name_rows(axis, list(labels.values()))
         axis.set_xlabel("milliseconds per token")
-    legend_below(figure, axes)
+    legend_below(figure)
     return figure
 
 
@@ -193,31 +183,28 @@ def predicted(report: BenchReport) -> Figure | None:
     if not points:
         return None
     figure, axis = panel(4.6, 4.6)
-    highs = [e.speedup_ci95.high if e.speedup_ci95 else e.speedup or 0.0 for e in points]
-    top = 1.08 * max(1.0, *highs, *(e.predicted_speedup or 0.0 for e in points))
-    axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.18, lw=0)
-    axis.plot([0, top], [0, top], **reference())
     shapes = dict(zip(report.temperatures, "os^Dv<>*", strict=False))
     for entry in points:
+        measured = entry.speedup or 0.0
         axis.errorbar(
             entry.predicted_speedup or 0.0,
-            entry.speedup or 0.0,
-            yerr=_whisker(entry.speedup or 0.0, entry.speedup_ci95),
+            measured,
+            yerr=np.reshape(_reach(measured, entry.speedup_ci95), (2, 1)),
             marker=shapes.get(entry.temperature, "o"),
             color=colours[entry.name],
             linestyle="none",
             capsize=3,
         )
+    top = 1.04 * max(1.0, axis.get_xlim()[1], axis.get_ylim()[1])
+    axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.18, lw=0)
+    axis.plot([0, top], [0, top], **reference())
     # colour stands for the drafter, shape for the temperature: one entry for each of them
     for name in dict.fromkeys(entry.name for entry in points):
-        axis.plot([], [], marker="s", linestyle="none", color=colours[name], label=labels[name])
+        legend_entry(axis, labels[name], marker="s", color=colours[name])
     for temperature, shape in shapes.items():
-        label = f"temperature {temperature:g}"
-        axis.plot([], [], marker=shape, linestyle="none", color=GREY, label=label)
-    axis.set_xlim(0, top)
-    axis.set_ylim(0, top)
-    axis.set_xlabel("predicted speed-up")
-    axis.set_ylabel("measured speed-up")
+        legend_entry(axis, f"temperature {temperature:g}", marker=shape, color=GREY)
+    axis.set(xlim=(0, top), ylim=(0, top))
+    axis.set(xlabel="predicted speed-up", ylabel="measured speed-up")
     legend_below(figure, [axis], columns=2)
     return figure
 
@@ -242,8 +229,7 @@ def gaps(report: BenchReport) -> Figure | None:
     axis.hist(gaps, bins=20, range=(0, top), stacked=True, **style)
     axis.axvline(bound, **reference())
     axis.annotate("bound", (bound, 0.95), xycoords=("data", "axes fraction"), ha="right", va="top")
-    axis.set_xlabel("target's top-2 logit gap at the first divergence")
-    axis.set_ylabel("texts")
+    axis.set(xlabel="target's top-2 logit gap at the first divergence", ylabel="texts")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, [axis])
     return figure
@@ -255,25 +241,28 @@ def by_length(tuning: Tuning) -> Figure:
     decoding; squares are trees, at their depth, the dotted line is a length chosen step by step
     (auto), the dashed one plain decoding, the star the fastest of all."""
     figure, axis = panel(6.4, 3.8)
+    pace = tuning.plain_tokens_per_second
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]
-        colour = f"C{place % 10}"
-        chains = [one for one in own if one.measurement.length]
-        chains.sort(key=lambda one: one.measurement.length or 0)
-        trees = [one for one in own if one.measurement.depth and not one.measurement.length]
-        _with_whiskers(axis, chains, tuning, "o-", colour, short_name(name))
-        _with_whiskers(axis, trees, tuning, "s", colour)
+        style = {"color": f"C{place % 10}"}
         for one in own:
             if not one.measurement.depth:
-                axis.axhline(one.tokens_per_second, color=colour, linewidth=1, linestyle=":")
-    plain = tuning.plain_tokens_per_second
-    axis.axhline(plain, **reference())
+                axis.axhline(one.tokens_per_second, linewidth=1, linestyle=":", **style)
+        fixed = [one for one in own if one.measurement.depth]
+        fixed.sort(key=lambda one: one.measurement.depth or 0)
+        style |= {"markersize": 4.5, "linewidth": 1.2, "elinewidth": 0.8, "capsize": 2}
+        for form, is_chain, label in (("o-", True, short_name(name)), ("s", False, None)):
+            some = [one for one in fixed if bool(one.measurement.length) == is_chain]
+            below = [max(0.0, (one.speedup - one.low) * pace) for one in some]
+            above = [max(0.0, (one.high - one.speedup) * pace) for one in some]
+            depths = [one.measurement.depth for one in some]
+            paces = [one.tokens_per_second for one in some]
+            axis.errorbar(depths, paces, yerr=[below, above], fmt=form, label=label, **style)
+    axis.axhline(pace, **reference())
     left, right = axis.get_xlim()
     depth, best = tuning.winner.measurement.depth, tuning.winner.tokens_per_second
     axis.plot(depth or right, best, "*", color=ink(), markersize=13, clip_on=False, zorder=5)
-    axis.set_xlim(left, right)
-    axis.set_xlabel("drafted tokens")
-    axis.set_ylabel("predicted tokens per second")
+    axis.set(xlim=(left, right), xlabel="drafted tokens", ylabel="predicted tokens per second")
     axis.set_ylim(bottom=0)
     light_grid(axis)
     legend_below(figure, [axis])
@@ -295,36 +284,10 @@ def by_batch(tuning: Tuning) -> Figure | None:
     sizes = list(tuning.by_batch)
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
-    axis.set_xlabel("rows decoded together")
-    axis.set_ylabel("predicted speed-up")
+    axis.set(xlabel="rows decoded together", ylabel="predicted speed-up")
     axis.set_ylim(bottom=0)
     legend_below(figure, [axis])
     return figure
-
-
-def _with_whiskers(
-    axis: Any,
-    candidates: Sequence[Candidate],
-    tuning: Tuning,
-    form: str,
-    colour: str,
-    label: str | None = None,
-) -> None:
-    pace = tuning.plain_tokens_per_second
-    below = [max(0.0, (one.speedup - one.low) * pace) for one in candidates]
-    above = [max(0.0, (one.high - one.speedup) * pace) for one in candidates]
-    axis.errorbar(
-        [one.measurement.length or one.measurement.depth for one in candidates],
-        [one.tokens_per_second for one in candidates],
-        yerr=[below, above],
-        fmt=form,
-        color=colour,
-        label=label,
-        markersize=4.5,
-        linewidth=1.2,
-        elinewidth=0.8,
-        capsize=2,
-    )
 
 
 def _drafters(tuning: Tuning) -> list[str]:

@@ -32,25 +32,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
-from draftsmith.bench.records import (
-    BASELINE,
-    TRANSFORMERS,
-    DrafterMetrics,
-    drafter_metrics,
-    read,
-)
-from draftsmith.config import field_types, from_dict
+from draftsmith.bench.records import BASELINE, TRANSFORMERS, drafter_metrics, read
+from draftsmith.config import as_dict, field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import digest
 
-T = TypeVar("T")
 Option = str | int | float | bool | None
 Options = tuple[tuple[str, Option], ...]
 """Names and values of a run's options, factors aside."""
@@ -136,14 +129,12 @@ class RunMetrics(RunSetting):
     """The metrics cover prompts of this kind only."""
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "alpha_decoded"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise InputError(f"{self.label}: {name} must be between 0 and 1, got {value}")
-        for name in ("tau", "tau_predicted", "speedup", "speedup_predicted"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{self.label}: {name} must be positive, got {value}")
+        for name in MEASURES[:-1]:
+            value, share = getattr(self, name), name.startswith("alpha")
+            if value is None or (0 <= value <= 1 if share else 0 < value < math.inf):
+                continue
+            said = "between 0 and 1" if share else "positive"
+            raise InputError(f"{self.label}: {name} must be {said}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,18 +178,13 @@ class Gain:
 
     name: str
     base: float
-    best: RankedSetting
+    best: str
+    """The name of the best setting."""
     best_value: float
+    best_gain: float
     top_value: float | None
     """The value of the setting that ranks first over all; None when it is not known here."""
-
-    @property
-    def best_gain(self) -> float:
-        return self.best_value / self.base - 1.0
-
-    @property
-    def top_gain(self) -> float | None:
-        return None if self.top_value is None else self.top_value / self.base - 1.0
+    top_gain: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,23 +219,25 @@ class Scope:
 
     def gains(self, part: str = "by_language") -> tuple[Gain, ...]:
         """Return a gain per language (`by_tag`: tag), the largest best gain first."""
-        base, top = self.base, self.top
-        if base is None or top is None:
+        if self.base is None or self.top is None:
             return ()
-        means = [
-            (entry, {name: pooled.mean for name, pooled in getattr(entry, part).items()})
-            for entry in self.entries
-        ]
-        (before,) = (own for entry, own in means if entry is base)
-        (firsts,) = (own for entry, own in means if entry is top)
+        parts: dict[str, Mapping[str, Pooled]] = {e.name: getattr(e, part) for e in self.entries}
         out = []
-        for name, value in before.items():
-            rivals = [(own[name], e) for e, own in means if e is not base and name in own]
-            if rivals:
-                best_value, best = max(rivals, key=lambda one: one[0])
-                first = firsts.get(name)
+        for name, pooled in parts.pop(self.base.name).items():
+            before = pooled.mean
+            values = {entry: own[name].mean for entry, own in parts.items() if name in own}
+            if values:
+                best, top = max(values, key=values.__getitem__), values.get(self.top.name)
                 out.append(
-                    Gain(name=name, base=value, best=best, best_value=best_value, top_value=first)
+                    Gain(
+                        name=name,
+                        base=before,
+                        best=best,
+                        best_value=values[best],
+                        best_gain=values[best] / before - 1.0,
+                        top_value=top,
+                        top_gain=None if top is None else top / before - 1.0,
+                    )
                 )
         return tuple(sorted(out, key=lambda gain: -gain.best_gain))
 
@@ -277,6 +265,15 @@ _SHARE = (*_EXPECTED, "tau", "speedup", "speedup_predicted", "quality")
 _OF_TRAINING = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "seed")
 _RESULTS = (*_SHARE, *_OF_TRAINING, "decoding_temperature", "target", "quality_metric")
 """The keys of a run.json that are read as they are."""
+_SUMMARISED = {
+    "label": "name",
+    "decoding_temperature": "temperature",
+    "tau": "tokens_per_step",
+    "alpha_decoded": "acceptance_rate",
+    "speedup": "speedup",
+    "speedup_predicted": "predicted_speedup",
+}
+"""Our names of a drafter's metrics -> those in summary.json."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -288,39 +285,23 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
+    return _mapping(values, f"{path} holds no JSON object.")
+
+
+def _mapping(values: object, otherwise: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise InputError(f"{path} holds no JSON object.")
+        raise InputError(otherwise)
     return values
 
 
-def fields_of(cls: type[T], values: object, where: str, names: Iterable[str] | None = None) -> T:
-    """Build a dataclass from those keys that it has (and that are in `names`)."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"expected an object in {where}, got {values!r}")
-    known = set(field_types(cls)) if names is None else {*names, "label"}
-    return from_dict(cls, {k: v for k, v in values.items() if k in known}, where=where)
-
-
-def _share(whole: RunMetrics, values: object, where: str, names: Iterable[str]) -> dict[str, Any]:
-    """Read the metrics of a part of the prompts."""
-    if isinstance(values, Mapping):
-        values = {**values, "label": whole.label}
-    own = fields_of(RunMetrics, values, where, names)
-    return {name: getattr(own, name) for name in names}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Summarised:
-    """A drafter in summary.json."""
-
-    name: str
-    temperature: float
-    tokens_per_step: float | None = None
-    acceptance_rate: float | None = None
-    speedup: float | None = None
-    predicted_speedup: float | None = None
-    lossy_rule: str | None = None
-    expected: dict[str, Any] | None = None
+def _with(
+    run: RunMetrics, values: object, where: str, names: Iterable[str], **part: str
+) -> RunMetrics:
+    """Return the run with these metrics taken from `values`; `part`: of which prompts they are."""
+    given = _mapping(values, f"expected an object in {where}, got {values!r}")
+    own = {name: given.get(name) for name in names}
+    read = from_dict(RunMetrics, {**own, "label": run.label}, where=where)
+    return replace(run, **{name: getattr(read, name) for name in own}, **part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,68 +349,47 @@ def read_runs(paths: Sequence[Path]) -> tuple[RunMetrics, ...]:
 def _benched(folder: Path) -> Iterator[RunMetrics]:
     """Yield metrics over all prompts, then (where there are records) by language and tag."""
     path = folder / "summary.json"
-    target, entries = _summary(path) if path.is_file() else (None, [])
-    expected = {(one.name, one.temperature): one.expected for one in entries}
-    parts: list[tuple[dict[str, Any], Sequence[DrafterMetrics | _Summarised]]] = [({}, entries)]
+    values = read_json(path) if path.is_file() else {"drafters": []}
+    entries = values.get("drafters")
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
+    expected = {(one.get("name"), one.get("temperature")): one.get("expected") for one in entries}
+    parts: list[tuple[dict[str, str], list[dict[str, Any]]]] = [({}, entries)]
     if (folder / "records.jsonl").is_file():
         records = read(folder / "records.jsonl")
-        parts = [({}, drafter_metrics(records))]
+        parts = [({}, as_dict(drafter_metrics(records)))]
         for kind in ("language", "tag"):
             for name in dict.fromkeys(getattr(record, kind) for record in records):
                 if name is not None:
                     own = [record for record in records if getattr(record, kind) == name]
-                    parts.append(({kind: name}, drafter_metrics(own)))
-    for entry in parts[0][1]:
-        if entry.lossy_rule is not None:  # tokens of another law are no rival to the target's
-            raise InputError(
-                f"{folder} cannot be ranked with other runs: {lossy_sentence(entry.lossy_rule)}; "
-                "leave it out."
-            )
+                    parts.append(({kind: name}, as_dict(drafter_metrics(own))))
     for part, metrics in parts:
         for entry in metrics:
-            if entry.name in (BASELINE, TRANSFORMERS):
+            if entry.get("name") in (BASELINE, TRANSFORMERS):
                 continue
-            run = RunMetrics(
-                label=entry.name,
-                target=target,
-                decoding_temperature=entry.temperature,
-                tau=entry.tokens_per_step,
-                alpha_decoded=entry.acceptance_rate,
-                speedup=entry.speedup,
-                speedup_predicted=entry.predicted_speedup,
-                **part,
-            )
-            found = expected.get((entry.name, entry.temperature))
-            yield run if found is None else _with_expected(run, found, str(path))
-
-
-def _summary(path: Path) -> tuple[str | None, list[_Summarised]]:
-    values = read_json(path)
-    drafters, target = values.get("drafters"), values.get("target")
-    if not isinstance(drafters, list):
-        raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
-    if target is not None and not isinstance(target, str):
-        raise InputError(f"option target in {path}: expected str or none, got {target!r}")
-    return target, [fields_of(_Summarised, one, str(path)) for one in drafters]
-
-
-def _with_expected(run: RunMetrics, expected: Mapping[str, Any], where: str) -> RunMetrics:
-    whole, parts = _share(run, expected, where, _EXPECTED), fields_of(_Results, expected, where)
-    if run.language is None and run.tag is None:
-        return replace(run, **whole)
-    known = parts.by_language if run.language is not None else parts.by_tag
-    part = known.get(run.language or run.tag or "")
-    return run if part is None else replace(run, **_share(run, part, where, _EXPECTED))
+            if entry.get("lossy_rule") is not None:  # tokens of another law are no rival
+                raise InputError(
+                    f"{folder} cannot be ranked with other runs: "
+                    f"{lossy_sentence(entry['lossy_rule'])}; leave it out."
+                )
+            given = {ours: entry.get(theirs) for ours, theirs in _SUMMARISED.items()}
+            given |= {"target": values.get("target"), **part}
+            run = from_dict(RunMetrics, given, where=str(path))
+            found = expected.get((run.label, run.decoding_temperature))
+            for kind, name in part.items():
+                found = None if found is None else (found.get(f"by_{kind}") or {}).get(name)
+            yield run if found is None else _with(run, found, str(path), _EXPECTED)
 
 
 def _distilled(folder: Path) -> _Trained:
     path = folder / "run.json"
     values = read_json(path)
-    given = values.get("results")
-    if not isinstance(given, Mapping):
-        raise InputError(f"{path} has no results: the run did not end, or wrote none.")
-    whole = fields_of(RunMetrics, {**given, "label": str(folder)}, str(path), _RESULTS)
-    training = fields_of(_Results, given, str(path))
+    given = _mapping(
+        values.get("results"), f"{path} has no results: the run did not end, or wrote none."
+    )
+    known = {name: given[name] for name in field_types(_Results) if name in given}
+    training = from_dict(_Results, known, where=str(path))
+    whole = _with(RunMetrics(label=str(folder)), given, str(path), _RESULTS)
     if whole.objective is None and whole.alpha is None and whole.tau is None:
         raise InputError(
             f"{path} holds no figures to compare (objective, alpha or tau): "
@@ -448,8 +408,8 @@ def _distilled(folder: Path) -> _Trained:
     out = [whole]
     for kind, shares in (("language", training.by_language), ("tag", training.by_tag)):
         for name, share in shares.items():
-            own = _share(whole, share, f"{path}, by_{kind}, {name}", _SHARE)
-            out.append(replace(whole, **{**own, kind: name}))
+            where = f"{path}, by_{kind}, {name}"
+            out.append(_with(whole, share, where, _SHARE, **{kind: name}))
     return out, training
 
 

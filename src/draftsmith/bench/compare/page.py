@@ -19,7 +19,6 @@ from draftsmith.bench.compare.model import (
     FACTORS,
     MEASURES,
     Comparison,
-    Gain,
     RankedSetting,
     RunMetrics,
     Scope,
@@ -78,8 +77,8 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
                 "decoding_temperature": scope.decoding_temperature,
                 "ranked_by": scope.ranked_by,
                 "settings": [_setting(entry) for entry in scope.entries],
-                "languages": [_gain(gain) for gain in scope.gains()],
-                "tags": [_gain(gain) for gain in scope.gains("by_tag")],
+                "languages": scope.gains(),
+                "tags": scope.gains("by_tag"),
             }
             for scope in comparison.scopes
         ],
@@ -95,11 +94,6 @@ def _setting(entry: RankedSetting) -> dict[str, Any]:
     content = as_dict(entry)
     del content["metrics"]
     return content | {measure: entry.metrics.get(measure) for measure in MEASURES}
-
-
-def _gain(gain: Gain) -> dict[str, Any]:
-    gains = {"best_gain": gain.best_gain, "top_gain": gain.top_gain}
-    return as_dict(gain) | gains | {"best": gain.best.name}
 
 
 def csv_table(comparison: Comparison) -> str:

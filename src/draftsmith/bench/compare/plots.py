@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
@@ -21,6 +22,7 @@ from draftsmith.bench.compare.model import (
     Options,
     Pooled,
     RankedSetting,
+    RunSetting,
     Scope,
     describe,
     objective_name,
@@ -29,17 +31,19 @@ from draftsmith.data.languages import GROUPS, find
 from draftsmith.plots import (
     COLOURS,
     GREY,
+    MARK,
+    Bar,
     Plot,
     PlotImage,
+    bar_rows,
     blank,
     ink,
     legend_below,
+    legend_entry,
     light_grid,
-    name_rows,
     panel,
     plot,
     reference,
-    write_beside,
 )
 
 # after Okabe and Ito's six some of Tol's: a study has up to nine objectives
@@ -99,16 +103,6 @@ def colour_of(scope: Scope, entry: RankedSetting) -> str:
     return style_of(scope, entry)[0]
 
 
-def ranking_metric(scope: Scope, entry: RankedSetting) -> Pooled:
-    """Return the metric by which the scope is ranked; only ranked settings have it."""
-    return entry.metrics[scope.ranked_by]
-
-
-def base_mean(scope: Scope) -> float | None:
-    """Return that metric of the undistilled draft."""
-    return None if scope.base is None else scope.base.value(scope.ranked_by)
-
-
 def best_by_objective(entries: Sequence[RankedSetting]) -> list[RankedSetting]:
     """Return the first of each objective among settings that are ranked already."""
     return list({entry.setting.objective: entry for entry in reversed(entries)}.values())[::-1]
@@ -122,7 +116,7 @@ def legend(figure: Figure, axis: Any) -> None:
 
 def base_line(axis: Any, scope: Scope) -> None:
     """Draw a dashed line at the undistilled draft."""
-    mean = base_mean(scope)
+    mean = None if scope.base is None else scope.base.value(scope.ranked_by)
     if mean is not None:
         axis.axhline(mean, **reference(label=objective_name(UNDISTILLED)))
 
@@ -162,24 +156,20 @@ def _by_turns(
 ) -> list[dict[Level, RankedSetting]]:
     """Order lines: the fullest of each objective, then the second of each, and so on; in each turn
     the best first. So no objective is crowded out by another's side lines."""
-
-    def best(line: dict[Level, RankedSetting]) -> float:
-        return max(ranking_metric(scope, entry).mean for entry in line.values())
-
-    turns: Counter[str | None] = Counter()
-    placed = []
-    for line in sorted(lines, key=lambda line: (-len(line), -best(line))):
-        objective = next(iter(line.values())).setting.objective
-        placed.append((turns[objective], -best(line), line))
-        turns[objective] += 1
-    return [line for _, _, line in sorted(placed, key=lambda one: one[:2])]
+    firsts = [next(iter(line.values())).setting.objective for line in lines]
+    best = [max(e.metrics[scope.ranked_by].mean for e in line.values()) for line in lines]
+    table = pd.DataFrame({"objective": firsts, "best": best, "full": [len(line) for line in lines]})
+    table["turn"] = (
+        table.sort_values(["full", "best"], ascending=False).groupby("objective").cumcount()
+    )
+    return [lines[n] for n in table.sort_values(["turn", "best"], ascending=[True, False]).index]
 
 
 def _shown(axis: Any, lines: Sequence[Line]) -> Sequence[Line]:
     """Return the lines to draw; the legend counts the others."""
     if len(lines) > MAX_LINES:
         more = len(lines) - MAX_LINES
-        axis.plot([], [], linestyle="none", label=f"not drawn: {more} more")
+        legend_entry(axis, f"not drawn: {more} more", marker="")
     return lines[:MAX_LINES]
 
 
@@ -193,43 +183,39 @@ def grouped_bars(scope: Scope, lines: Sequence[Line], values: Sequence[Level]) -
     low = 1.0 if scope.ranked_by.startswith("tau") else 0.0  # plain decoding has 1 token per step
     used: Counter[str] = Counter()
     for number, line in enumerate(lines):
-        first = next(iter(line.entries.values()))
-        colour = colour_of(scope, first)
-        for place, value in enumerate(values):
-            if value not in line.entries:
-                continue
-            pooled = ranking_metric(scope, line.entries[value])
-            x = place + (number - (len(lines) - 1) / 2) * wide
-            axis.bar(
-                x,
-                pooled.mean - low,
-                0.9 * wide,
-                bottom=low,
-                color=colour,
-                # several lines of one objective: the same colour, ever lighter
-                alpha=1.0 / (1 + 0.6 * used[colour]),
-                label=line.name if line.entries[value] is first else None,
-            )
-            if pooled.half is not None:
-                axis.errorbar(x, pooled.mean, yerr=pooled.half, color=ink(), capsize=2, lw=1)
+        colour = colour_of(scope, next(iter(line.entries.values())))
+        places = [place for place, value in enumerate(values) if value in line.entries]
+        pooled = [line.entries[values[place]].metrics[scope.ranked_by] for place in places]
+        x = [place + (number - (len(lines) - 1) / 2) * wide for place in places]
+        # several lines of one objective: the same colour, ever lighter
+        style = {"color": colour, "alpha": 1.0 / (1 + 0.6 * used[colour]), "label": line.name}
+        axis.bar(x, [one.mean - low for one in pooled], 0.9 * wide, bottom=low, **style)
+        used[colour] += 1
+        _whiskers(axis, x, pooled, color=ink(), capsize=2, linewidth=1, linestyle="none")
+        for place, one in zip(x, pooled, strict=True):
             axis.annotate(
-                f"{pooled.mean:.2f}",
-                (x, pooled.mean + (pooled.half or 0.0)),
+                f"{one.mean:.2f}",
+                (place, one.mean + (one.half or 0.0)),
                 xytext=(0, 3),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8,
                 rotation=90 if narrow else 0,
             )
-        used[colour] += 1
     base_line(axis, scope)
     axis.set_xticks(range(len(values)), [str(value) for value in values])
     axis.tick_params(axis="x", length=0)
-    axis.set_ylabel(LABELS[scope.ranked_by])
     low_y, high_y = axis.get_ylim()
-    axis.set_ylim(low, high_y + (0.15 if narrow else 0.08) * (high_y - low_y))
+    top = high_y + (0.15 if narrow else 0.08) * (high_y - low_y)
+    axis.set(ylabel=LABELS[scope.ranked_by], ylim=(low, top))
     legend(figure, axis)
     return figure
+
+
+def _whiskers(axis: Any, x: Sequence[float], pooled: Sequence[Pooled], **style: Any) -> None:
+    """Draw means and their intervals, where there are several seeds."""
+    half = [math.nan if one.half is None else one.half for one in pooled]
+    axis.errorbar(x, [one.mean for one in pooled], yerr=half, **style)
 
 
 def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -> Figure:
@@ -243,13 +229,11 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
         # side by side, or whiskers would hide each other
         aside = number - (len(lines) - 1) / 2
         shift = 0.012 * (ticks[-1] - ticks[0]) * aside
-        pooled = [ranking_metric(scope, line.entries[value]) for value in values]
-        first = line.entries[values[0]]
-        colour, marker = style_of(scope, first)
-        axis.errorbar(
+        colour, marker = style_of(scope, line.entries[values[0]])
+        _whiskers(
+            axis,
             [float(v) * 2 ** (0.045 * aside) if doubling else float(v) + shift for v in values],
-            [one.mean for one in pooled],
-            yerr=[math.nan if one.half is None else one.half for one in pooled],
+            [line.entries[value].metrics[scope.ranked_by] for value in values],
             marker=marker,
             markersize=5,
             color=colour,
@@ -264,8 +248,7 @@ def curves(scope: Scope, lines: Sequence[Line], label: str, *, doubling: bool) -
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_xlabel(label)
-    axis.set_ylabel(LABELS[scope.ranked_by])
+    axis.set(xlabel=label, ylabel=LABELS[scope.ranked_by])
     light_grid(axis)
     legend(figure, axis)
     return figure
@@ -309,29 +292,26 @@ def radar(
     return figure
 
 
-def horizontal_bars(
+def setting_bars(
     scope: Scope, rows: Sequence[tuple[RankedSetting, Pooled, float | None]]
 ) -> tuple[Figure, Any]:
     """Draw a bar per setting, the first on top, with its interval over seeds, and a mark at the
     other value where there is one."""
-    figure, axis = panel(7.6, 0.9 + 0.36 * len(rows))
-    for place, (entry, pooled, marked) in enumerate(reversed(rows)):
-        axis.barh(place, pooled.mean, color=colour_of(scope, entry), height=0.62)
-        half = pooled.half or 0.0
-        if half:
-            axis.errorbar(pooled.mean, place, xerr=half, color=ink(), capsize=3, linewidth=1.2)
-        if marked is not None:
-            axis.plot(marked, place, **_mark())
-        write_beside(axis, f"{pooled.mean:.3g}", max(pooled.mean + half, marked or 0.0), place)
-    name_rows(axis, [entry.name for entry, *_ in rows])
+    bars = [
+        Bar(
+            name=entry.name,
+            value=pooled.mean,
+            text=f"{pooled.mean:.3g}",
+            colour=colour_of(scope, entry),
+            half=pooled.half,
+            mark=marked,
+        )
+        for entry, pooled, marked in rows
+    ]
+    figure, axis = panel(7.6, 0.9 + 0.36 * len(bars))
+    bar_rows(axis, bars)
     axis.margins(x=0.12)
     return figure, axis
-
-
-def _mark(**style: Any) -> dict[str, Any]:
-    """Return keywords of the mark of a value beside that of a bar."""
-    shape = {"marker": "|", "markersize": 13, "markeredgewidth": 2, "linestyle": "none"}
-    return {**shape, "color": ink(), **style}
 
 
 # --------------------------------------------------------------------------- the plots
@@ -350,10 +330,12 @@ def radar_objectives(scope: Scope) -> Drawn:
         ("several trajectories per prompt", "#E69F00", True),
     ):
         some = [e for e in distilled(scope) if e.setting.has_several == several]
-        best = {e.setting.objective: ranking_metric(scope, e).mean for e in best_by_objective(some)}
+        best = {
+            e.setting.objective: e.metrics[scope.ranked_by].mean for e in best_by_objective(some)
+        }
         if best:
             series.append((label, colour, [best.get(name) for name in names]))
-    mean = base_mean(scope)
+    mean = None if scope.base is None else scope.base.value(scope.ranked_by)
     if mean is not None:
         series.append((objective_name(UNDISTILLED), GREY, [mean] * len(names)))
     return radar([objective_name(name) for name in names], series, around=0.4)
@@ -397,32 +379,21 @@ def bubbles(scope: Scope) -> Drawn:
         return "no setting has both acceptance and tokens per step"
     figure, axis = panel(7.6, 4.4)
     area = 30.0  # per beam
-    named: dict[str, tuple[str, str]] = {}
+    named = {}
     for entry in sorted(points, key=lambda entry: -(entry.setting.beams or 1)):  # small on top
-        colour, objective = colour_of(scope, entry), entry.setting.objective
-        axis.scatter(
-            entry.value(x),
-            entry.value(y),
-            s=area * (entry.setting.beams or 1),
-            color=colour,
-            marker="*" if objective == UNDISTILLED else "o",
-            alpha=0.6,
-            linewidths=0.8,
-            edgecolors=ink(),
-        )
-    for entry in points:
         objective = entry.setting.objective
         marker = "*" if objective == UNDISTILLED else "o"
-        named[objective_name(objective) or "other"] = (marker, colour_of(scope, entry))
-    for name, (marker, colour) in named.items():
-        axis.plot([], [], marker=marker, linestyle="none", color=colour, label=name)
+        style = {"marker": marker, "color": colour_of(scope, entry)}
+        named[objective_name(objective) or "other"] = style
+        style |= {"alpha": 0.6, "linewidths": 0.8, "edgecolors": ink()}
+        axis.scatter(entry.value(x), entry.value(y), s=area * (entry.setting.beams or 1), **style)
+    for name, style in sorted(named.items()):
+        legend_entry(axis, name, marker=style["marker"], color=style["color"])
     for beams in sorted({e.setting.beams for e in points if e.setting.beams}):
-        size = math.sqrt(area * beams)
         label = f"{beams} trajector{'ies' if beams != 1 else 'y'} per prompt"
-        axis.plot([], [], marker="o", linestyle="none", color=GREY, alpha=0.6, ms=size, label=label)
+        legend_entry(axis, label, color=GREY, alpha=0.6, markersize=math.sqrt(area * beams))
     axis.margins(0.12)
-    axis.set_xlabel(LABELS[x])
-    axis.set_ylabel(LABELS[y])
+    axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
     light_grid(axis, "both")
     legend(figure, axis)
     return figure
@@ -446,9 +417,9 @@ def speedups(scope: Scope) -> Drawn:
         (entry, entry.metrics[measure], entry.value("speedup_predicted") if timed else None)
         for entry in best.values()
     ]
-    figure, axis = horizontal_bars(scope, rows)
+    figure, axis = setting_bars(scope, rows)
     if any(predicted is not None for *_, predicted in rows):
-        axis.plot([], [], **_mark(label="predicted from acceptance"))
+        legend_entry(axis, "predicted from acceptance", **MARK)
         legend(figure, axis)
     axis.axvline(1, **reference(linestyle="-"))
     how = "by the clock" if timed else "predicted from tokens per step and costs"
@@ -480,28 +451,25 @@ def truncation(scope: Scope) -> Drawn:
 @plot(name="storage", title="Storage")
 def storage(scope: Scope) -> Drawn:
     """What the trajectories took on disk."""
-    held = [e for e in scope.entries if e.storage_bytes]
-    # several objectives learn from one store: a bar per store
-    bare = [replace(e.setting, objective=None, teacher_temperature=None) for e in held]
-    for n, one in enumerate(bare):
-        kept = tuple(option for option in one.options if option[0] in _STORED)
-        bare[n] = replace(one, options=kept)
-    stores: dict[str, tuple[int, int | None]] = {}
-    for entry, name in zip(held, describe(bare), strict=True):
-        size = entry.storage_bytes or 0
-        if name not in stores or size > stores[name][0]:
-            stores[name] = size, entry.storage_tokens
-    if not stores:
+    stores: dict[RunSetting, RankedSetting] = {}
+    for entry in sorted(scope.entries, key=lambda entry: entry.storage_bytes or 0):
+        # several objectives learn from one store: a bar per store
+        kept = tuple(option for option in entry.setting.options if option[0] in _STORED)
+        bare = replace(entry.setting, objective=None, teacher_temperature=None, options=kept)
+        stores[bare] = entry
+    held = {bare: entry for bare, entry in stores.items() if entry.storage_bytes}
+    if not held:
         return "no run says how much its trajectories took"
-    ordered = sorted(stores.items(), key=lambda item: -item[1][0])
-    figure, axis = panel(7.6, 0.9 + 0.36 * len(ordered))
-    unit, power = _unit(ordered[0][1][0])
-    for place, (_, (size, tokens)) in enumerate(reversed(ordered)):
-        axis.barh(place, size / power, color="#0072B2", height=0.62)
+    bars = []
+    unit, power = _unit(max(entry.storage_bytes or 0 for entry in held.values()))
+    for name, entry in zip(describe(list(held)), held.values(), strict=True):
+        size, tokens = entry.storage_bytes or 0, entry.storage_tokens
         own, part = _unit(size)
         per_token = f", {size / tokens:,.0f} bytes per token" if tokens else ""
-        write_beside(axis, f"{size / part:.3g} {own}{per_token}", size / power, place)
-    name_rows(axis, [name for name, _ in ordered])
+        text = f"{size / part:.3g} {own}{per_token}"
+        bars.insert(0, Bar(name=name, value=size / power, text=text))
+    figure, axis = panel(7.6, 0.9 + 0.36 * len(bars))
+    bar_rows(axis, bars)
     axis.set_xlabel(unit)
     axis.margins(x=0.42)
     return figure
@@ -525,7 +493,7 @@ def quality(scope: Scope) -> Drawn:
         return f"qualities of several metrics ({', '.join(sorted(names))}) share no axis"
     best = best_by_objective([e for e in rated if e.setting.objective is not None])
     shown = best or rated[:MAX_LINES]
-    figure, axis = horizontal_bars(scope, [(e, e.metrics["quality"], None) for e in shown])
+    figure, axis = setting_bars(scope, [(e, e.metrics["quality"], None) for e in shown])
     axis.set_xlabel(names.pop())
     return figure
 
@@ -556,16 +524,20 @@ def gains(scope: Scope) -> Drawn:
     if not found or top is None:
         return _no_gains(scope)
     figure, axis = panel(7.6, 1.1 + 0.3 * len(found))
-    for place, gain in enumerate(reversed(found)):
-        if gain.top_gain is not None:
-            axis.barh(place, 100 * gain.top_gain, color=colour_of(scope, top), height=0.62)
-        axis.plot(100 * gain.best_gain, place, **_mark())
-        text = f"{gain.best.name}: {gain.base:.2f} to {gain.best_value:.2f}"
-        write_beside(axis, text, 100 * max(gain.best_gain, gain.top_gain or 0.0, 0.0), place)
-    axis.plot([], [], marker="s", linestyle="none", color=colour_of(scope, top), label=top.name)
-    axis.plot([], [], **_mark(label="best setting of the language"))
+    bars = [
+        Bar(
+            name=gain.name,
+            value=None if gain.top_gain is None else 100 * gain.top_gain,
+            text=f"{gain.best}: {gain.base:.2f} to {gain.best_value:.2f}",
+            colour=colour_of(scope, top),
+            mark=100 * gain.best_gain,
+        )
+        for gain in found
+    ]
+    bar_rows(axis, bars, beyond=0.0)
+    legend_entry(axis, top.name, marker="s", color=colour_of(scope, top))
+    legend_entry(axis, "best setting of the language", **MARK)
     axis.axvline(0, **reference(linestyle="-"))
-    name_rows(axis, [gain.name for gain in found])
     axis.set_xlabel(f"gain in {LABELS[scope.ranked_by]} over the undistilled draft, percent")
     axis.margins(x=0.35, y=0.02)
     legend(figure, axis)
@@ -593,14 +565,13 @@ def gain_groups(scope: Scope) -> Drawn:
     figure = blank(7.6, 5.2)
     axes: Any = figure.subplots(2, 2).flatten()
     for axis, group in zip(axes, GROUPS, strict=True):
-        members: dict[str, list[float]] = {}
-        for language, gain in known:
-            members.setdefault(getattr(language, group), []).append(gain)
-        means = sorted((sum(some) / len(some), len(some), name) for name, some in members.items())
-        for place, (mean, count, _) in enumerate(means):
-            axis.barh(place, mean, color="#0072B2", height=0.62)
-            write_beside(axis, f"{mean:+.0f} % ({count})", max(mean, 0.0), place)
-        name_rows(axis, [name for _, _, name in reversed(means)])
+        table = pd.DataFrame([(getattr(one, group), gain) for one, gain in known])
+        means = table.groupby(0)[1].agg(["mean", "count"]).sort_values("mean", ascending=False)
+        bars = [
+            Bar(name=str(name), value=mean, text=f"{mean:+.0f} % ({count})")
+            for name, mean, count in means.itertuples()
+        ]
+        bar_rows(axis, bars, beyond=0.0)
         axis.tick_params(axis="both", labelsize=9)
         axis.axvline(0, **reference(linestyle="-"))
         axis.margins(x=0.3)
