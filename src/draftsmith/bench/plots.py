@@ -244,7 +244,7 @@ def by_length(tuning: Tuning) -> Figure:
     pace = tuning.plain_tokens_per_second
     for place, name in enumerate(_drafters(tuning)):
         own = [one for one in tuning.candidates if one.measurement.drafter == name]
-        style = {"color": f"C{place % 10}"}
+        style: dict[str, Any] = {"color": f"C{place % 10}"}
         for one in own:
             if not one.measurement.depth:
                 axis.axhline(one.tokens_per_second, linewidth=1, linestyle=":", **style)

@@ -295,7 +295,7 @@ def _mapping(values: object, otherwise: str) -> dict[str, Any]:
 
 
 def _with(
-    run: RunMetrics, values: object, where: str, names: Iterable[str], **part: str
+    run: RunMetrics, values: object, where: str, names: Iterable[str], **part: Any
 ) -> RunMetrics:
     """Return the run with these metrics taken from `values`; `part`: of which prompts they are."""
     given = _mapping(values, f"expected an object in {where}, got {values!r}")

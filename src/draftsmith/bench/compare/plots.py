@@ -379,11 +379,11 @@ def bubbles(scope: Scope) -> Drawn:
         return "no setting has both acceptance and tokens per step"
     figure, axis = panel(7.6, 4.4)
     area = 30.0  # per beam
-    named = {}
+    named: dict[str, dict[str, Any]] = {}
     for entry in sorted(points, key=lambda entry: -(entry.setting.beams or 1)):  # small on top
         objective = entry.setting.objective
         marker = "*" if objective == UNDISTILLED else "o"
-        style = {"marker": marker, "color": colour_of(scope, entry)}
+        style: dict[str, Any] = {"marker": marker, "color": colour_of(scope, entry)}
         named[objective_name(objective) or "other"] = style
         style |= {"alpha": 0.6, "linewidths": 0.8, "edgecolors": ink()}
         axis.scatter(entry.value(x), entry.value(y), s=area * (entry.setting.beams or 1), **style)
@@ -460,7 +460,7 @@ def storage(scope: Scope) -> Drawn:
     held = {bare: entry for bare, entry in stores.items() if entry.storage_bytes}
     if not held:
         return "no run says how much its trajectories took"
-    bars = []
+    bars: list[Bar] = []
     unit, power = _unit(max(entry.storage_bytes or 0 for entry in held.values()))
     for name, entry in zip(describe(list(held)), held.values(), strict=True):
         size, tokens = entry.storage_bytes or 0, entry.storage_tokens
