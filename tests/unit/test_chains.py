@@ -40,7 +40,6 @@ from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.medusa import Medusa
-from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -301,8 +300,3 @@ def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: st
     assert report.best is not None
     assert (report.best.step, report.best.value) == (best, recorder.values[best])
     assert 1 < best < CONFIG.steps
-
-
-def test_unclear_figures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no figure 'tokens_per_stepp'.*tokens_per_step"):
-        chains(held("none"), name="tokens_per_stepp")

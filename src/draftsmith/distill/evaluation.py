@@ -38,7 +38,6 @@ from draftsmith.distill.objectives.distillation import (
     vocabulary,
     wide,
 )
-from draftsmith.errors import InputError, nearest
 
 Forward = Callable[[TrajectoryBatch, Any, Objective], dict[str, Any]]
 """A batch, what the steps before it carry, and an objective: `distributed.Learner.forward`."""
@@ -168,7 +167,11 @@ def is_better(best: Best | None, evaluation: Evaluation, *, step: int, value: fl
 
 FIGURES = ("accuracy", "acceptance", "survival", "survival_t1", "uncounted_t1", "misaligned")
 """Kinds of sums of each depth, in their order."""
-TOKENS_PER_STEP = {"tokens_per_step": "survival", "tokens_per_step_t1": "survival_t1"}
+ChainFigure = Literal["tokens_per_step", "tokens_per_step_t1"]
+TOKENS_PER_STEP: dict[ChainFigure, str] = {
+    "tokens_per_step": "survival",
+    "tokens_per_step_t1": "survival_t1",
+}
 """Kinds of sums over all depths: the target's own token, and the sum of these survivals."""
 
 
@@ -275,28 +278,18 @@ class ChainEvaluation(Evaluation):
     """
 
     objective: Objective = field(default_factory=Chains)
-    name: str = "tokens_per_step"
+    name: ChainFigure = "tokens_per_step"
     better: Literal["smaller", "larger"] = "larger"
 
     num_sums: ClassVar[int] = len(FIGURES)
-
-    def __post_init__(self) -> None:
-        if self.name not in TOKENS_PER_STEP:
-            raise InputError(
-                f"chains have no figure {self.name!r} to choose by"
-                f"{nearest(self.name, TOKENS_PER_STEP)}"
-            )
 
     def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
         means = {}
         for column, figure in enumerate(FIGURES):
             sums_S2 = torch.stack([totals_SF[:, column], weights_SF[:, column]], dim=1)
-            means[figure] = {
-                depth: total / weight
-                for depth, (total, weight) in enumerate(sums_S2.tolist(), start=1)
-                if weight > 0
-            }
-        values = {
+            depths = enumerate(sums_S2.tolist(), start=1)
+            means[figure] = {depth: total / weight for depth, (total, weight) in depths if weight}
+        values: dict[str, float] = {
             name: 1 + sum(means[survival].values())
             for name, survival in TOKENS_PER_STEP.items()
             if means[survival]

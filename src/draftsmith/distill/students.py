@@ -25,7 +25,7 @@ from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
-from draftsmith.distill.evaluation import ChainEvaluation, Evaluation
+from draftsmith.distill.evaluation import ChainEvaluation, ChainFigure, Evaluation
 from draftsmith.distill.objectives.distillation import (
     Acceptance,
     Distillation,
@@ -41,7 +41,7 @@ from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import Run
 from draftsmith.targets.hf import EmbeddingAndHead, HFTarget, load_model
 
-DRAWN = "tokens_per_step_t1"
+DRAWN: ChainFigure = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""
 
 
@@ -268,8 +268,9 @@ class NetworkStudent(StudentBase):
 
     def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
         # each of the two is exact for the texts of its own temperature
-        self.figure = DRAWN if "sample" in forcing else "tokens_per_step"
-        return ChainEvaluation(batches=held_out, name=self.figure, chooses=True)
+        name: ChainFigure = DRAWN if "sample" in forcing else "tokens_per_step"
+        self.figure = name
+        return ChainEvaluation(batches=held_out, name=name, chooses=True)
 
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
