@@ -495,15 +495,6 @@ def step_costs(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """Costs from an earlier run."""
-
-    costs: StepCosts
-    measured: str
-    """The day."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CostFile:
     """The file that keeps the costs of one machine, software, models and way to draw.
 
@@ -518,8 +509,8 @@ class CostFile:
     key: dict[str, Any]
     """All that they depend on."""
 
-    def load(self) -> Kept | None:
-        """Read the kept costs; None: there are none that can be used."""
+    def load(self) -> tuple[StepCosts, str] | None:
+        """Read the kept costs and the day of their measurement; None: none can be used."""
         if os.environ.get(REFRESH, "") not in ("", "0"):
             return None
         try:
@@ -527,8 +518,7 @@ class CostFile:
             if content["key"] != self.key:
                 _log.info("%s holds costs of something else: measuring again", self.place)
                 return None
-            costs = from_dict(StepCosts, content["costs"])
-            return Kept(costs=costs, measured=str(content["measured"]))
+            return from_dict(StepCosts, content["costs"]), str(content["measured"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -645,10 +635,10 @@ def costs_of(
     file = cost_file(target, arm, sampler, workload)
     kept = file.load()
     if kept is not None:
-        summary, day = _summary(kept.costs), kept.measured
-        again = f"({REFRESH}=1 measures again)"
-        _log.info("%s: %s; measured on %s, from %s %s", arm.name, summary, day, file.place, again)
-        return kept.costs
+        costs, day = kept
+        again = f"measured on {day}, from {file.place} ({REFRESH}=1 measures again)"
+        _log.info("%s: %s; %s", arm.name, _summary(costs), again)
+        return costs
     if others is not None:
         _log.info(
             "%s: costs measured now will be off, and they are kept; close them and measure again "

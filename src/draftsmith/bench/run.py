@@ -404,10 +404,8 @@ def near_tie_bound(dtype: torch.dtype, top_logit: float) -> float:
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Return the index where two texts first differ, one of them ending included."""
-    for place, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return place
-    return None if len(left) == len(right) else min(len(left), len(right))
+    pairs = enumerate(itertools.zip_longest(left, right))
+    return next((place for place, (a, b) in pairs if a != b), None)
 
 
 def find_divergence(
