@@ -320,7 +320,6 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     for name in vars(quickstart):
         if name.endswith("_SECONDS"):
             monkeypatch.setattr(quickstart, name, 0.1)
-    monkeypatch.setattr(quickstart, "BATCH_BLOCKS", 2)
     out = tmp_path / "out"
     words = ["quickstart", "--models", small, "--out", out, "--limit", "2"]
     words += ["--max-new-tokens", "8"]
@@ -364,9 +363,11 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
 
 
-@pytest.mark.parametrize(
-    "part", ["show", "compare", "collect", "distil", "measure_gain", "print_outcome"]
-)
+PARTS = {"show": None, "compare": None, "collect": {}, "distil": {}, "measure_gain": ({}, None)}
+"""The parts of a quickstart, and something that each could return."""
+
+
+@pytest.mark.parametrize("part", [*PARTS, "finish"])
 def test_an_interrupted_quickstart_leaves_no_report(
     part: str, small: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,8 +381,8 @@ def test_an_interrupted_quickstart_leaves_no_report(
     def interrupted(*arguments: object) -> Any:
         raise KeyboardInterrupt
 
-    for name in ("choose_threads", "show", "compare", "collect", "distil", "measure_gain"):
-        monkeypatch.setattr(quickstart.Quickstart, name, lambda *arguments: None)
+    for name, result in PARTS.items():
+        monkeypatch.setattr(quickstart.Quickstart, name, lambda *_, result=result: result)
     monkeypatch.setattr(quickstart.Quickstart, part, interrupted)
     words = ["quickstart", "--models", small, "--out", out, "--limit", "1"]
     assert command(*words)[0] == 130

@@ -6,39 +6,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.records import (
-    BASELINE,
-    FirstDivergence,
-    Interval,
-    RunRecord,
-    drafter_metrics,
-)
+from draftsmith.bench.records import BASELINE, FirstDivergence, Interval, RunRecord
 from draftsmith.bench.run import BenchPlan, Item
-from draftsmith.bench.summary import BenchReport, render
+from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import quickstart_demo as short
 from draftsmith.commands.quickstart import QuickstartOptions
-from draftsmith.commands.quickstart_demo import (
-    AFTER,
-    BEFORE,
-    FEWEST_MEASURED_PROMPTS,
-    FEWEST_MEASURED_TOKENS,
-    MOST_REPEATS,
-    Acceptance,
-    Change,
-    Collected,
-    Outcome,
-    Quickstart,
-    fit,
-)
+from draftsmith.commands.quickstart_demo import AFTER, BEFORE, Change, Quickstart, fit, judged
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import suites
@@ -46,7 +26,6 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
-from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.targets.toy import TabularTarget
 
 # --------------------------------------------------------------------------- amounts and prompts
@@ -66,16 +45,13 @@ def test_what_is_measured_fits_the_time_and_is_never_nothing() -> None:
     seconds, plan = 100.0, a_plan(8, 128)
     for each in (0.01, 1.0, 5.0, 12.0, 60.0, 1e4):
         fitting = fit(plan, seconds, each)
-        assert fitting.repeats in (1, MOST_REPEATS)
-        assert FEWEST_MEASURED_PROMPTS <= len(fitting.items) <= 8
+        fewest = short.FEWEST_MEASURED_PROMPTS
+        assert fitting.repeats in (1, short.REPEATS)
+        assert fewest <= len(fitting.items) <= 8
         assert fitting.items == plan.items[: len(fitting.items)]
-        assert FEWEST_MEASURED_TOKENS <= fitting.max_new_tokens <= 128
-        tokens = fitting.max_new_tokens
-        needed = each * len(fitting.items) * fitting.repeats * tokens / 128
-        assert needed <= seconds or tokens == FEWEST_MEASURED_TOKENS
+        rounds = len(fitting.items) * fitting.repeats
+        assert each * rounds <= seconds or rounds == fewest
     assert len(fit(a_plan(2, 128), seconds, 1.0).items) == 2
-    least = fit(a_plan(2, 8), seconds, 1e4)
-    assert (len(least.items), least.repeats, least.max_new_tokens) == (2, 1, 8)
 
 
 def test_prompts_are_held_out_code_and_the_same_every_time() -> None:
@@ -103,8 +79,6 @@ def test_no_file_gives_prompts_to_learn_from_and_to_measure_on() -> None:
 # --------------------------------------------------------------------------- a short distillation
 
 SHORT = [Prompt(id=str(i), text=f"the cat sat on {i} mats") for i in range(13)]
-STOPPED = SimpleNamespace(monotonic=lambda: 0.0)
-"""A clock: what was measured is given, and nothing else takes time."""
 
 
 @pytest.fixture(scope="module")
@@ -114,106 +88,46 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def target(models: Path) -> HFTarget:
-    return load_target(str(models / "target"))
-
-
 @pytest.fixture
 def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quickstart:
-    monkeypatch.setattr(short, "time", STOPPED)
     monkeypatch.setattr(short, "held_out_prompts", lambda count: tuple(SHORT[:count]))
     monkeypatch.setattr(short, "training_prompts", lambda: iter(SHORT))
     return Quickstart(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
 
 
-@pytest.fixture
-def collected(demo: Quickstart, monkeypatch: pytest.MonkeyPatch) -> Collected:
-    """Ten of thirteen prompts, at two temperatures; the trial's pace is given."""
-    monkeypatch.setattr(short, "COLLECT_SECONDS", 1050.0)  # two texts of a prompt take 100
-    monkeypatch.setattr(short, "seconds_per_text", lambda *arguments: 50.0)
-    return demo.collect()
-
-
-def test_as_many_prompts_are_collected_as_the_time_allows(
-    demo: Quickstart, collected: Collected
+def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(
+    models: Path, demo: Quickstart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shipped = (models / "draft/model.safetensors").read_bytes()
+    demo.pace = 1.0  # ten prompts of six tokens at two temperatures; eleven steps
+    monkeypatch.setattr(short, "COLLECT_SECONDS", 10.5 * 12 * short.COLLECTED_COST)
+    monkeypatch.setattr(short, "DISTIL_SECONDS", 11.5 * short.STEP_COST)
+    collected, distilled = demo.collect(), demo.distil()
     texts = list(TrajectoryStore.open(demo.folder / "store").trajectories())
     assert [(text.prompt_id, text.temperature) for text in texts] == [
         (str(number), temperature) for number in range(10) for temperature in (0.0, 0.8)
     ]
-    assert collected.tokens == sum(len(text.tokens) for text in texts)
-    assert (collected.prompts, collected.trajectories) == (10, 20)
-
-
-def test_a_trial_tells_a_pace_and_a_prompt_without_room_is_refused(target: HFTarget) -> None:
-    assert short.seconds_per_text(target, SHORT, 6) > 0
-    endless = Prompt(id="long", text="return left " * 200)
-    assert short.seconds_per_text(target, [endless, *SHORT], 6) > 0
-    with pytest.raises(InputError, match="No prompt fits into the 128 positions"):
-        short.seconds_per_text(target, [endless], 6)
-
-
-def test_a_draft_model_learns_for_so_many_steps_and_the_shipped_one_stays(
-    models: Path, demo: Quickstart, collected: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped = (models / "draft/model.safetensors").read_bytes()
-    monkeypatch.setattr(short, "seconds_per_step", lambda options: (100.0, 30.0))
-    # eleven steps and five evaluations; one step more would take too long
-    monkeypatch.setattr(short, "DISTIL_SECONDS", 1260.0)
-    distilled = demo.distil(collected)
+    assert collected["tokens_collected"] == sum(len(text.tokens) for text in texts)
+    assert (collected["training_prompts"], collected["trajectories"]) == (10, 20)
+    assert distilled["steps"] == 11
     learnt = demo.folder / "draft"
-    assert distilled.result.steps == 11
-    record = json.loads((learnt / "run.json").read_text())
-    assert record["verb"] == "distill"
-    assert record["results"]["steps"] == 11
+    assert json.loads((learnt / "run.json").read_text())["results"]["steps"] == 11
     assert (learnt / "model.safetensors").read_bytes() != shipped
     assert (models / "draft/model.safetensors").read_bytes() == shipped
-
-
-def test_the_trial_of_training_leaves_nothing_behind(
-    demo: Quickstart, collected: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds_per_step = short.seconds_per_step
-
-    def tried(options: short.distill.DistillOptions) -> tuple[float, float]:
-        monkeypatch.undo()  # the clock runs
-        step, evaluation = seconds_per_step(options)
-        assert step > 0
-        assert evaluation > 0
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(short, "seconds_per_step", tried)
-    with pytest.raises(KeyboardInterrupt):
-        demo.distil(collected)
-    assert sorted(path.name for path in demo.folder.iterdir()) == ["prompts.jsonl", "store"]
 
 
 # --------------------------------------------------------------------------- before and after
 
 
-def test_alpha_is_one_for_the_target_itself_and_less_for_another(
+def test_acceptance_is_one_for_the_target_itself_and_less_for_another(
     models: Path, demo: Quickstart
 ) -> None:
     plan = demo.plan(demo.draft, demo.open_draft(str(models / "target")))
     for sampler in plan.samplers:
-        found = demo.acceptance(plan, sampler)
-        assert found.after == pytest.approx(1.0, abs=1e-5)
-        assert 0 < found.before < 1
-        assert found.texts == 12  # all prompts, not those that fit the time of a measurement
-        assert found.gain_ci95 is not None
-        assert 0 < found.gain_ci95.low < found.after - found.before < found.gain_ci95.high
-
-
-def test_alpha_is_computed_as_far_as_the_draft_models_can_read(demo: Quickstart) -> None:
-    plan = demo.plan(demo.draft, demo.draft)
-    (draft, _) = demo.draft.drafter.drawn_from(Sampler()) or pytest.fail("no draft model")
-    lengths = [len(item.tokens) for item in demo.items]
-    draft.max_length = sorted(lengths)[6]
-    found = demo.acceptance(plan, Sampler())
-    assert found.texts == sum(length <= draft.max_length for length in lengths)
-    assert found.before == found.after
-    assert found.gain_ci95 == Interval(low=0, high=0)
+        before, after, tokens = demo.acceptance(plan, sampler)
+        assert after == pytest.approx(tokens, abs=1e-4)
+        assert 0 < sum(before) < sum(tokens)
+        assert len(tokens) == 12  # all prompts, not those that fit the time of a measurement
 
 
 def test_a_draft_model_that_can_read_no_prompt_is_refused_at_the_start(
@@ -223,23 +137,25 @@ def test_a_draft_model_that_can_read_no_prompt_is_refused_at_the_start(
     save_pair(folder, context=4)
     shutil.rmtree(folder / "target")
     shutil.copytree(models / "target", folder / "target")
-    with pytest.raises(InputError, match="context of 4 tokens, and the shortest prompt has"):
+    with pytest.raises(InputError, match="into the context of 4 tokens"):
         Quickstart(QuickstartOptions(models=folder, out=tmp_path / "out"))
 
 
-def test_no_gain_of_acceptance_is_claimed_that_one_token_decides() -> None:
-    before = [np.array([1.0, 0.0, 0.0, 1.0]) for _ in range(12)]
-    after = [text.copy() for text in before]
-    after[3][1] = 1.0
-    change = replace(a_change(0.0, None), acceptance=Acceptance.between(before, after))
-    assert change.acceptance.after - change.acceptance.before > 20 * short.LEAST_GAIN
-    assert change.accepted == "not measurably more often"
-    for text in after:
-        text[1] = 1.0
-    change = replace(change, acceptance=Acceptance.between(before, after))
-    assert change.accepted == "more often"
-    change = replace(change, acceptance=Acceptance.between(before[:1], after[:1]))
-    assert change.accepted == "not measurably more often", "one text has no interval"
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((1.05, 1.4), "faster"),
+        ((0.95, 1.4), "not measurably faster"),
+        (None, "not measurably faster"),  # one prompt: anything goes
+        ((1.0001, 1.0002), "not measurably faster"),  # the table rounds it to nothing
+        ((0.8, 0.97), "slower"),
+    ],
+)
+def test_what_lies_within_the_noise_is_no_gain(
+    interval: tuple[float, float] | None, said: str
+) -> None:
+    spread = None if interval is None else Interval(*interval)
+    assert judged(spread, 1.0, "faster", "slower") == said
 
 
 def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
@@ -269,12 +185,6 @@ def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool =
     )
 
 
-def an_acceptance(before: float, after: float, margin: float = 0.01) -> Acceptance:
-    gain = after - before
-    interval = Interval(low=gain - margin, high=gain + margin)
-    return Acceptance(before=before, after=after, gain_ci95=interval, texts=4)
-
-
 def a_report(*records: RunRecord) -> BenchReport:
     return BenchReport(
         target="models/target",
@@ -287,121 +197,58 @@ def a_report(*records: RunRecord) -> BenchReport:
     )
 
 
-def test_a_change_is_read_from_records_of_the_same_prompts() -> None:
+def a_change(**changed: Any) -> Change:
+    """Four prompts: the draft model gets faster, and is accepted more often in three of them."""
     records = [
         record
         for prompt in range(4)
         for record in (
             a_record(BASELINE, prompt, 8.0, steps=40),
             a_record(BEFORE, prompt, 4.0, steps=20),
-            a_record(AFTER, prompt, 2.5, steps=16),
+            a_record(AFTER, prompt, 2.5, steps=16, **changed),
         )
     ]
-    change = Change.between(a_report(*records), an_acceptance(0.5, 0.6), 0.0)
-    assert (change.before.speedup, change.after.speedup) == pytest.approx((2.0, 3.2))
-    assert (change.before.tokens_per_step, change.after.tokens_per_step) == (2.0, 2.5)
-    payload = change.payload()
-    assert (payload["before"]["alpha"], payload["after"]["alpha"]) == (0.5, 0.6)
-    assert change.ratio == pytest.approx(1.6)
-    assert payload["identical_to_autoregressive"] is True
-    assert (change.accepted, change.fast) == ("more often", "faster")
-    records[-1] = a_record(AFTER, 3, 2.5, steps=16, same=False)
-    change = Change.between(a_report(*records), an_acceptance(0.5, 0.6), 0.0)
-    assert change.payload()["identical_to_autoregressive"] is False
+    accepted = {"before": [20.0] * 4, "after": [20.0, 24.0, 24.0, 28.0], "tokens": [40] * 4}
+    return short.change(a_report(*records), 0.0, **accepted)
 
 
-def a_change(
-    temperature: float,
-    interval: tuple[float, float] | None,
-    acceptance: Acceptance | None = None,
-) -> Change:
-    (_, side) = drafter_metrics([a_record(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE)])
-    low, high = interval or (1.5, 1.5)
-    return Change(
-        temperature=temperature,
-        before=side,
-        after=side,
-        acceptance=acceptance or an_acceptance(0.5, 0.6),
-        ratio=(low + high) / 2,
-        ratio_ci95=None if interval is None else Interval(low=low, high=high),
-    )
+def test_a_change_is_read_from_records_and_texts_of_the_same_prompts() -> None:
+    change = a_change()
+    before, after = change.payload["before"], change.payload["after"]
+    assert (before["speedup"], after["speedup"]) == pytest.approx((2.0, 3.2))
+    assert (before["tokens_per_step"], after["tokens_per_step"]) == (2.0, 2.5)
+    assert (before["alpha"], after["alpha"]) == (0.5, 0.6)
+    assert change.payload["speed_ratio"] == pytest.approx(1.6)
+    assert change.payload["identical_to_autoregressive"] is True
+    assert change.fast == "faster"
+    (_, *alphas, gain), steps, _ = change.rows
+    assert alphas == ["50.0 %", "60.0 %"]
+    assert gain.startswith("+10.0 points (")
+    assert steps == ("tokens per step (tau)", "2.00", "2.50", "+25 %")
+    assert a_change(same=False).payload["identical_to_autoregressive"] is False
 
 
-def an_outcome(*changes: Change) -> Outcome:
-    return Outcome(
-        before="models/draft",
-        after="draft",
-        tokens_collected=12_345,
-        trajectories=6,
-        training_prompts=3,
-        collect_seconds=20.0,
-        steps=100,
-        tokens_fed=800_000,
-        distil_seconds=61.0,
-        prompts=4,
-        texts_of_alpha=4,
-        changes=changes,
-        equality=("At temperature 0 <nothing> changed.",),
-    )
+def test_no_gain_of_acceptance_is_claimed_that_one_text_decides() -> None:
+    report = a_report(*(a_record(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE, AFTER)))
+    before, tokens = [20.0] * 12, [40] * 12
+    for after, said in (
+        ([24.0, *before[1:]], "not measurably more often"),
+        ([21.0] * 12, "more often"),
+        ([19.0] * 12, "less often"),
+    ):
+        assert short.change(report, 0.0, before, after, tokens).accepted == said
+    one = short.change(report, 0.0, before[:1], [24.0], tokens[:1])
+    assert one.accepted == "not measurably more often", "one text has no interval"
 
 
-@pytest.mark.parametrize(
-    ("alphas", "interval", "accepted", "fast"),
-    [
-        ((0.50, 0.60), (1.05, 1.40), "more often", "faster"),
-        ((0.50, 0.60), (0.95, 1.40), "more often", "not measurably faster"),
-        ((0.50, 0.60), None, "more often", "not measurably faster"),  # one prompt: anything goes
-        ((0.50, 0.60, 0.11), None, "not measurably more often", "not measurably faster"),
-        (
-            (0.50, 0.5001, 1e-5),  # the table rounds it to nothing
-            (0.99, 1.01),
-            "not measurably more often",
-            "not measurably faster",
-        ),
-        ((0.50, 0.45), (0.80, 0.97), "less often", "slower"),
-    ],
-)
-def test_what_lies_within_the_noise_is_no_gain(
-    alphas: tuple[float, ...], interval: tuple[float, float] | None, accepted: str, fast: str
-) -> None:
-    change = a_change(0.8, interval, an_acceptance(*alphas))
-    assert (change.accepted, change.fast) == (accepted, fast)
-    sentence = an_outcome(change).sentence
-    assert f"accepted {accepted} at temperature 0.8 than before" in sentence
-    assert sentence.endswith(f"decoding with it is {fast} at temperature 0.8.")
-    better = accepted == "more often" or fast == "faster"
-    assert ("no better" in sentence) == (not better)
-
-
-def test_the_sentence_tells_temperatures_apart() -> None:
-    outcome = an_outcome(
-        a_change(0.0, (1.1, 1.2)),
-        a_change(0.8, (0.9, 1.2)),
-        a_change(1.0, (1.1, 1.2)),
-    )
-    assert outcome.sentence == (
+def test_the_sentence_tells_temperatures_apart_and_says_when_nothing_is_better() -> None:
+    cost = {"distil_seconds": 61.0, "tokens_collected": 12_345}
+    good = a_change()._replace(accepted="more often", fast="faster")
+    same = good._replace(temperature=0.8, fast="not measurably faster")
+    assert short.sentence(cost, [good, same, good._replace(temperature=1.0)]) == (
         "After 61 s of distillation on 12,345 tokens of the target the draft model is accepted "
         "more often at temperature 0 and 0.8 and 1 than before, and decoding with it is faster at "
         "temperature 0 and 1 and not measurably faster at temperature 0.8."
     )
-
-
-def test_page_terminal_and_json_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = an_outcome(a_change(0.8, (1.1, 1.2), an_acceptance(0.5, 0.612)))
-    report = a_report(a_record(BASELINE, 0, 8.0, steps=40))
-    assert outcome.sentence not in render(report, ())
-    page = render(replace(report, sections=(outcome.section,)), ())
-    short.show("", outcome.section.columns, outcome.section.rows)
-    printed = capsys.readouterr().out
-    for row in outcome.section.rows:
-        for cell in row:
-            assert f"<td>{cell}</td>" in page
-            assert cell in printed
-    assert outcome.sentence in page
-    assert "&lt;nothing&gt; changed" in page
-    payload = outcome.payload()
-    (entry,) = payload["temperatures"]
-    assert entry["after"]["alpha"] == 0.612
-    assert entry["speed_ratio_ci95"] == [1.1, 1.2]
-    assert payload["tokens_collected"] == 12_345
-    assert json.dumps(payload)
+    worse = same._replace(accepted="less often")
+    assert "is no better: it is accepted less often" in short.sentence(cost, [worse])

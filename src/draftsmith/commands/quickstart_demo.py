@@ -1,12 +1,9 @@
 """The script of `draftsmith quickstart`: show, compare, collect, distil, and measure the gain.
 
-A collection and a training run have to state their size before they start, and here both have to
-fit a time. So each begins with a short trial whose result is thrown away:
+A measurement takes as many prompts as fit its time after the warm-up. The other amounts follow from
+how fast plain decoding was in the comparison:
 
-    trial: one batch, a few tokens   seconds per text -> number of prompts   `draftsmith collect`
-    trial: a few steps on a copy     seconds per step -> number of steps     `draftsmith distill`
-
-A measurement is cut to its time after its warm-up, when the seconds per prompt are known.
+    median seconds per token of a text decoded alone -> prompts to collect, steps to train
 """
 
 from __future__ import annotations
@@ -17,57 +14,28 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, pairwise
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import torch
 from rich.console import Console
-from rich.text import Text
 
-from draftsmith.bench.arms import open_drafters, time_decode
-from draftsmith.bench.costs import ForwardProbe
-from draftsmith.bench.records import (
-    BASELINE,
-    DrafterMetrics,
-    Interval,
-    bootstrap_interval,
-    bootstrap_ratio,
-    paired_paces,
-    weighted_speedup,
-)
-from draftsmith.bench.run import Bench, BenchPlan, Item
-from draftsmith.bench.summary import (
-    BenchReport,
-    Section,
-    interval_text,
-    losslessness_sentences,
-    number,
-    speed_sentences,
-    summary,
-    terminal_table,
-    times,
-    write_report,
-)
+from draftsmith.bench import records as figures
+from draftsmith.bench import summary as results
+from draftsmith.bench.arms import open_drafters
+from draftsmith.bench.run import Bench, BenchPlan, make_items
+from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import bench, collect, distill, generate
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import show
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.core import generation
-from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.generation import Arm, encode
+from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
-from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import held_out_prompts, training_prompts
-from draftsmith.distill import tokenizer_training
-from draftsmith.distill.acceptance import Betas, expected_acceptance
-from draftsmith.distill.checkpoint import work_folder
+from draftsmith.distill.acceptance import expected_acceptance
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
-from draftsmith.distill.distilling import DistillResult, make_lesson, make_trainer
-from draftsmith.distill.distributed import start_accelerator
-from draftsmith.distill.students import open_student
-from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
@@ -82,7 +50,6 @@ from draftsmith.provenance import (
     warn_if_busy,
     write_json_atomic,
 )
-from draftsmith.targets.base import Target
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import open_model
 
@@ -92,44 +59,26 @@ _ROOT = Path(__file__).resolve().parents[3]
 DISTILLED = "distilled"
 """Folder in OUT."""
 
-# Seconds for each part. Loading, warming up, cost tables and the report come on top; the whole
-# should stay under four minutes on two cores.
+# Loading, warming up, cost tables and the report come on top: about 220 s in all on two cores.
 COMPARE_SECONDS = 50.0
-"""The measured rounds of the first comparison."""
 COLLECT_SECONDS = 22.0
-"""Its trial included."""
 DISTIL_SECONDS = 60.0
-"""Its trial and evaluations included."""
 GAIN_SECONDS = 35.0
-"""The measured rounds of before and after; less where the parts before took longer:"""
-WHOLE_SECONDS = 220.0
-"""By then the last measurement should end."""
-SHORTEST_GAIN_SECONDS = 10.0
-"""But it is never shorter than this."""
 
 HELD_OUT_PROMPTS = 12
 """As many of these as fit are decoded."""
 FEWEST_MEASURED_PROMPTS = 3
-FEWEST_MEASURED_TOKENS = 24
-FEWEST_REPEATED = 4
-"""Fewer prompts than this are not worth repeating."""
-MOST_REPEATS = 3
-
-COLLECT_BATCH = 32
+REPEATS = 3
+"""Where this many of the fewest prompts fit: a median drops a stall of the machine."""
+BATCH = 32
 """Texts that are continued together, and prompts of a shard."""
-COLLECTED_TOKENS = 128
-"""The longest text of the training data."""
-COLLECT_TOP_K = 50
+COLLECTED_COST = 0.16
+"""Time of a token that is collected in such a batch / of one that is decoded alone."""
+STEP_COST = 65.0
+"""Time of a training step, with its share of the evaluations / of a token that is decoded alone."""
 FEWEST_COLLECTED_PROMPTS = 8
-TRIAL_TOKENS = 12
-
-TRIAL_STEPS = 5
 FEWEST_STEPS = 4
-BLOCK_MULTIPLE = 128
-BATCH_BLOCKS = 8
-"""Blocks of an optimiser step, each long enough for the longest text."""
-LEARNING_RATE = 1e-3
-"""Ten times the default of `distill`: a model of one layer and a minute bear it."""
+BLOCK_LENGTH = 1024
 EVALUATIONS = 4
 """Evaluations on held-out prompts, the last step's included; the best weights are kept."""
 
@@ -138,7 +87,7 @@ BEFORE, AFTER = "shipped draft", "distilled draft"
 DRAFT_LENGTH: Literal["adaptive"] = "adaptive"
 """As for --draft-length: a fixed length would suit one of the two better than the other."""
 LEAST_GAIN = 0.001
-"""The smallest gain of alpha that counts; the table rounds a smaller one to nothing."""
+"""A smaller gain does not count: the table rounds it to nothing."""
 
 NEXT = (
     "draftsmith collect --target Qwen/Qwen3-4B --prompts prompts.jsonl --samples 2 "
@@ -155,32 +104,10 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
     warn_if_busy()
     demo = Quickstart(options)
     clear(options.out)  # all that can be missing is there
-    demo.choose_threads()
     demo.show()
     comparison = demo.compare()
-    collected = demo.collect()
-    distilled = demo.distil(collected)
-    outcome = demo.measure_gain(collected, distilled)
-    demo.print_outcome(outcome)
-    return demo.finish(comparison, outcome)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
-    """The size of a collection and its time."""
-
-    tokens: int
-    trajectories: int
-    prompts: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Distilled:
-    """The result of a distillation and its time."""
-
-    result: DistillResult
-    seconds: float
+    cost = {**demo.collect(), **demo.distil()}
+    return demo.finish(comparison, *demo.measure_gain(cost))
 
 
 class Quickstart:
@@ -193,20 +120,35 @@ class Quickstart:
                 draft model that cannot read them or has another tokenizer than the target.
             BackendError: models that are missing or damaged.
         """
-        self.began = time.monotonic()
+        self.began, self.options = time.monotonic(), options
         self.record = start_run("quickstart", options, seed=options.seed)
-        self.options, self.console = options, Console(highlight=False)
+        self.say = Console(highlight=False, markup=False, soft_wrap=True).print
         models = find_models(options.models)
         check_out(options.out)
         self.prompts = held_out_prompts(options.limit or HELD_OUT_PROMPTS)
         self.source, self.shipped = str(models / "target"), str(models / "draft")
         self.target = open_model(ModelConfig(target=self.source))
-        self.items = tuple(Item(prompt=p.id, tokens=encode(p, self.target)) for p in self.prompts)
         self.draft = self.open_draft(self.shipped)
-        check_draft(self.draft, self.target, self.items)
         self.rivals = open_drafters(("prompt_lookup", "lookahead"), DraftingConfig(), self.target)
         self.temperatures = tuple(dict.fromkeys(options.temperatures()))
         self.folder = options.out / DISTILLED
+        found = self.draft.drafter.drawn_from(Sampler())
+        if found is None:
+            raise InputError(
+                f"The draft model and {self.target.name} have different tokenizers, so that their "
+                "probabilities cannot be compared: give --models of one tokenizer."
+            )
+        self.context = min(model.max_length or 1 << 40 for model in (found[0], self.target))
+        self.items = tuple(
+            item
+            for item in make_items(self.prompts, self.target, options.max_new_tokens)
+            if len(item.tokens) + options.max_new_tokens <= self.context
+        )
+        if not self.items:
+            raise InputError(
+                f"No prompt fits with its continuation into the context of {self.context} tokens: "
+                "give --models with a longer context."
+            )
 
     def open_draft(self, folder: str) -> Arm:
         """A draft model whose draft length follows what is accepted."""
@@ -214,37 +156,16 @@ class Quickstart:
         (arm,) = open_drafters((f"independent:{folder}",), drafting, self.target)
         return arm
 
-    def choose_threads(self) -> None:
-        """Use one thread where several are slower: beside other programs they wait for each
-        other."""
-        many = torch.get_num_threads()
-        if many == 1 or self.target.device.type != "cpu":
-            return
-        probe = ForwardProbe(self.target, encode(self.prompts[0], self.target), 1)
-        seconds = {}
-        for threads in (many, 1):
-            torch.set_num_threads(threads)
-            seconds[threads] = statistics.median([probe.seconds(1) for _ in range(9)])
-        if seconds[1] > 0.8 * seconds[many]:
-            torch.set_num_threads(many)
-            return
-        self.console.print(f"One thread is faster than {many} here: using one.", style="dim")
-
     # ----------------------------------------------------------------------- the parts
 
     def show(self) -> None:
         """Decode one prompt in front of the reader."""
         prompt = self.prompts[0].text or ""
-        end = "".join(prompt.splitlines(keepends=True)[-6:])
-        self.console.print(
-            Text.assemble(
-                ("Python's own code, continued. ", "bold"),
-                ("Coloured", generate.DRAFTED),
-                f" tokens were drafted by a model of one layer and accepted by {self.target.name};"
-                " the text is the target's own.\n",
-            )
+        self.title(
+            "Python's own code, continued. Coloured tokens were drafted by a model of one layer "
+            f"and accepted by {self.target.name}; the text is the target's own.\n"
         )
-        self.console.print(Text(end, style="dim"), end="")
+        self.say("".join(prompt.splitlines(keepends=True)[-6:]), style="dim", end="")
         generate.run(
             generate.GenerateOptions(
                 model=ModelConfig(target=self.source),
@@ -258,185 +179,183 @@ class Quickstart:
 
     def compare(self) -> BenchReport:
         """Measure all ways to decode, interleaved."""
-        self.say_part("Compared: drafters without a model, and the draft model that is shipped")
+        self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out)
-        self.console.print(terminal_table(report))
-        self.say(*speed_sentences(report), *losslessness_sentences(report))
+        plain = [one for one in report.records if one.drafter == figures.BASELINE]
+        self.pace = statistics.median(one.seconds / one.tokens for one in plain)
+        self.say(results.terminal_table(report), soft_wrap=False)
+        self.say(*results.speed_sentences(report), sep="\n")
+        self.say(*results.losslessness_sentences(report), sep="\n")
         return report
 
-    def collect(self) -> Collected:
+    def collect(self) -> dict[str, Any]:
         """Let the target continue prompts from files that it was trained on, once at each
         temperature: those files hold none of the prompts that are measured on."""
-        self.say_part(
+        self.title(
             "Collected: texts of the target, with the probabilities it gave every next token"
         )
-        began = time.monotonic()
-        longest = min(COLLECTED_TOKENS, self.options.max_new_tokens)
-        prompts = training_prompts()
-        first = tuple(islice(prompts, COLLECT_BATCH))
-        each = len(self.temperatures) * seconds_per_text(self.target, first, longest)
-        left = COLLECT_SECONDS - (time.monotonic() - began)
-        count = max(FEWEST_COLLECTED_PROMPTS, int(left / each))
-        chosen = tuple(islice(chain(first, prompts), count))
+        began, tokens = time.monotonic(), self.options.max_new_tokens
+        each = self.pace * COLLECTED_COST * tokens * len(self.temperatures)
+        count = max(FEWEST_COLLECTED_PROMPTS, int(COLLECT_SECONDS / each))
+        prompts = list(islice(training_prompts(), count))
         path = self.folder / "prompts.jsonl"
-        append_jsonl(path, *({"id": prompt.id, "text": prompt.text} for prompt in chosen))
+        append_jsonl(path, *({"id": prompt.id, "text": prompt.text} for prompt in prompts))
         options = collect.CollectOptions(
             model=ModelConfig(target=self.source),
             prompts=path,
             out=self.folder / "store",
             samples=1,
             temperatures=",".join(f"{temperature:g}" for temperature in self.temperatures),
-            kept=KeptConfig(top_k=min(COLLECT_TOP_K, self.target.vocab_size)),
-            max_new_tokens=longest,
-            batch_size=COLLECT_BATCH,
-            scale=ScaleConfig(shard_size=COLLECT_BATCH),
+            kept=KeptConfig(top_k=min(50, self.target.vocab_size)),
+            max_new_tokens=tokens,
+            batch_size=BATCH,
+            scale=ScaleConfig(shard_size=BATCH),
             seed=self.options.seed,
         )
-        options.validate()
         self.announce(
-            f"The target continues {len(chosen)} prompts by up to {longest} tokens, at temperature "
-            f"{_and(self.temperatures)}: about {each * len(chosen):.0f} s.",
+            f"The target continues {len(prompts)} prompts by up to {tokens} tokens, at temperature "
+            f"{_and(self.temperatures)}.",
             "collect",
             options,
         )
         made = collect.run(options)
-        return Collected(
-            tokens=made["tokens"],
-            trajectories=made["trajectories"],
-            prompts=len(chosen),
-            seconds=time.monotonic() - began,
-        )
+        return {
+            "tokens_collected": made["tokens"],
+            "trajectories": made["trajectories"],
+            "training_prompts": len(prompts),
+            "collect_seconds": time.monotonic() - began,
+        }
 
-    def distil(self, collected: Collected) -> Distilled:
+    def distil(self) -> dict[str, Any]:
         """Train a copy of the shipped draft model on the store."""
-        self.say_part("Distilled: the draft model learns to predict the target's next tokens")
+        self.title("Distilled: the draft model learns to predict the target's next tokens")
         began = time.monotonic()
-        store = self.folder / "store"
-        block = block_length(store)
+        steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
+        block = min(BLOCK_LENGTH, self.context)
         options = distill.DistillOptions(
             target=self.source,
             drafter=self.shipped,
-            store=(store,),
+            store=(self.folder / "store",),
             out=self.folder / "draft",
             training=ScheduleConfig(
-                duration=f"{TRIAL_STEPS}steps",
+                duration=f"{steps}steps",
                 block_length=block,
-                batch_tokens=BATCH_BLOCKS * block,
-                learning_rate=LEARNING_RATE,
-                warmup=1,
+                batch_tokens=8 * block,
+                learning_rate=1e-3,  # three times the default: a model of one layer bears it
+                warmup=max(1, steps // 10),
                 schedule="cosine",
                 betas=(0.9, 0.999),
                 weight_decay=0.0,
             ),
+            eval_every=math.ceil(steps / EVALUATIONS),
             save_every=1_000_000,  # the end and an interruption save one anyway
             seed=self.options.seed,
         )
-        each, evaluation = seconds_per_step(options)
-        evaluations = (EVALUATIONS + 1) * evaluation
-        left = DISTIL_SECONDS - (time.monotonic() - began) - evaluations
-        steps = max(FEWEST_STEPS, int(left / each))
-        options = replace(
-            options,
-            training=replace(
-                options.training, duration=f"{steps}steps", warmup=max(1, steps // 10)
-            ),
-            eval_every=max(1, math.ceil(steps / EVALUATIONS)),
-        )
-        options.validate()
         self.announce(
-            f"The draft model learns from {collected.tokens:,} tokens and their probabilities "
-            f"in {steps} steps: about {steps * each + evaluations:.0f} s.",
+            f"The draft model learns from these texts and probabilities in {steps} steps.",
             "distill",
             options,
         )
         result = distill.run(options)
-        return Distilled(result=result, seconds=time.monotonic() - began)
+        return {
+            "after": portable_text(result.out),
+            "steps": result.steps,
+            "tokens_fed": result.tokens,
+            "distil_seconds": time.monotonic() - began,
+        }
 
-    def measure_gain(self, collected: Collected, distilled: Distilled) -> Outcome:
-        """Measure the draft model before and after, interleaved with plain decoding."""
-        self.say_part("Before and after")
-        plan = self.plan(
-            replace(self.draft, name=BEFORE),
-            replace(self.open_draft(distilled.result.out), name=AFTER),
-        )
-        acceptances = {one.temperature: self.acceptance(plan, one) for one in plan.samplers}
-        left = WHOLE_SECONDS - (time.monotonic() - self.began)
-        seconds = max(SHORTEST_GAIN_SECONDS, min(GAIN_SECONDS, left))
-        plan = replace(plan, with_transformers=False, cost_rounds=0)
-        report = self.measure(plan, seconds, self.folder)
-        # sentences on temperatures above 0 are the same for every measurement and stand below the
-        # comparison; what remains was found by comparing these texts at temperature 0
-        above_0 = tuple(entry for entry in report.records if entry.temperature > 0)
-        known = losslessness_sentences(replace(report, records=above_0))
-        return Outcome(
-            before=portable_text(self.shipped),
-            after=portable_text(distilled.result.out),
-            tokens_collected=collected.tokens,
-            trajectories=collected.trajectories,
-            training_prompts=collected.prompts,
-            collect_seconds=collected.seconds,
-            steps=distilled.result.steps,
-            tokens_fed=distilled.result.tokens,
-            distil_seconds=distilled.seconds,
-            prompts=report.num_prompts,
-            texts_of_alpha=min(one.texts for one in acceptances.values()),
-            changes=tuple(
-                Change.between(report, acceptances[temperature], temperature)
-                for temperature in report.temperatures
-            ),
-            equality=tuple(one for one in losslessness_sentences(report) if one not in known),
-        )
+    def measure_gain(self, cost: dict[str, Any]) -> tuple[dict[str, Any], results.Section]:
+        """Measure the draft model before and after, interleaved with plain decoding.
 
-    def acceptance(self, plan: BenchPlan, sampler: Sampler) -> Acceptance:
-        """Compute the acceptance of the plan's two draft models on plain decoding of all prompts,
-        as far as both can read it; these are many more tokens than a slow machine measures."""
-        found = [arm.drafter.drawn_from(sampler) for arm in plan.arms[1:]]
-        models = [one for one in found if one is not None]
-        room = min(draft.max_length or 1 << 40 for draft, _ in models)
-        items = [item for item in plan.items if len(item.tokens) <= room]
+        Returns what the distillation cost and brought: for the files, and as a part of the page.
+        """
+        self.title("Before and after")
+        before = replace(self.draft, name=BEFORE)
+        after = replace(self.open_draft(str(self.folder / "draft")), name=AFTER)
+        plan = replace(self.plan(before, after), with_transformers=False, cost_rounds=0)
+        report = self.measure(plan, GAIN_SECONDS, self.folder)
+        changes = [change(report, s.temperature, *self.acceptance(plan, s)) for s in plan.samplers]
+        told, prompts, texts = sentence(cost, changes), report.num_prompts, len(self.items)
+        method = (
+            f"Both draft models draft with --draft-length {DRAFT_LENGTH}: two tokens more after a "
+            "draft that was accepted whole, one less after any other. Alpha is computed on "
+            f"{texts} texts of plain decoding at each temperature; the rest is measured on "
+            f"{prompts} prompts, decoded with both and plainly, interleaved. They are from files "
+            "that nothing was collected from, and that models/mini-code was not trained on."
+        )
+        greedy = replace(report, records=tuple(r for r in report.records if r.temperature == 0))
+        section = results.Section(
+            title="Before and after distillation",
+            sentences=(told, method, *results.losslessness_sentences(greedy)),
+            columns=("temperature", "figure", "before", "after", "gain"),
+            rows=tuple((f"{one.temperature:g}", *row) for one in changes for row in one.rows),
+        )
+        distillation = {
+            "sentence": told,
+            "draft_length": DRAFT_LENGTH,
+            "before": portable_text(self.shipped),
+            **cost,
+            "prompts": prompts,
+            "texts_of_alpha": texts,
+            "temperatures": [one.payload for one in changes],
+        }
+        return distillation, section
+
+    def acceptance(
+        self, plan: BenchPlan, sampler: Sampler
+    ) -> tuple[list[float], list[float], list[int]]:
+        """Return by text of plain decoding: how many of its tokens each of the plan's two draft
+        models is expected to get accepted, and its tokens. No draw of a draft is in it, and all
+        prompts are: many more tokens than a slow machine measures."""
         made = generation.generate(
             self.target,
             NoDrafter(),
-            [item.tokens for item in items],
+            [item.tokens for item in self.items],
             plan.decode_options(sampler, plan.seed),
-            batch_size=COLLECT_BATCH,
+            batch_size=BATCH,
         )
         texts = [
             Trajectory(
                 prompt_id=item.prompt,
                 forcing="sample",
                 prompt=item.tokens,
-                tokens=one.token_ids[: room - len(item.tokens) + 1],
+                tokens=one.token_ids,
                 score=math.nan,  # not used
             )
-            for item, one in zip(items, made, strict=True)
+            for item, one in zip(self.items, made, strict=True)
         ]
+        models = [arm.drafter.drawn_from(sampler) for arm in plan.arms[1:]]
         before, after = (
             expected_acceptance(self.target, draft, texts, sampler, vocabularies=ids)
-            for draft, ids in models
+            for draft, ids in filter(None, models)
         )
-        return Acceptance.between(before, after)
+        return (
+            [float(beta.sum()) for beta in before],
+            [float(beta.sum()) for beta in after],
+            [len(text.tokens) for text in texts],
+        )
 
-    def print_outcome(self, outcome: Outcome) -> None:
-        """Print what the distillation brought."""
-        show("", outcome.section.columns, outcome.section.rows)
-        self.console.print(Text(outcome.sentence, style="bold"), soft_wrap=True)
-        self.say(outcome.method, *outcome.equality)
-
-    def finish(self, comparison: BenchReport, outcome: Outcome) -> dict[str, Any]:
-        """Write page, figures and, last, run.json; say what comes next."""
-        out, distillation = self.options.out, outcome.payload()
-        report = replace(comparison, sections=(outcome.section,))
-        write_report(report, out)
-        content: dict[str, Any] = jsonable({**summary(report), "distillation": distillation})
+    def finish(
+        self, comparison: BenchReport, distillation: dict[str, Any], section: results.Section
+    ) -> dict[str, Any]:
+        """Print what the distillation brought; write page, figures and, last, run.json."""
+        out = self.options.out
+        show("", section.columns, section.rows)
+        self.say(section.sentences[0], style="bold")
+        self.say(*section.sentences[1:], sep="\n")
+        report = replace(comparison, sections=(section,))
+        results.write_report(report, out)
+        content: dict[str, Any] = jsonable(
+            {**results.summary(report), "distillation": distillation}
+        )
         write_json_atomic(out / "summary.json", content)
-        results = {"records": len(report.records), "distillation": distillation}
-        self.record.write(out, results=results)
+        written = {"records": len(report.records), "distillation": distillation}
+        self.record.write(out, results=written)
         self.say(f"report: {out / 'report.html'}")
-        self.console.print(f"({time.monotonic() - self.began:.0f} s in all)\n", style="dim")
-        self.console.print(Text("Next, with your own models and prompts:", style="bold"))
-        self.say(*(f"  {command}" for command in NEXT))
+        self.say(f"({time.monotonic() - self.began:.0f} s in all)", style="dim")
+        self.title("Next, with your own models and prompts:")
+        self.say(*(f"  {command}" for command in NEXT), sep="\n")
         return content
 
     # ----------------------------------------------------------------------- what parts share
@@ -445,7 +364,7 @@ class Quickstart:
         """Plain decoding and these arms on all prompts; what does not fit the time is cut later."""
         return BenchPlan(
             target=self.target,
-            arms=(Arm(name=BASELINE, drafter=NoDrafter()), *arms),
+            arms=(Arm(name=figures.BASELINE, drafter=NoDrafter()), *arms),
             items=self.items,
             samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
             max_new_tokens=self.options.max_new_tokens,
@@ -456,14 +375,11 @@ class Quickstart:
         """Run the rounds that fit; their records go to `out/records.jsonl`."""
 
         def cut(each: float) -> BenchPlan:
-            fitting = fit(plan, seconds, each)
-            prompts, tokens = len(fitting.items), fitting.max_new_tokens
-            often = {1: "once", 2: "twice"}.get(fitting.repeats, f"{fitting.repeats} times")
-            share = fitting.repeats * tokens / plan.max_new_tokens
+            fitting, arms = fit(plan, seconds, each), len(plan.arm_names(plan.samplers[0]))
             self.say(
-                f"Measuring {len(plan.arm_names(plan.samplers[0]))} ways to continue {prompts} "
-                f"prompts by {tokens} tokens at temperature {_and(self.temperatures)}, {often}, "
-                f"interleaved: about {each * prompts * share:.0f} s."
+                f"Measuring {arms} ways to continue {len(fitting.items)} prompts by "
+                f"{plan.max_new_tokens} tokens at temperature {_and(self.temperatures)}, "
+                f"interleaved, in {fitting.repeats} repeats."
             )
             return fitting
 
@@ -471,17 +387,22 @@ class Quickstart:
         made = bench.measure(run, out)
         return bench.make_report(run, made, self.source, self.record)
 
-    def say_part(self, title: str) -> None:
-        self.console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+    def title(self, text: str) -> None:
+        self.say(f"\n{text}", style="bold")
 
-    def say(self, *sentences: str) -> None:
-        for sentence in sentences:
-            self.console.print(sentence, soft_wrap=True, markup=False)
-
-    def announce(self, sentence: str, verb: str, options: VerbOptions) -> None:
+    def announce(self, text: str, verb: str, options: VerbOptions) -> None:
         """Say what comes now, and the command that does the same."""
-        self.say(sentence)
-        self.console.print(Text(f"  {command_line(verb, options)}", style="dim"), soft_wrap=True)
+        options.validate()
+        self.say(text)
+        self.say(f"  {command_line(verb, options)}", style="dim")
+
+
+def fit(plan: BenchPlan, seconds: float, each: float) -> BenchPlan:
+    """The part of a plan that takes about so many seconds, where one prompt takes `each`."""
+    rounds = int(seconds / max(each, 1e-9))
+    repeats = REPEATS if rounds >= REPEATS * FEWEST_MEASURED_PROMPTS else 1
+    prompts = max(FEWEST_MEASURED_PROMPTS, rounds // repeats)
+    return replace(plan, items=plan.items[:prompts], repeats=repeats)
 
 
 # --------------------------------------------------------------------------- folders
@@ -498,11 +419,10 @@ def find_models(given: Path | None) -> Path:
         if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
             here = Path.cwd()
             return place.relative_to(here) if place.is_relative_to(here) else place
-    if given is not None:
-        raise BackendError(f"--models {given} has no folders target and draft with models.")
     raise BackendError(
-        "The small models are not here: they are in the folder models/mini-code of draftsmith's "
-        "repository; run this from a checkout, or give the folder by --models."
+        f"There are no folders target and draft with models in {given or MODELS}: run this from a "
+        "checkout of draftsmith's repository, which has models/mini-code, or give another folder "
+        "by --models."
     )
 
 
@@ -523,292 +443,102 @@ def check_out(out: Path) -> None:
         raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
 
 
-def check_draft(draft: Arm, target: Target, items: Sequence[Item]) -> None:
-    """InputError when the acceptance of this draft model cannot be computed on any prompt."""
-    found = draft.drafter.drawn_from(Sampler())
-    if found is None:
-        raise InputError(
-            f"The draft model and {target.name} have different tokenizers, so that their "
-            "probabilities cannot be compared: give --models of one tokenizer."
-        )
-    room, shortest = found[0].max_length, min(len(item.tokens) for item in items)
-    if room is not None and shortest > room:
-        raise InputError(
-            f"The draft model has a context of {room} tokens, and the shortest prompt has "
-            f"{shortest}: give --models with a longer context."
-        )
-
-
 def clear(out: Path) -> None:
     """Make room for a new quickstart. records.jsonl goes last: it says that the rest is ours."""
-    for name in ("run.json", "report.html", "summary.json"):
-        (out / name).unlink(missing_ok=True)
     for name in ("figures", DISTILLED):
         shutil.rmtree(out / name, ignore_errors=True)
-    (out / "records.jsonl").unlink(missing_ok=True)
-
-
-# --------------------------------------------------------------------------- amounts
-
-
-def fit(plan: BenchPlan, seconds: float, each: float) -> BenchPlan:
-    """The part of a plan that takes about so many seconds: three repeats of as many prompts as fit,
-    so that a median can drop a stall of the machine; else one repeat of as many as fit; on the
-    slowest machines shorter texts, too.
-
-    Args:
-        each: seconds of one prompt with all arms at all temperatures.
-    """
-    prompts, rounds = len(plan.items), int(seconds / max(each, 1e-9))
-    if rounds >= MOST_REPEATS * min(prompts, FEWEST_REPEATED):
-        return replace(plan, items=plan.items[: rounds // MOST_REPEATS], repeats=MOST_REPEATS)
-    fewest, tokens = min(prompts, FEWEST_MEASURED_PROMPTS), plan.max_new_tokens
-    if rounds < fewest:
-        fitting = int(seconds / (each * fewest) * tokens)
-        tokens = min(tokens, max(FEWEST_MEASURED_TOKENS, fitting))
-    items = plan.items[: max(fewest, rounds)]
-    return replace(plan, items=items, repeats=1, max_new_tokens=tokens)
-
-
-def seconds_per_text(target: Target, prompts: Sequence[Prompt], max_new_tokens: int) -> float:
-    """Estimate the seconds of continuing a batch like these, from a few steps.
-
-    Raises:
-        InputError: the target has room for none of them.
-    """
-    room = target.max_length or 1 << 40
-    texts = [prompt.token_ids(target.tokenizer) for prompt in prompts]
-    texts = [text for text in texts if 0 < len(text) < room]
-    if not texts:
-        raise InputError(f"No prompt fits into the {room} positions of {target.name}.")
-    tokens = min(TRIAL_TOKENS, max_new_tokens)
-    options = DecodeOptions(
-        sampler=Sampler(temperature=1.0), max_new_tokens=tokens, ignore_end=True
-    )
-    plain = Arm(name=BASELINE, drafter=NoDrafter())
-    made = time_decode(target, plain, texts, options, range(len(texts)))
-    step = made.decode_seconds / max(1, len(made.widths))
-    return max((made.prefill_seconds + (max_new_tokens - 1) * step) / len(texts), 1e-9)
-
-
-def block_length(store: Path) -> int:
-    """Room for the longest text of a store and the separator behind it."""
-    texts = TrajectoryStore.open(store).trajectories()
-    longest = max(len(text.prompt) + len(text.tokens) + 1 for text in texts)
-    return BLOCK_MULTIPLE * math.ceil(longest / BLOCK_MULTIPLE)
-
-
-def seconds_per_step(options: distill.DistillOptions) -> tuple[float, float]:
-    """Measure the seconds of a step and of an evaluation on a copy of the draft model."""
-    tokenizer = tokenizer_training.load_tokenizer(options.target)
-    student = open_student(options, tokenizer)
-    accelerator = start_accelerator(options)
-    with work_folder(options.out):
-        lesson = make_lesson(options, tokenizer, student)
-        trainer = make_trainer(options, student, lesson, accelerator)
-        marks = [time.monotonic()]
-        for _ in range(TRIAL_STEPS):
-            trainer.one_step()
-            marks.append(time.monotonic())
-        trainer.evaluate()
-        evaluation = time.monotonic() - marks[-1]
-    # the first step pays for what all others find ready
-    steps = [after - before for before, after in pairwise(marks[1:])]
-    return max(statistics.median(steps), 1e-9), evaluation
+    for name in ("run.json", "report.html", "summary.json", "records.jsonl"):
+        (out / name).unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------- before and after
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Acceptance:
-    """Expected acceptance of a drafted token before and after, from the probabilities of both
-    models at every position of the same texts of plain decoding: no draw is in it."""
-
-    before: float
-    after: float
-    gain_ci95: Interval | None
-    """Bootstrap interval of after - before, over texts; None for one text."""
-    texts: int
-
-    @classmethod
-    def between(cls, before: Sequence[Betas], after: Sequence[Betas]) -> Acceptance:
-        """Average over all tokens of the texts. Arguments: per text, the acceptance of each
-        token."""
-        lengths = [len(text) for text in before]
-        old, new = ([float(text.sum()) for text in side] for side in (before, after))
-        gains = [b - a for a, b in zip(old, new, strict=True)]
-        return cls(
-            before=sum(old) / sum(lengths),
-            after=sum(new) / sum(lengths),
-            gain_ci95=bootstrap_ratio(gains, lengths),
-            texts=len(lengths),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """The draft model before and after at one temperature."""
 
     temperature: float
-    before: DrafterMetrics
-    after: DrafterMetrics
-    acceptance: Acceptance
-    ratio: float | None
-    """Seconds per token before / after."""
-    ratio_ci95: Interval | None
-    """Bootstrap interval over prompts."""
+    accepted: str
+    """How often, in words."""
+    fast: str
+    rows: tuple[tuple[str, ...], ...]
+    """(figure, before, after, gain)."""
+    payload: dict[str, Any]
+    """For summary.json and run.json."""
 
-    @classmethod
-    def between(cls, report: BenchReport, acceptance: Acceptance, temperature: float) -> Change:
-        """Read the change from a measurement of BEFORE and AFTER."""
-        found = {one.name: one for one in report.metrics if one.temperature == temperature}
-        paces = paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
-        return cls(
-            temperature=temperature,
-            before=found[BEFORE],
-            after=found[AFTER],
-            acceptance=acceptance,
-            ratio=weighted_speedup(paces),
-            ratio_ci95=bootstrap_interval(paces),
+
+def change(
+    report: BenchReport,
+    temperature: float,
+    before: Sequence[float],
+    after: Sequence[float],
+    tokens: Sequence[int],
+) -> Change:
+    """Compare BEFORE and AFTER. `before`, `after`, `tokens`: as `Quickstart.acceptance` returns."""
+    found = {one.name: one for one in report.metrics if one.temperature == temperature}
+    sides = (found[BEFORE], found[AFTER])
+    alphas = [sum(accepted) / sum(tokens) for accepted in (before, after)]
+    gains = [new - old for old, new in zip(before, after, strict=True)]
+    gain = figures.bootstrap_ratio(gains, tokens)
+    paces = figures.paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
+    ratio, spread = figures.weighted_speedup(paces), figures.bootstrap_interval(paces)
+    points, faster = f"{100 * (alphas[1] - alphas[0]):+.1f} points", ""
+    if gain is not None:
+        points += f" ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+    if ratio is not None:
+        faster = f"{100 * (ratio - 1):+.0f} %" + (
+            f" ({results.interval_text(spread)}x)" if spread else ""
         )
-
-    @property
-    def accepted(self) -> str:
-        """How often, in words; a change is claimed only where 0 lies outside the interval."""
-        gain = self.acceptance.after - self.acceptance.before
-        interval = self.acceptance.gain_ci95
-        if interval is None or interval.low <= 0 <= interval.high or abs(gain) < LEAST_GAIN:
-            return "not measurably more often"
-        return "more often" if gain > 0 else "less often"
-
-    @property
-    def fast(self) -> str:
-        """How fast, in words; a gain is claimed only where 1 lies outside the interval."""
-        interval = self.ratio_ci95
-        if interval is not None and interval.low > 1:
-            return "faster"
-        slower = interval is not None and interval.high < 1
-        return "slower" if slower else "not measurably faster"
-
-    def rows(self) -> tuple[tuple[str, ...], ...]:
-        """(figure, before, after, gain)."""
-        before, after = self.before, self.after
-        old, new, interval = (
-            self.acceptance.before,
-            self.acceptance.after,
-            self.acceptance.gain_ci95,
-        )
-        points, more = f"{100 * (new - old):+.1f} points", ""
-        if interval is not None:
-            points += f" ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
-        if before.tokens_per_step and after.tokens_per_step:
-            more = f"{100 * (after.tokens_per_step / before.tokens_per_step - 1):+.0f} %"
-        faster = "" if self.ratio is None else f"{100 * (self.ratio - 1):+.0f} %"
-        if self.ratio_ci95 is not None:
-            faster += f" ({interval_text(self.ratio_ci95)}x)"
-        steps = (number(one.tokens_per_step) for one in (before, after))
-        return (
+    steps = [side.tokens_per_step or math.nan for side in sides]
+    same = [side.identical_to_autoregressive for side in sides]
+    kept = ("tokens_per_step", "speedup", "speedup_ci95")
+    old, new = (
+        {"alpha": alpha} | {name: getattr(side, name) for name in kept}
+        for alpha, side in zip(alphas, sides, strict=True)
+    )
+    return Change(
+        temperature=temperature,
+        accepted=judged(gain, 0.0, "more often", "less often"),
+        fast=judged(spread, 1.0, "faster", "slower"),
+        rows=(
+            ("acceptance (alpha)", *(f"{100 * alpha:.1f} %" for alpha in alphas), points),
             (
-                "acceptance (alpha)",
-                *(f"{100 * alpha:.1f} %" for alpha in (old, new)),
-                points,
+                "tokens per step (tau)",
+                *map(results.number, steps),
+                f"{100 * (steps[1] / steps[0] - 1):+.0f} %",
             ),
-            ("tokens per step (tau)", *steps, more),
-            ("measured speed-up", times(before.speedup), times(after.speedup), faster),
-        )
-
-    def payload(self) -> dict[str, Any]:
-        before, after = (
-            {
-                "alpha": alpha,
-                "tokens_per_step": side.tokens_per_step,
-                "speedup": side.speedup,
-                "speedup_ci95": _pair(side.speedup_ci95),
-            }
-            for side, alpha in (
-                (self.before, self.acceptance.before),
-                (self.after, self.acceptance.after),
-            )
-        )
-        same = [one.identical_to_autoregressive for one in (self.before, self.after)]
-        return {
-            "temperature": self.temperature,
-            "before": before,
-            "after": after,
-            "speed_ratio": self.ratio,
-            "speed_ratio_ci95": _pair(self.ratio_ci95),
+            ("measured speed-up", *(results.times(side.speedup) for side in sides), faster),
+        ),
+        payload={
+            "temperature": temperature,
+            "before": old,
+            "after": new,
+            "speed_ratio": ratio,
+            "speed_ratio_ci95": spread,
             "identical_to_autoregressive": None if None in same else all(same),
-        }
+        },
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a distillation cost and brought; the first fields are keys of summary.json."""
+def judged(interval: figures.Interval | None, nothing: float, better: str, worse: str) -> str:
+    """A change in words; one is claimed only where `nothing` lies outside the interval."""
+    if interval is not None and interval.low > nothing + LEAST_GAIN:
+        return better
+    sure = interval is not None and interval.high < nothing - LEAST_GAIN
+    return worse if sure else f"not measurably {better}"
 
-    before: str
-    """Folder of the draft model that it began with."""
-    after: str
-    tokens_collected: int
-    """Tokens of the continuations."""
-    trajectories: int
-    training_prompts: int
-    collect_seconds: float
-    steps: int
-    tokens_fed: int
-    """Fed in all steps, prompts and repetitions included."""
-    distil_seconds: float
-    prompts: int
-    """Held-out prompts that were decoded."""
-    texts_of_alpha: int
-    """Texts of plain decoding that alpha was computed on, at each temperature at least."""
-    changes: tuple[Change, ...]
-    equality: tuple[str, ...]
-    """Sentences on whether the target's text stayed the same."""
 
-    @property
-    def sentence(self) -> str:
-        """What happened, in one sentence; it never says more than was measured."""
-        accepted = _by_temperature((c.temperature, c.accepted) for c in self.changes)
-        fast = _by_temperature((c.temperature, c.fast) for c in self.changes)
-        better = any(c.accepted == "more often" or c.fast == "faster" for c in self.changes)
-        verb = "is" if better else "is no better: it is"
-        return (
-            f"After {self.distil_seconds:.0f} s of distillation on {self.tokens_collected:,} "
-            f"tokens of the target the draft model {verb} accepted {accepted} than before, and "
-            f"decoding with it is {fast}."
-        )
-
-    @property
-    def method(self) -> str:
-        """How it was measured."""
-        prompts = "1 prompt" if self.prompts == 1 else f"{self.prompts} prompts"
-        texts = "1 text" if self.texts_of_alpha == 1 else f"{self.texts_of_alpha} texts"
-        return (
-            f"Both draft models draft with --draft-length {DRAFT_LENGTH}: two tokens more after a "
-            "draft that was accepted whole, one less after any other. Alpha is computed on "
-            f"{texts} of plain decoding at each temperature; the rest is measured on {prompts}, "
-            "decoded with both and plainly, interleaved. These prompts are from files that nothing "
-            "was collected from, and that models/mini-code was not trained on."
-        )
-
-    @property
-    def section(self) -> Section:
-        """The table and its sentences."""
-        return Section(
-            title="Before and after distillation",
-            sentences=(self.sentence, self.method, *self.equality),
-            columns=("temperature", "figure", "before", "after", "gain"),
-            rows=tuple((f"{c.temperature:g}", *row) for c in self.changes for row in c.rows()),
-        )
-
-    def payload(self) -> dict[str, Any]:
-        """For summary.json and run.json: plain values."""
-        plain = asdict(replace(self, changes=(), equality=()))
-        del plain["changes"], plain["equality"]
-        temperatures = [change.payload() for change in self.changes]
-        first = {"sentence": self.sentence, "draft_length": DRAFT_LENGTH}
-        return {**first, **plain, "temperatures": temperatures}
+def sentence(cost: dict[str, Any], changes: Sequence[Change]) -> str:
+    """What happened, in one sentence; it never says more than was measured."""
+    accepted = _by_temperature((one.temperature, one.accepted) for one in changes)
+    fast = _by_temperature((one.temperature, one.fast) for one in changes)
+    better = any(one.accepted == "more often" or one.fast == "faster" for one in changes)
+    verb = "is" if better else "is no better: it is"
+    return (
+        f"After {cost['distil_seconds']:.0f} s of distillation on {cost['tokens_collected']:,} "
+        f"tokens of the target the draft model {verb} accepted {accepted} than before, and "
+        f"decoding with it is {fast}."
+    )
 
 
 def _by_temperature(words: Iterable[tuple[float, str]]) -> str:
@@ -821,7 +551,3 @@ def _by_temperature(words: Iterable[tuple[float, str]]) -> str:
 
 def _and(temperatures: Iterable[float]) -> str:
     return " and ".join(f"{temperature:g}" for temperature in temperatures)
-
-
-def _pair(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
