@@ -25,7 +25,6 @@ import functools
 import json
 import math
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +48,7 @@ import tyro
 from draftsmith.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import SchemaValidator
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -167,43 +165,11 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
 
 
 @functools.cache
-def _validator(kind: Any) -> SchemaValidator:
+def _validator(kind: Any) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
-    from pydantic_core import SchemaValidator
 
     # in a list, because a dataclass takes its configuration from what it is in
-    adapter = TypeAdapter(list[kind], config=ConfigDict(strict=True, extra="forbid"))
-    return SchemaValidator(cast(Any, _exact(adapter.core_schema)), {"strict": True})
-
-
-_INEXACT: dict[Any, Callable[[Any, Any], bool]] = {
-    "float": lambda _, value: type(value) is int and abs(value) > sys.float_info.max,
-    "literal": lambda schema, value: all(
-        (type(value), value) != (type(one), one) for one in schema["expected"]
-    ),
-    "lax-or-strict": lambda _, value: isinstance(value, str) and "\0" in value,  # a path
-}
-"""What strict pydantic still converts: 10**400 to infinity, true to the literal 1, a NUL in a path;
-by the type of the schema."""
-
-
-def _exact(schema: Any) -> Any:
-    """The schema, which also refuses what is `_INEXACT`."""
-    from pydantic_core import PydanticCustomError, core_schema
-
-    if isinstance(schema, (list, tuple)):
-        return type(schema)(map(_exact, schema))
-    if not isinstance(schema, dict):
-        return schema
-    inner: Any = {key: _exact(value) for key, value in schema.items()}
-
-    def check(value: Any) -> Any:
-        if _INEXACT[inner["type"]](inner, value):
-            raise PydanticCustomError("inexact", "another type")
-        return value
-
-    wrapped = inner.get("type") in _INEXACT
-    return core_schema.no_info_before_validator_function(check, inner) if wrapped else inner
+    return TypeAdapter(list[kind], config=ConfigDict(strict=True, extra="forbid"))
 
 
 def _plain(value: object) -> Any:

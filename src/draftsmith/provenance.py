@@ -73,7 +73,7 @@ class Run:
         return {
             "command": command_line(self.verb, self.options),
             "verb": self.verb,
-            "options": _portable(as_dict(self.options)),
+            "options": _portable(jsonable(self.options)),
             "seed": self.seed,
             "started": self.started.isoformat(),
             "ended": ended.isoformat(),
@@ -397,8 +397,6 @@ def _portable(value: Any) -> Any:
         return {key: _portable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_portable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return portable_text(value) if isinstance(value, str) else value
 
 

@@ -44,10 +44,18 @@ def test_people_get_a_table_and_programs_do_not(
 
 def device(bfloat16_ms: float, eight: float) -> DeviceReport:
     def cost(dtype: str, one: float) -> TokenCost:
-        return TokenCost(dtype=dtype, ms_1_token=one, ms_8_tokens=one * eight, weight_gb_per_s=9.6)
+        return TokenCost(
+            dtype=dtype,
+            ms_1_token=one,
+            ms_8_tokens=one * eight,
+            weight_gb_per_s=9.6,
+            ratio=eight,
+        )
 
     costs = (cost("float32", 2.0), cost("bfloat16", bfloat16_ms))
-    return DeviceReport(device="cpu", name="CPU", copy_gb_per_s=10, costs=costs)
+    return DeviceReport(
+        device="cpu", name="CPU", copy_gb_per_s=10, costs=costs, fast_bfloat16=False
+    )
 
 
 def advise(report: DeviceReport, *, threads: int = 2, train: bool = True, disk: float = 50) -> str:

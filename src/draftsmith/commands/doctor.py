@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.provenance import jsonable, machine_summary, versions
+from draftsmith.commands._tables import console, show, show_values
+from draftsmith.provenance import free_bytes, jsonable, machine_summary, versions
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +49,8 @@ class TokenCost:
     ms_8_tokens: float
     weight_gb_per_s: float
     """Bytes of weights read per second with one token: the bandwidth that decoding gets."""
-
-    @property
-    def ratio(self) -> float:
-        return self.ms_8_tokens / self.ms_1_token
+    ratio: float
+    """Milliseconds for 8 tokens / for 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +62,8 @@ class DeviceReport:
     copy_gb_per_s: float
     """Bytes read plus bytes written while copying a block far larger than the caches."""
     costs: tuple[TokenCost, ...]
-
-    @property
-    def best(self) -> TokenCost:
-        """The number format to use: with drafts, the cost of several tokens is what counts."""
-        return min(self.costs, key=lambda cost: cost.ms_8_tokens)
-
-    @property
-    def fast_bfloat16(self) -> bool:
-        """Without instructions of its own bfloat16 is emulated, and slower than float32."""
-        return self.best.dtype == "bfloat16"
+    fast_bfloat16: bool
+    """Without instructions of its own bfloat16 is emulated, and slower than float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +79,6 @@ class Diagnosis:
 
     def json_payload(self) -> dict[str, Any]:
         payload: dict[str, Any] = jsonable(self)
-        for written, device in zip(payload["devices"], self.devices, strict=True):
-            written["fast_bfloat16"] = device.fast_bfloat16
-            for row, cost in zip(written["costs"], device.costs, strict=True):
-                row["ratio"] = round(cost.ratio, 3)
         return payload
 
 
@@ -107,14 +93,15 @@ def run(options: DoctorOptions) -> Diagnosis:
 def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
     """Measure with blocks of about this size (larger than any cache) and gather the rest."""
     import torch
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     reports = tuple(_examine_device(device, mebibytes, repeats) for device in devices)
     machine = machine_summary()
-    disk = {"current folder": _free_gib(Path.cwd()), "model cache": _free_gib(_model_cache())}
-    extras = {name: all(map(_is_installed, needs)) for name, needs in EXTRAS.items()}
+    disk = {"current folder": _free_gib(Path.cwd()), "model cache": _free_gib(Path(HF_HUB_CACHE))}
+    extras = {name: all(map(importlib.util.find_spec, needs)) for name, needs in EXTRAS.items()}
     return Diagnosis(
         versions=versions(),
         machine=machine,
@@ -144,7 +131,13 @@ def _examine_device(device: torch.device, mebibytes: int, repeats: int) -> Devic
         name=name,
         copy_gb_per_s=round(2 * size / copying / 1e9, 2),
         costs=costs,
+        fast_bfloat16=_best(costs).dtype == "bfloat16",
     )
+
+
+def _best(costs: tuple[TokenCost, ...]) -> TokenCost:
+    """The number format to use: with drafts, the cost of several tokens is what counts."""
+    return min(costs, key=lambda cost: cost.ms_8_tokens)
 
 
 def _token_cost(dtype: torch.dtype, device: torch.device, size: int, repeats: int) -> TokenCost:
@@ -164,6 +157,7 @@ def _token_cost(dtype: torch.dtype, device: torch.device, size: int, repeats: in
         ms_1_token=round(one * 1e3, 4),
         ms_8_tokens=round(eight * 1e3, 4),
         weight_gb_per_s=round(weight_OH.numel() * dtype.itemsize / one / 1e9, 2),
+        ratio=round(eight / one, 3),
     )
 
 
@@ -199,20 +193,19 @@ def _advice(
     disk: dict[str, float],
     extras: dict[str, bool],
 ) -> list[str]:
-    said = []
     device = devices[-1]
-    best = device.best
+    best = _best(device.costs)
     dtype = best.dtype
-    said.append(f"Use --dtype {dtype} on {device.device}: several tokens at once cost least in it.")
-    said.append(
-        f"8 tokens cost {best.ratio:.1f} times as much as one: drafting 7 pays when a step gives "
-        f"more than {best.ratio:.1f} tokens on average (cheap drafts provided)."
-    )
     rates = [
         f"{name}: {best.weight_gb_per_s * 1e9 / (size * (2 if dtype == 'bfloat16' else 4)):.1f}"
         for name, size in MODEL_SIZES.items()
     ]
-    said.append(f"Without drafts at most this many tokens per second: {', '.join(rates)}.")
+    said = [
+        f"Use --dtype {dtype} on {device.device}: several tokens at once cost least in it.",
+        f"8 tokens cost {best.ratio:.1f} times as much as one: drafting 7 pays when a step gives "
+        f"more than {best.ratio:.1f} tokens on average (cheap drafts provided).",
+        f"Without drafts at most this many tokens per second: {', '.join(rates)}.",
+    ]
     if (machine["torch_threads"] or 1) > machine["cpus"]:
         said.append(
             f"torch uses {machine['torch_threads']} threads on {machine['cpus']} processors: "
@@ -222,71 +215,57 @@ def _advice(
     # One busy thread is this very measurement.
     if load > machine["cpus"] * 0.5 + 1:
         said.append(f"Other programs keep this machine busy (load {load:.1f}): timings will swing.")
-    for place, free in disk.items():
-        if free < 5:
-            said.append(f"Only {free:.1f} GiB of disk are free for the {place}.")
-    for name, there in extras.items():
-        if not there:
-            said.append(f"For `{name}` functions: pip install 'draftsmith[{name}]'")
-    return said
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def _model_cache() -> Path:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE)
+    said += [
+        f"Only {free:.1f} GiB of disk are free for the {place}."
+        for place, free in disk.items()
+        if free < 5
+    ]
+    return said + [
+        f"For `{name}` functions: pip install 'draftsmith[{name}]'"
+        for name, there in extras.items()
+        if not there
+    ]
 
 
 def _free_gib(folder: Path) -> float:
-    there = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
-    return round(shutil.disk_usage(there).free / 2**30, 1)
+    return round(free_bytes(folder) / 2**30, 1)
 
 
 # --------------------------------------------------------------------------- printing
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    about = Table(title="draftsmith doctor", show_header=False, title_justify="left")
-    about.add_column(style="bold")
-    about.add_column()
     machine = diagnosis.machine
-    memory = f"{machine['memory_gib']} GiB memory"
-    about.add_row("machine", f"{machine['system']} {machine['architecture']}, {machine['cpu']}")
-    about.add_row("", f"{machine['cpus']} processors, {memory}")
-    about.add_row("threads of torch", str(machine["torch_threads"]))
     found = [f"{name} {number}" for name, number in diagnosis.versions.items() if number]
-    about.add_row("versions", ", ".join(found))
     disk = [f"{free} GiB ({place})" for place, free in diagnosis.free_disk_gib.items()]
-    about.add_row("free disk", ", ".join(disk))
-    extras = [
-        f"{name} [green]yes[/]" if there else f"{name} [yellow]no[/]"
-        for name, there in diagnosis.extras.items()
-    ]
-    about.add_row("extras", ", ".join(extras))
-    console.print(about)
-
-    measured = Table(title="measured", title_justify="left")
-    for heading in ("device", "format", "1 token", "8 tokens", "ratio", "weights", "copy"):
-        measured.add_column(heading, justify="left" if heading in ("device", "format") else "right")
-    for device in diagnosis.devices:
-        for index, cost in enumerate(device.costs):
-            measured.add_row(
-                f"{device.device} ({device.name})" if index == 0 else "",
+    extras = [f"{name} {'yes' if there else 'no'}" for name, there in diagnosis.extras.items()]
+    show_values(
+        "draftsmith doctor",
+        {
+            "machine": f"{machine['system']} {machine['architecture']}, {machine['cpu']}",
+            "": f"{machine['cpus']} processors, {machine['memory_gib']} GiB memory",
+            "threads of torch": machine["torch_threads"],
+            "versions": ", ".join(found),
+            "free disk": ", ".join(disk),
+            "extras": ", ".join(extras),
+        },
+    )
+    show(
+        "measured",
+        ("device", "format", "1 token", "8 tokens", "ratio", "weights", "copy"),
+        [
+            (
+                f"{device.device} ({device.name})",
                 cost.dtype,
                 f"{cost.ms_1_token:.2f} ms",
                 f"{cost.ms_8_tokens:.2f} ms",
                 f"{cost.ratio:.2f}",
                 f"{cost.weight_gb_per_s:.1f} GB/s",
-                f"{device.copy_gb_per_s:.1f} GB/s" if index == 0 else "",
+                f"{device.copy_gb_per_s:.1f} GB/s",
             )
-    console.print(measured)
+            for device in diagnosis.devices
+            for cost in device.costs
+        ],
+    )
     for line in diagnosis.advice:
-        console.print(f"* {line}", highlight=False, markup=False)
+        console().print(f"* {line}")

@@ -6,7 +6,7 @@ Text that appears as it is decoded, accepted drafts coloured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,34 +69,11 @@ class GenerateOptions(VerbOptions):
         self.drafting.check_assignments((self.drafter,))
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateResult:
-    """One continued prompt, as `--json` prints it."""
+def run(options: GenerateOptions) -> dict[str, Any]:
+    """Continue every prompt; texts go to stdout as they are done, figures to stderr.
 
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...]
-    """Generated ones only."""
-    finish_reason: str
-    tokens_per_step: float
-    acceptance_rate: float | None
-    """None when nothing was drafted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateReport:
-    """What `draftsmith generate --json` prints."""
-
-    results: tuple[GenerateResult, ...]
-    lossy: str | None = None
-    """Why these are not the target's texts; None, and left out: they are."""
-
-    def json_payload(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-
-def run(options: GenerateOptions) -> GenerateReport:
-    """Continue every prompt; texts go to stdout as they are done, figures to stderr."""
+    Returns what `--json` prints; `lossy` says why these are not the target's texts, if so.
+    """
     from draftsmith.bench.arms import check_predictions, open_drafters
     from draftsmith.core.generation import DraftCounts, Generator, encode, prediction
     from draftsmith.core.sampling import Sampler
@@ -140,7 +117,7 @@ def run(options: GenerateOptions) -> GenerateReport:
         notes.print(
             f"{later} further turns of the chats are not asked: each has its first answered"
         )
-    results: list[GenerateResult] = []
+    results: list[dict[str, Any]] = []
     total = DraftCounts()
     streams: dict[int, Stream] = {}
 
@@ -155,7 +132,16 @@ def run(options: GenerateOptions) -> GenerateReport:
     def done(number: int, generation: Generation) -> None:
         nonlocal total
         prompt = prompts[number].render(target.tokenizer)
-        results.append(_result(prompt, generation))
+        results.append(
+            {
+                "prompt": prompt,
+                "text": generation.text or "",
+                "token_ids": generation.token_ids,
+                "finish_reason": generation.finish_reason,
+                "tokens_per_step": generation.metrics.tokens_per_step,
+                "acceptance_rate": generation.metrics.acceptance_rate,
+            }
+        )
         total = total + generation.metrics
         if options.stream:
             streams[number].finish()
@@ -172,7 +158,7 @@ def run(options: GenerateOptions) -> GenerateReport:
         on_done=done,
     )
     notes.print(_summary(total) + (f"; {lossy}" if lossy else ""), soft_wrap=True)
-    return GenerateReport(results=tuple(results), lossy=lossy)
+    return {"results": results} | ({"lossy": lossy} if lossy else {})
 
 
 def _params(options: GenerateOptions) -> SamplingParams:
@@ -189,17 +175,6 @@ def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
 
         return load_prompts(options.prompts, limit=options.limit)
     return plain_prompts(options.prompt)
-
-
-def _result(prompt: str, generation: Generation) -> GenerateResult:
-    return GenerateResult(
-        prompt=prompt,
-        text=generation.text or "",
-        token_ids=generation.token_ids,
-        finish_reason=generation.finish_reason,
-        tokens_per_step=generation.metrics.tokens_per_step,
-        acceptance_rate=generation.metrics.acceptance_rate,
-    )
 
 
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from draftsmith.bench.config import TuneConfig
 from draftsmith.commands._options import VerbOptions
@@ -62,7 +61,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
     write_json_atomic(options.out / "tune.json", content)
     save_tuning_plots(tuning, options.out / "figures")
     record.write(options.out, results=content["recommendation"])
-    console.print(ranking(tuning))
+    show_ranking(tuning)
     if len(tuning.by_batch) > 1:
         show(
             "By batch size, over plain decoding of as many rows",
@@ -183,25 +182,21 @@ def _names(measurement: Measurement) -> tuple[str, str]:
     return short_name(measurement.drafter), measurement.label
 
 
-def ranking(tuning: Tuning) -> Table:
-    """Tabulate all that was tried, the fastest first."""
-    table = Table(
-        title="Predicted from measured costs and real acceptance",
-        caption="tokens/s: of forwards and drafts alone",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for heading in ("drafter", "draft"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("tokens/step", "tokens/s", "speed-up"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in tuning.candidates:
-        table.add_row(
+def show_ranking(tuning: Tuning) -> None:
+    """Print all that was tried, the fastest first."""
+    rows = [
+        (
             *_names(one.measurement),
             f"{one.measurement.tokens_per_step:.2f}",
             f"{one.tokens_per_second:.0f}",
-            f"{one.speedup:.2f} ({one.low:.2f} to {one.high:.2f})",
-            style="bold" if one is tuning.winner else None,
+            f"{one.speedup:.2f}",
+            f"{one.low:.2f} to {one.high:.2f}",
         )
-    table.add_row("none", "", "1.00", f"{tuning.plain_tokens_per_second:.0f}", "1")
-    return table
+        for one in tuning.candidates
+    ]
+    plain = ("none", "", "1.00", f"{tuning.plain_tokens_per_second:.0f}", "1.00", "")
+    show(
+        "Predicted from measured costs and real acceptance; tokens/s: of forwards and drafts alone",
+        ("drafter", "draft", "tokens/step", "tokens/s", "speed-up", "95 % interval"),
+        [*rows, plain],
+    )

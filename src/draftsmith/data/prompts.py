@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from draftsmith.errors import InputError, nearest
 
@@ -51,17 +51,6 @@ def check_whole(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
-
-
-class ChatTokenizer(Protocol):
-    """What rendering needs of a transformers tokenizer."""
-
-    chat_template: Any
-
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any: ...
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +99,7 @@ class Prompt:
             chat += [Message(role="assistant", content=answer), Message(role="user", content=turn)]
         return tuple(chat)
 
-    def render(self, tokenizer: ChatTokenizer, answers: Sequence[str] = ()) -> str:
+    def render(self, tokenizer: Any, answers: Sequence[str] = ()) -> str:
         """The text that the model sees, special tokens of a chat template included."""
         if self.text is not None:
             return self.text
@@ -125,7 +114,7 @@ class Prompt:
             )
         )
 
-    def token_ids(self, tokenizer: ChatTokenizer, answers: Sequence[str] = ()) -> tuple[int, ...]:
+    def token_ids(self, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[int, ...]:
         """`render` as tokens; a chat template has written its own special tokens already."""
         templated = self.is_chat and bool(tokenizer.chat_template)
         text = self.render(tokenizer, answers)
@@ -250,9 +239,8 @@ def _replay(
 def _input(record: Mapping[str, Any], where: str) -> str:
     """The material that an instruction works on (Alpaca's `input`, Self-Instruct's instances)."""
     value = record.get("input")
-    instances = record.get("instances")
-    if value is None and isinstance(instances, list) and instances:
-        value = instances[0].get("input") if isinstance(instances[0], Mapping) else None
+    if value is None:
+        value = _instance(record).get("input")
     if value is None or value == "":
         return ""
     if not isinstance(value, str):
@@ -272,11 +260,15 @@ def _references(record: Mapping[str, Any], where: str) -> list[tuple[str, ...]]:
             return found
         if name == "reference":  # the other names may mean something else
             raise InputError(f"{where}: field {name!r}: expected text or a list of texts")
+    output = _instance(record).get("output")
+    return [(output,)] if isinstance(output, str) and output else []
+
+
+def _instance(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first of Self-Instruct's instances; an empty one if there is none."""
     instances = record.get("instances")
-    if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
-        output = instances[0].get("output")
-        return [(output,)] if isinstance(output, str) and output else []
-    return []
+    first = instances[0] if isinstance(instances, list) and instances else None
+    return first if isinstance(first, Mapping) else {}
 
 
 def _label(record: Mapping[str, Any], names: Sequence[str], where: str) -> str | None:

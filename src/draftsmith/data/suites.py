@@ -22,7 +22,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -148,17 +148,6 @@ _TAUGHT = 3
 """Places in a file that is learnt from. Held-out files give more, which do not overlap."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cut:
-    """Where a prompt ends."""
-
-    file: TextFile
-    name: str
-    """Lines of the function."""
-    lines: tuple[str, ...]
-    stop: int
-
-
 def held_out_prompts(count: int) -> tuple[Prompt, ...]:
     """The first `count` prompts from files that no shipped model was trained on.
 
@@ -167,10 +156,10 @@ def held_out_prompts(count: int) -> tuple[Prompt, ...]:
     """
     _, held = _library_files()
     ordered = sorted(held, key=lambda file: (_is_test(file), file.name))
-    cuts = [_cuts(file) for file in ordered]
+    found = [_prompts(file) for file in ordered]
     # one function of every file, then a second one of every file, ...; read as far as needed
-    order = (cut for _ in _PLACES for some in cuts for cut in islice(some, 1))
-    prompts = tuple(_prompt(cut) for cut in islice(order, count))
+    order = (prompt for _ in _PLACES for some in found for prompt in islice(some, 1))
+    prompts = tuple(islice(order, count))
     if not prompts:
         raise InputError("This Python comes without the sources of its standard library.")
     return prompts
@@ -179,7 +168,7 @@ def held_out_prompts(count: int) -> tuple[Prompt, ...]:
 def training_prompts() -> Iterator[Prompt]:
     """Prompts from the other files, which are read one by one as they are needed. No file gives
     both these and held-out prompts."""
-    return (_prompt(cut) for file in _learnt_from() for cut in islice(_cuts(file), _TAUGHT))
+    return (prompt for file in _learnt_from() for prompt in islice(_prompts(file), _TAUGHT))
 
 
 def training_texts() -> Iterator[str]:
@@ -208,21 +197,14 @@ def _is_test(file: TextFile) -> bool:
     return "test" in file.name
 
 
-def _prompt(cut: _Cut) -> Prompt:
-    return Prompt(
-        id=f"{cut.file.name}:{cut.name}",
-        text="".join(cut.lines[max(0, cut.stop - CONTEXT_LINES) : cut.stop]),
-    )
-
-
-def _cuts(file: TextFile) -> Iterator[_Cut]:
-    """Places in a file, in an order that begins in the middle."""
+def _prompts(file: TextFile) -> Iterator[Prompt]:
+    """Beginnings of a file's functions, in an order that begins in the middle."""
     try:
         source = read_text(file.path)
         tree = ast.parse(source)
     except (InputError, SyntaxError, ValueError):
         return  # tests hold files that are broken on purpose
-    lines = tuple(source.splitlines(keepends=True))
+    lines = source.splitlines(keepends=True)
     functions = [
         node
         for node in ast.walk(tree)
@@ -236,12 +218,13 @@ def _cuts(file: TextFile) -> Iterator[_Cut]:
     for number, place in enumerate(dict.fromkeys(p for p in places if p < len(functions))):
         node = functions[place]
         stop = node.lineno - 1 + max(2, round(_SHARE * _length(node)))
-        read = range(max(0, stop - CONTEXT_LINES), node.lineno - 1 + _length(node))
+        start = max(0, stop - CONTEXT_LINES)
+        read = range(start, node.lineno - 1 + _length(node))
         if number < _TAUGHT or not any(
             read.start < other.stop and other.start < read.stop for other in taken
         ):
             taken.append(read)
-            yield _Cut(file=file, name=node.name, lines=lines, stop=stop)
+            yield Prompt(id=f"{file.name}:{node.name}", text="".join(lines[start:stop]))
 
 
 def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
