@@ -30,7 +30,8 @@ from draftsmith.commands.distill import DistillOptions
 from draftsmith.config import as_dict
 from draftsmith.core.types import TreeShape
 from draftsmith.distill.config import ScheduleConfig
-from draftsmith.drafters.base import free_options
+from draftsmith.drafters.base import COST as COST_OPTIONS
+from draftsmith.drafters.base import options_marked
 from draftsmith.drafters.config import drafter_parts
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
@@ -203,7 +204,7 @@ def deciding(options: CollectOptions | DistillOptions) -> dict[str, Any]:
 def _deciding(said: dict[str, Any]) -> dict[str, Any]:
     if said.get("drafter_option"):
         kind, _ = drafter_parts(str(said["drafter"]))
-        free = free_options(drafter_class(kind).Config)
+        free = options_marked(drafter_class(kind).Config, COST_OPTIONS)
         kept = [one for one in said["drafter_option"] if one.partition("=")[0] not in free]
         said = said | {"drafter_option": kept}
     return {name: value for name, value in flattened(said).items() if name not in PATHS}

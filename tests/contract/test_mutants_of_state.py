@@ -56,13 +56,13 @@ MUTANTS = {
         ),
     ),
     "a row that stops keeps its last draft in the cache": Mutant(
-        source(decode, "_emit", "num[b], last[b] = len(taken) - 1", "num[b], last[b] = len(taken)"),
+        source(decode, "_emit", "path[: max(len(taken) - 1, 0)]", "path[: len(taken)]"),
         lambda: test_caches.test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(
             case("independent-greedy")
         ),
     ),
     "a row that stops keeps all that was accepted": Mutant(
-        source(decode, "_emit", "num[b], last[b] = len(taken) - 1, taken[-1]", "pass"),
+        source(decode, "_emit", "path[: max(len(taken) - 1, 0)]", "path if taken else []"),
         lambda: test_caches.test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(
             case("independent-greedy")
         ),

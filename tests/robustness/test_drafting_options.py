@@ -14,7 +14,7 @@ from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.run import first_difference
 from draftsmith.core.generation import Arm
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.base import structure_options
+from draftsmith.drafters.base import STRUCTURE, options_marked
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, load_drafter
@@ -146,7 +146,7 @@ def test_an_option_for_training_is_refused_where_nothing_is_trained(
     kind: str, option: str, trained: Path
 ) -> None:
     folder, name = trained / kind, option.partition("=")[0].replace("-", "_")
-    settled = name in structure_options(drafter_class(kind).Config)
+    settled = name in options_marked(drafter_class(kind).Config, STRUCTURE)
     why = f"the weights in {folder} have settled it" if settled else f"{folder} reads it when it is"
     what = f"--drafter-option {name}: {why}"
     assert what in refusal(folder, drafter_option=(option,))

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.rollout_twin import attend_rollout_reference
 from torch import Tensor, nn
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.unroll import (
-    attend_rollout_official,
-    attend_rollout_reference,
-)
+from draftsmith.drafters.hidden.unroll import attend_rollout_official
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 

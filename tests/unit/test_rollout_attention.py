@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.rollout_twin import attend_rollout_reference
 from torch import Tensor
 
 from draftsmith.core.types import TrajectoryBatch
@@ -15,10 +16,7 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.drafter import AlignedDrafter, FeatureDrafter
-from draftsmith.drafters.hidden.unroll import (
-    attend_rollout,
-    attend_rollout_reference,
-)
+from draftsmith.drafters.hidden.unroll import attend_rollout
 from draftsmith.targets.toy import tiny_target
 
 B, H, T, D = 2, 3, 37, 8

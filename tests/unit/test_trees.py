@@ -14,7 +14,7 @@ from draftsmith.core.trees import (
     pad_nodes,
     sees,
     shape_parents,
-    stack_chains,
+    stack_drafts,
 )
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
@@ -141,12 +141,13 @@ def test_padding_fills_every_field() -> None:
 
 
 def test_ragged_chains_are_padded_on_the_right() -> None:
-    tokens, parents, origin = stack_chains([[5, 6], [], [7, 8, 9]], [[0, 1], [], [2, 2, 2]])
+    tree = stack_drafts([[5, 6], [], [7, 8, 9]], origins=[[0, 1], [], [2, 2, 2]])
+    tokens, parents, origin = tree.tokens_BN, tree.parents_BN, tree.origin_BN
     assert tokens.tolist() == [[5, 6, 0], [0, 0, 0], [7, 8, 9]]
     assert parents.tolist() == [[-1, 0, -2], [-2, -2, -2], [-1, 0, 1]]
     assert origin is not None and origin.tolist() == [[0, 1, 0], [0, 0, 0], [2, 2, 2]]
-    tokens, parents, origin = stack_chains([[], []])
-    assert tokens.shape == parents.shape == (2, 0) and origin is None
+    tree = stack_drafts([[], []])
+    assert tree.tokens_BN.shape == tree.parents_BN.shape == (2, 0) and tree.origin_BN is None
 
 
 def test_an_empty_tree_has_no_nodes() -> None:

@@ -18,8 +18,7 @@ from draftsmith.core.verify import (
     Node,
     Rejection,
     TreeLaws,
-    candidate_children,
-    offered_depth,
+    candidates,
     verify,
 )
 from draftsmith.core.verify_step import make_rule
@@ -303,13 +302,13 @@ def test_a_rule_refuses_proposals_that_it_is_not_made_for() -> None:
 
 def test_children_are_listed_in_proposal_order() -> None:
     tree = one_row([1, 2, 3, 4, 5], [-1, -2, -1, 0, -1], candidate=[True, True, True, True, False])
-    assert candidate_children(tree) == [{-1: [0, 2], 0: [3]}]
+    assert [row.children for row in candidates(tree)] == [{-1: [0, 2], 0: [3]}]
 
 
 def test_offered_depth_is_that_of_the_best_path() -> None:
     """root -+- 0 --- 1 --- 2       accepted 0: two more stood below; accepted 3: nothing did."""
-    children = {-1: [0, 3], 0: [1], 1: [2]}
-    assert offered_depth(children, []) == 3
-    assert offered_depth(children, [0]) == 3
-    assert offered_depth(children, [3]) == 1
-    assert offered_depth({}, []) == 0
+    (row,) = candidates(one_row([1, 2, 3, 4], [-1, 0, 1, -1]))
+    assert row.offered_depth([]) == 3
+    assert row.offered_depth([0]) == 3
+    assert row.offered_depth([3]) == 1
+    assert candidates(DraftTree.empty(1))[0].offered_depth([]) == 0

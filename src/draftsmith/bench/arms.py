@@ -24,7 +24,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder, no_garbage_collection
 from draftsmith.core.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
 from draftsmith.data.prompts import Prompt
-from draftsmith.drafters.base import Drafter, training_options
+from draftsmith.drafters.base import TRAINING, Drafter, options_marked
 from draftsmith.drafters.config import DraftingConfig, drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
@@ -285,7 +285,7 @@ def open_drafters(
 def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafter:
     drafter = load_drafter(name, assignments)
     for key in option_keys(assignments):
-        if key in training_options(drafter.config):
+        if key in options_marked(drafter.config, TRAINING):
             raise InputError(
                 f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
                 "leave it out."

@@ -28,7 +28,6 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder
 from draftsmith.core.trees import limit_depth, pad_nodes
 from draftsmith.core.types import (
-    PADDING,
     DecodeStep,
     DraftTree,
     LengthPolicy,
@@ -37,7 +36,7 @@ from draftsmith.core.types import (
     TreeShape,
     Verdict,
 )
-from draftsmith.core.verify import Rule, candidate_children, offered_depth
+from draftsmith.core.verify import Rule, candidates, make_verdict
 from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
@@ -135,6 +134,7 @@ def decode(
     if not options.ignore_end:
         end_ids |= target.end_ids
     stops = StopStrings(options.stop_strings, target.tokenizer)
+    verifier = options.verifier_sampler or options.sampler
     shape = drafter.default_shape if options.shape is None else options.shape
     recorder = recorder or Recorder()
     request = RequestBatch(
@@ -153,7 +153,9 @@ def decode(
             active = [rows[i] for i in live]
             noise = base_noise.at([len(row.tokens) for row in active])
             depth_B = _depths(active, shape, options.policy)
-            pending = [row.tokens[int(cache.lengths_B[b]) :] for b, row in enumerate(active)]
+            cached = cache.lengths_B.tolist()
+            pending: Sequence[Sequence[int]]
+            pending = [row.tokens[have:] for row, have in zip(active, cached, strict=True)]
             with recorder.time("draft"):
                 tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
                 if options.static_shapes:
@@ -169,8 +171,8 @@ def decode(
                 tree, verdict = verify_step(
                     tree,
                     out.logits_BNV,
-                    options.verifier_sampler or options.sampler,
-                    [row.history() for row in active],
+                    verifier,
+                    [row.history() for row in active] if verifier.needs_history else [],
                     make_rule(options.rule, tree.proposal),
                     noise,
                     widest=shape.widest,
@@ -276,7 +278,7 @@ def _emit(
     verdict: Verdict,
     end_ids: frozenset[int],
     stops: StopStrings,
-    pending: list[list[int]],
+    pending: Sequence[Sequence[int]],
 ) -> tuple[Verdict, DecodeStep]:
     """Hand tokens to the rows. A row that stops inside the block gets the verdict it would have had
     if nothing beyond the stop had been drafted.
@@ -284,48 +286,44 @@ def _emit(
     Args:
         rows: of the request, in whose order the step is; the batch holds those of `live`.
     """
-    tokens = tree.tokens_BN.numpy()
-    origin = None if tree.origin_BN is None else tree.origin_BN.numpy()
-    path_BD = verdict.path_BD.numpy().copy()
-    num, last = verdict.num_accepted_B.numpy().copy(), verdict.next_token_B.numpy().copy()
-    emitted: list[tuple[int, ...]] = [()] * len(rows)
-    origins: list[tuple[int, ...]] = [()] * len(rows)
-    accepted, offered, proposed = ([0] * len(rows) for _ in range(3))
-    finish: list[str | None] = [None] * len(rows)
-    was_active = [False] * len(rows)
-    for b, (i, children) in enumerate(zip(live, candidate_children(tree), strict=True)):
-        row = rows[i]
-        proposed[i] = sum(map(len, children.values()))
-        was_active[i] = row.finish is None
-        if was_active[i]:
-            path = [int(n) for n in path_BD[b, : num[b]]]
-            block = [int(tokens[b, n]) for n in path] + [int(last[b])]
-            taken = row.append(block, end_ids, stops)
-            depth = offered_depth(children, path)
-            if len(taken) <= len(path):  # stopped at a drafted token: the row's last, not cached
-                depth = len(taken)
-                num[b], last[b] = len(taken) - 1, taken[-1]
-                path_BD[b, num[b] :] = PADDING
-            drafted = min(len(taken), len(path))
-            row.count(depth, drafted)
-            emitted[i], accepted[i], offered[i] = tuple(taken), drafted, depth
-            origins[i] = tuple(0 if origin is None else int(origin[b, n]) for n in path[:drafted])
-        else:
-            path_BD[b], num[b] = PADDING, 0
-        finish[i] = row.finish
-    settled = Verdict(
-        path_BD=torch.from_numpy(path_BD),
-        num_accepted_B=torch.from_numpy(num),
-        next_token_B=torch.from_numpy(last),
+    tokens, last = tree.tokens_BN.tolist(), verdict.next_token_B.tolist()
+    origin = None if tree.origin_BN is None else tree.origin_BN.tolist()
+    paths = [
+        path[:num]
+        for path, num in zip(verdict.path_BD.tolist(), verdict.num_accepted_B.tolist(), strict=True)
+    ]
+    done: list[tuple[Any, ...]] = [((), 0, 0, 0, (), None, False)] * len(rows)
+    for b, (i, known) in enumerate(zip(live, candidates(tree), strict=True)):
+        row, path, taken, offered = rows[i], paths[b], [], 0
+        active = row.finish is None
+        if active:
+            taken = row.append([*(tokens[b][n] for n in path), last[b]], end_ids, stops)
+            offered = known.offered_depth(path) if len(taken) > len(path) else len(taken)
+            row.count(offered, min(len(taken), len(path)))
+            last[b] = taken[-1]
+        # stopped at a drafted token: it is the row's last, and not cached
+        paths[b] = path[: max(len(taken) - 1, 0)]
+        drafted = path[: len(taken)]
+        done[i] = (
+            tuple(taken),
+            len(drafted),
+            offered,
+            sum(map(len, known.children.values())),
+            tuple(0 if origin is None else origin[b][n] for n in drafted),
+            row.finish,
+            active,
+        )
+    emitted, accepted, offered_depth, proposed, origins, finish, was_active = zip(
+        *done, strict=True
     )
     step = DecodeStep(
-        emitted=tuple(emitted),
-        accepted=tuple(accepted),
-        offered_depth=tuple(offered),
-        proposed=tuple(proposed),
-        origins=tuple(origins),
-        finish=tuple(finish),
+        emitted=emitted,
+        accepted=accepted,
+        offered_depth=offered_depth,
+        proposed=proposed,
+        origins=origins,
+        finish=finish,
         prefill=any(len(row) > 1 for row in pending),
-        active=tuple(was_active),
+        active=was_active,
     )
-    return settled, step
+    return make_verdict(paths, last), step

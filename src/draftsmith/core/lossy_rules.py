@@ -62,7 +62,7 @@ from draftsmith.core.verify import (
     Node,
     Rule,
     VerifierInputs,
-    candidate_children,
+    candidates,
     holding,
 )
 from draftsmith.errors import InputError
@@ -104,7 +104,7 @@ class Typical:
     def walk(
         self, tree: DraftTree, laws: LawSource, noise: Noise
     ) -> tuple[list[list[int]], np.ndarray]:
-        children = candidate_children(tree)
+        children = [row.children for row in candidates(tree)]
         reached = [_Path(b) for b in range(tree.num_rows)]
         best = list(reached)
         while reached:

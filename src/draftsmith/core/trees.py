@@ -12,6 +12,7 @@ sees_NN   node 2 sees 0 and 2:   [1 . . .]
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, overload
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from draftsmith.core.sampling import History
 from draftsmith.core.transfer import to_device, to_host
-from draftsmith.core.types import PADDING, ROOT, DraftTree, TreeShape
+from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 
 
 @lru_cache(maxsize=256)
@@ -200,21 +201,24 @@ def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node
     return History(tokens=[*known.tokens, *reversed(tail)], num_prompt=known.num_prompt)
 
 
-def stack_chains(
-    chains: list[list[int]], origins: list[list[int]] | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Ragged chains -> (tokens_BN, parents_BN, origin_BN), padded on the right."""
-    width = max((len(chain) for chain in chains), default=0)
-    tokens = np.zeros((len(chains), width), dtype=np.int64)
-    parents = np.full((len(chains), width), PADDING, dtype=np.int64)
-    origin = np.zeros((len(chains), width), dtype=np.int64)
-    for b, chain in enumerate(chains):
-        tokens[b, : len(chain)] = chain
-        parents[b, : len(chain)] = np.arange(-1, len(chain) - 1)
-        if origins is not None:
-            origin[b, : len(chain)] = origins[b]
-    return (
-        torch.from_numpy(tokens),
-        torch.from_numpy(parents),
-        None if origins is None else torch.from_numpy(origin),
+def padded_rows(rows: Sequence[Sequence[int]], padding: int) -> np.ndarray:
+    """Ragged rows as one array, filled up on the right."""
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *[padding] * (width - len(row))] for row in rows]
+    return np.array(filled, dtype=np.int64).reshape(len(rows), width)
+
+
+def stack_drafts(
+    tokens: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]] | None = None,
+    origins: Sequence[Sequence[int]] | None = None,
+) -> DraftTree:
+    """Each row's draft as an opaque tree, padded on the right. `parents` None: they are chains."""
+    if parents is None:
+        parents = [range(-1, len(chain) - 1) for chain in tokens]
+    return DraftTree(
+        tokens_BN=torch.from_numpy(padded_rows(tokens, 0)),
+        parents_BN=torch.from_numpy(padded_rows(parents, PADDING)),
+        proposal=Proposal.OPAQUE,
+        origin_BN=None if origins is None else torch.from_numpy(padded_rows(origins, 0)),
     )

@@ -23,15 +23,17 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
-from draftsmith.core.trees import history_at
+from draftsmith.core.trees import history_at, padded_rows
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Verdict
 from draftsmith.errors import LossyRule, UnsupportedProposal
 
@@ -149,7 +151,7 @@ class Descent(abc.ABC):
     def walk(
         self, tree: DraftTree, laws: LawSource, noise: Noise
     ) -> tuple[list[list[int]], np.ndarray]:
-        children = candidate_children(tree)
+        known = candidates(tree)
         at = np.full(tree.num_rows, ROOT, dtype=np.int64)
         paths: list[list[int]] = [[] for _ in range(tree.num_rows)]
         next_token = np.zeros(tree.num_rows, dtype=np.int64)
@@ -159,7 +161,7 @@ class Descent(abc.ABC):
             node = Node(
                 law=laws.at(rows, at[rows]),
                 rows=rows,
-                children=[children[b].get(int(at[b]), []) for b in rows],
+                children=[known[b].children.get(int(at[b]), []) for b in rows],
                 depth=depth,
             )
             child, token = self.step(tree, node, noise)
@@ -333,35 +335,49 @@ def verify(
 def walked(tree: DraftTree, laws: LawSource, rule: Rule, noise: Noise) -> Verdict:
     """As `verify`, for a rule and a tree that were checked."""
     paths, next_token = rule.walk(tree, laws, noise)
-    width = max((len(path) for path in paths), default=0)
-    path_BD = np.full((tree.num_rows, width), PADDING, dtype=np.int64)
-    for b, path in enumerate(paths):
-        path_BD[b, : len(path)] = path
+    return make_verdict(paths, next_token)
+
+
+def make_verdict(paths: Sequence[Sequence[int]], next_token: ArrayLike) -> Verdict:
+    """The verdict that these nodes are accepted, row by row, and these tokens follow them."""
     return Verdict(
-        path_BD=torch.from_numpy(path_BD),
+        path_BD=torch.from_numpy(padded_rows(paths, PADDING)),
         num_accepted_B=torch.tensor([len(path) for path in paths], dtype=torch.long),
-        next_token_B=torch.from_numpy(next_token),
+        next_token_B=torch.from_numpy(np.asarray(next_token, dtype=np.int64)),
     )
 
 
-def candidate_children(tree: DraftTree) -> list[dict[int, list[int]]]:
-    """Per row: node (or -1, the root) -> its children that may be accepted, in proposal order."""
-    parents = tree.parents_BN.tolist()
-    allowed = None if tree.candidate_BN is None else tree.candidate_BN.tolist()
-    out: list[dict[int, list[int]]] = []
-    for b, row in enumerate(parents):
-        kids: dict[int, list[int]] = {}
-        for n, parent in enumerate(row):
-            if parent != PADDING and (allowed is None or allowed[b][n]):
-                kids.setdefault(parent, []).append(n)
-        out.append(kids)
-    return out
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may be accepted of one row's tree. Rows share it: it is not to be changed."""
+
+    children: dict[int, list[int]]
+    """Node (or -1, the root) -> its children, in proposal order."""
+    height: dict[int, int]
+    """Node with children -> how many levels of them lie below it."""
+
+    def offered_depth(self, path: Sequence[int]) -> int:
+        """Depth of the best path: what was accepted, and the deepest candidate below its end."""
+        return len(path) + self.height.get(path[-1] if path else ROOT, 0)
 
 
-def offered_depth(children: dict[int, list[int]], path: Sequence[int]) -> int:
-    """Depth of candidates on the best path: what was accepted, and the deepest below its end."""
+def candidates(tree: DraftTree) -> list[Candidates]:
+    """Those of each row. Shapes recur from step to step and row to row, so they are remembered."""
+    parents_BN = tree.parents_BN
+    if tree.candidate_BN is not None:
+        parents_BN = parents_BN.masked_fill(~tree.candidate_BN, PADDING)
+    return [_row_candidates(row.tobytes()) for row in np.ascontiguousarray(parents_BN.numpy())]
 
-    def height(node: int) -> int:
-        return max((1 + height(kid) for kid in children.get(node, [])), default=0)
 
-    return len(path) + height(path[-1] if path else ROOT)
+@lru_cache(maxsize=512)
+def _row_candidates(parents_bytes: bytes) -> Candidates:
+    children: dict[int, list[int]] = {}
+    parents = np.frombuffer(parents_bytes, dtype=np.int64).tolist()
+    for node, parent in enumerate(parents):
+        if parent != PADDING:
+            children.setdefault(parent, []).append(node)
+    height: dict[int, int] = {}
+    for node, parent in reversed([*enumerate(parents)]):  # children stand behind their parents
+        if parent != PADDING:
+            height[parent] = max(height.get(parent, 0), 1 + height.get(node, 0))
+    return Candidates(children, height)

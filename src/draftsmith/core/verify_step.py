@@ -38,7 +38,7 @@ from draftsmith.core.verify import (
     Rule,
     TreeLaws,
     VerifierInputs,
-    candidate_children,
+    candidates,
     check_rule,
     verify,
     walked,
@@ -166,7 +166,7 @@ def _precompute(
         require_finite(torch.from_numpy(came.pop()))
     return tree, _PrecomputedLaws(
         tokens=tree.tokens_BN.tolist(),
-        children=candidate_children(tree),
+        children=[row.children for row in candidates(tree)],
         **dict(zip(numbers, came, strict=True)),
     )
 
@@ -187,7 +187,7 @@ def _children(tree: DraftTree, widest: int, device: torch.device) -> tuple[Tenso
     """([P, S] nodes below each place in proposal order, N where there are no more; [P] row)."""
     rows, count = tree.num_rows, tree.num_nodes
     if tree.parents_BN.device.type == "cpu":
-        counts = [len(kids) for row in candidate_children(tree) for kids in row.values()]
+        counts = [len(kids) for row in candidates(tree) for kids in row.children.values()]
         widest = max(counts, default=1)
     parents_BN = to_device(tree.parents_BN, device)
     if tree.candidate_BN is not None:

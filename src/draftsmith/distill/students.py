@@ -32,7 +32,7 @@ from draftsmith.distill.objectives.distillation import (
     Imitation,
     Objective,
 )
-from draftsmith.drafters.base import Drafter, free_options
+from draftsmith.drafters.base import COST, Drafter, options_marked
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
@@ -213,7 +213,7 @@ class NetworkStudent(StudentBase):
         config = as_dict(self.learner.config) | {"source": ""}
         usual = as_dict(type(self.learner).Config())
         weights = as_dict(self._options.imitation)
-        aside = free_options(self.learner.config) | {"seed"}  # of one setting all the same
+        aside = options_marked(self.learner.config, COST) | {"seed"}  # of one setting all the same
         named = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
         named |= {key: value for key, value in weights.items() if value is not None}
         name = " ".join([self._kind, *(f"{key}={value}" for key, value in named.items())])
@@ -240,7 +240,7 @@ class NetworkStudent(StudentBase):
 
     @property
     def identity(self) -> dict[str, Any]:
-        free = free_options(self.learner.config)
+        free = options_marked(self.learner.config, COST)
         options = {k: v for k, v in as_dict(self.learner.config).items() if k not in free}
         options |= as_dict(self._options.imitation)
         return super().identity | {"drafter_options": options}

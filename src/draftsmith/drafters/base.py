@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -223,27 +223,13 @@ TRAINING = {"when": "training"}
 """Metadata of a field that decoding does not read."""
 STRUCTURE = {**TRAINING, "fixed": True}
 """Metadata of a training option that is fixed once weights exist."""
-
-
 COST = {**TRAINING, "free": True}
 """Metadata of a training option that changes time and memory, but not the weights."""
 
 
-def training_options(config: Any) -> frozenset[str]:
-    """Names of the options of a `Config` (class or instance) that only training reads."""
-    return frozenset(
-        field.name for field in fields(config) if field.metadata.get("when") == "training"
-    )
-
-
-def structure_options(config: Any) -> frozenset[str]:
-    """Names of the options that are fixed by a trained drafter's folder."""
-    return frozenset(field.name for field in fields(config) if field.metadata.get("fixed"))
-
-
-def free_options(config: Any) -> frozenset[str]:
-    """Names of the options that do not change the trained weights."""
-    return frozenset(field.name for field in fields(config) if field.metadata.get("free"))
+def options_marked(config: Any, mark: Mapping[str, object]) -> frozenset[str]:
+    """Names of the options of a `Config` (class or instance) with this metadata."""
+    return frozenset(one.name for one in fields(config) if mark.items() <= one.metadata.items())
 
 
 def at_least(least: int, **values: float) -> None:

@@ -160,16 +160,13 @@ class Independent(Drafter):
         if self._draft is None or self._target is None:
             raise self.unbound()
         capacity = max(len(row) for row in request.tokens) + request.max_new_tokens + 64
-        known = [list(row) for row in request.tokens]
-        if self._vocabularies is None:
-            cache = self._draft.new_cache(len(known), capacity)
-            return ReencodedState.begin(cache, known)
-        if self._draft.max_length is not None:
+        kind: type[ReencodedState | _State] = ReencodedState if self.reads_text else _State
+        if kind is _State and self._draft.max_length is not None:
             capacity = min(capacity, self._draft.max_length + 64)
-        return _State(
-            cache=self._draft.new_cache(len(known), capacity),
-            known=known,
-            num_prompt=[len(row) for row in known],
+        return kind(
+            cache=self._draft.new_cache(len(request.tokens), capacity),
+            known=[list(row) for row in request.tokens],
+            num_prompt=[len(row) for row in request.tokens],
         )
 
     def propose(
@@ -184,11 +181,9 @@ class Independent(Drafter):
         return _inside(grow(reader, shape, how), state.known, self._draft.max_length)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
-        if isinstance(state, ReencodedState):
-            return state.advance(accepted)
-        assert isinstance(state, _State)
+        assert isinstance(state, (ReencodedState, _State))
         # nodes without children were never fed: of an accepted path that can be its last one
-        if accepted.tree.fed_BN is not None:
+        if accepted.tree.fed_BN is not None and isinstance(state, _State):
             path_BD = accepted.verdict.path_BD.numpy()
             fed_BN = accepted.tree.fed_BN.numpy()
             columns_BD = np.take_along_axis(fed_BN, np.maximum(path_BD, 0), axis=1)
@@ -222,7 +217,8 @@ def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | N
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:
     """Hidden states after the final norm, predicting one token ahead.
 
-    With `batch.documents_BT` attention stays inside a document and positions restart there:
+    With `batch.documents_BT` positions restart in each document, which transformers takes for a
+    packed sequence (as long as it gets no mask): attention stays inside.
 
         documents   0 0 0 1 1        may look   x . . . .
         positions   0 1 2 0 1        at         x x . . .
@@ -231,17 +227,18 @@ def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPredi
                                                 . . . x x
     """
     tokens_BT = batch.tokens_BT
-    mask: Any = None
     positions_BT = batch.positions_BT
     if batch.documents_BT is not None:
+        implementation = model.config._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise UnsupportedModel(
+                f"attention {implementation!r} takes no document mask; load the model with sdpa"
+            )
         idle_BT = _idle(batch.loss_mask_BT.to(tokens_BT.device), batch.documents_BT)
         last = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         if last is not None:
             positions_BT = positions_BT.where(~idle_BT, positions_BT.clamp(max=last - 1))
-        mask = _document_masks(model, batch.documents_BT)
-    out = model.get_decoder()(
-        input_ids=tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
-    )
+    out = model.get_decoder()(input_ids=tokens_BT, position_ids=positions_BT, use_cache=False)
     return DraftPrediction(
         hidden_BTH=out.last_hidden_state,
         mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
@@ -257,34 +254,6 @@ def _idle(counts_BT: Tensor, documents_BT: Tensor) -> Tensor:
     ahead_BT = torch.where(counts_BT, index_BT, places).flip(1).cummin(dim=1).values.flip(1)
     theirs_BT = documents_BT.gather(1, ahead_BT.clamp(max=places - 1))
     return (ahead_BT == places) | (theirs_BT != documents_BT)
-
-
-def _document_masks(model: PreTrainedModel, documents_BT: Tensor) -> Any:
-    """A block-diagonal causal mask in the form that this model's attention takes."""
-    implementation = model.config._attn_implementation
-    if implementation not in ("sdpa", "eager"):
-        raise UnsupportedModel(
-            f"attention {implementation!r} takes no document mask; load the model with sdpa"
-        )
-    length = documents_BT.shape[1]
-    index = torch.arange(length, device=documents_BT.device)
-    distance = index[:, None] - index[None, :]
-    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    full = (same_BTT & (distance >= 0))[:, None]
-
-    def shaped(allowed: Tensor) -> Tensor:
-        if implementation == "sdpa":
-            return allowed
-        lowest = torch.finfo(model.dtype).min
-        return torch.where(allowed, 0.0, lowest).to(model.dtype)
-
-    config = model.config.to_dict()
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    kinds = set(config.get("layer_types") or ())
-    if not window or kinds == {"full_attention"}:
-        return shaped(full)
-    narrow = shaped(full & (distance < window))
-    return {"full_attention": shaped(full), "sliding_attention": narrow} if kinds else narrow
 
 
 DRAFTER = Independent

@@ -29,7 +29,7 @@ step gives up to N tokens, not N - 1; and guesses share prefixes (opaque childre
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -38,14 +38,8 @@ import torch
 
 from draftsmith.core.law import Noise, Purpose
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import (
-    PADDING,
-    ROOT,
-    DraftTree,
-    Proposal,
-    RequestBatch,
-    TreeShape,
-)
+from draftsmith.core.trees import stack_drafts
+from draftsmith.core.types import PADDING, ROOT, DraftTree, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, RowStates
 from draftsmith.errors import InputError
 
@@ -211,21 +205,15 @@ class Lookahead(Drafter):
             trie(row.pool.behind(row.tokens[-1])[:limit], shape.depth, len(window))
             for row, window in zip(state.rows, probes, strict=True)
         ]
-        most = max(len(a) + len(b) for a, (b, _) in zip(probes, guesses, strict=True))
-        tokens_BN = np.zeros((len(probes), most), dtype=np.int64)
-        parents_BN = np.full((len(probes), most), PADDING, dtype=np.int64)
-        candidate_BN = np.arange(most) >= np.array([[len(window)] for window in probes])
-        for b, (row, (tokens, parents)) in enumerate(zip(state.rows, guesses, strict=True)):
-            first, end = len(probes[b]), len(probes[b]) + len(tokens)
-            tokens_BN[b, :end] = probes[b] + tokens
-            parents_BN[b, :first] = window_parents(len(row.window), len(row.window[0]))
-            parents_BN[b, first:end] = parents
-        return DraftTree(
-            tokens_BN=torch.from_numpy(tokens_BN),
-            parents_BN=torch.from_numpy(parents_BN),
-            proposal=Proposal.OPAQUE,
-            candidate_BN=torch.from_numpy(candidate_BN),
+        tree = stack_drafts(
+            [window + tokens for window, (tokens, _) in zip(probes, guesses, strict=True)],
+            [
+                [*window_parents(len(row.window), len(row.window[0])), *parents]
+                for row, (_, parents) in zip(state.rows, guesses, strict=True)
+            ],
         )
+        first_B1 = torch.tensor([[len(window)] for window in probes])
+        return replace(tree, candidate_BN=torch.arange(tree.num_nodes) >= first_B1)
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         parents_BN = accepted.tree.parents_BN.numpy()

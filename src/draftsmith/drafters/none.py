@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
-from draftsmith.drafters.base import Accepted, Drafter, DraftState
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows(DraftState):
-    count: int
-
-    def take(self, rows: Sequence[int]) -> _Rows:
-        return _Rows(len(rows))
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Rows:
-        return _Rows(len(tokens))
+from draftsmith.drafters.base import Accepted, Drafter, TextState
 
 
 class NoDrafter(Drafter):
@@ -28,13 +14,15 @@ class NoDrafter(Drafter):
     default_shape = TreeShape()
     longest = 0
 
-    def start(self, request: RequestBatch) -> _Rows:
-        return _Rows(len(request.tokens))
+    def start(self, request: RequestBatch) -> TextState:
+        return TextState(known=[[] for _ in request.tokens], num_prompt=[0] * len(request.tokens))
 
-    def propose(self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        return DraftTree.empty(state.count)
+    def propose(
+        self, state: TextState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        return DraftTree.empty(len(state.known))
 
-    def advance(self, state: _Rows, accepted: Accepted) -> _Rows:
+    def advance(self, state: TextState, accepted: Accepted) -> TextState:
         return state
 
 

@@ -23,8 +23,8 @@ import torch
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import stack_chains
-from draftsmith.core.types import ALIGNED, DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.core.trees import stack_drafts
+from draftsmith.core.types import ALIGNED, DraftTree, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, RowStates, TargetView
 from draftsmith.errors import InputError
 
@@ -180,13 +180,7 @@ class PredictionDrafter(Drafter):
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         chains = [until_end(row.next_tokens(shape.depth), self._end_ids) for row in state.rows]
         origins = [[row.origin] * len(chain) for row, chain in zip(state.rows, chains, strict=True)]
-        tokens_BN, parents_BN, origin_BN = stack_chains(chains, origins)
-        return DraftTree(
-            tokens_BN=tokens_BN,
-            parents_BN=parents_BN,
-            proposal=Proposal.OPAQUE,
-            origin_BN=origin_BN,
-        )
+        return stack_drafts(chains, origins=origins)
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         for row, new in zip(state.rows, accepted.emitted, strict=True):

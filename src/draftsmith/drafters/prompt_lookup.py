@@ -21,8 +21,8 @@ from typing import Literal
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import stack_chains
-from draftsmith.core.types import DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.core.trees import stack_drafts
+from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, RowStates, TargetView
 from draftsmith.errors import InputError
 
@@ -146,8 +146,7 @@ class PromptLookup(Drafter):
 
     def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
         chains = [until_end(row.continuation(shape.depth), self._end_ids) for row in state.rows]
-        tokens_BN, parents_BN, _ = stack_chains(chains)
-        return DraftTree(tokens_BN=tokens_BN, parents_BN=parents_BN, proposal=Proposal.OPAQUE)
+        return stack_drafts(chains)
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         for row, new in zip(state.rows, accepted.emitted, strict=True):

@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from draftsmith.config import from_dict, override
-from draftsmith.drafters.base import Drafter, structure_options
+from draftsmith.drafters.base import STRUCTURE, Drafter, options_marked
 from draftsmith.drafters.config import built_in_kinds, drafter_manifest, drafter_parts, kinds
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import DRAFTERS, load_plugin, wrong_plugin
@@ -92,7 +92,7 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
                 )
             given |= manifest["options"]
         given["source"] = source
-        for key in structure_options(cls.Config) & set(option_keys(assignments)):
+        for key in options_marked(cls.Config, STRUCTURE) & set(option_keys(assignments)):
             raise InputError(
                 f"--drafter-option {key}: the weights in {source} have settled it; leave it out, "
                 f"or begin from nothing with --drafter {kind}."

@@ -23,6 +23,7 @@ from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.transfer import to_device
 from draftsmith.core.trees import history_at, levels, sees, shape_parents
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
+from draftsmith.drafters.base import TextState
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
 
 
@@ -179,15 +180,6 @@ PROPOSALS: dict[Choice, Proposal] = {
 }
 
 
-class KnownTokens(Protocol):
-    """The tokens of each row of a drafter's state, and how many of them are its prompt."""
-
-    @property
-    def known(self) -> Sequence[Sequence[int]]: ...
-    @property
-    def num_prompt(self) -> Sequence[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ChildSelection:
     """How children are chosen behind the known tokens of a state."""
@@ -195,7 +187,7 @@ class ChildSelection:
     choice: Choice
     sampler: Sampler
     noise: Noise
-    texts: KnownTokens
+    texts: TextState
 
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray

@@ -14,9 +14,9 @@ measured on re-tokenised text instead and is not the rate of a real decoder.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ from draftsmith.core.cache import KVCache
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import stack_chains
-from draftsmith.core.types import DraftTree, Proposal, TreeShape
-from draftsmith.drafters.base import Accepted, DraftState, TargetView
+from draftsmith.core.trees import stack_drafts
+from draftsmith.core.types import DraftTree, TreeShape
+from draftsmith.drafters.base import TargetView, TextState
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
@@ -123,55 +123,36 @@ _WINDOW = 400
 
 @dataclass(slots=True)
 class _Reading:
-    """One row: the text so far, cut by the draft model's tokenizer."""
+    """One row's text so far, cut by the draft model's tokenizer."""
 
-    known: list[int]
-    """Target tokens."""
     text: str = ""
-    ids: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
+    ids: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     """Where in the text each of `ids` begins."""
 
 
-@dataclass(slots=True)
-class ReencodedState(DraftState):
-    """The draft model's cache, and per row the target's tokens with the draft model's reading."""
+@dataclass
+class ReencodedState(TextState):
+    """The draft model's cache, and how it reads the target's tokens of each row."""
 
     cache: KVCache
-    rows: list[_Reading]
-    fed: list[list[int]]
+    readings: list[_Reading] = field(init=False)
+    fed: list[list[int]] = field(init=False)
     """Draft tokens that the cache holds."""
 
-    @property
-    def known(self) -> list[tuple[int, ...]]:
-        """The texts as the draft model reads them."""
-        return [row.ids for row in self.rows]
+    def __post_init__(self) -> None:
+        self.readings = [_Reading() for _ in self.known]
+        self.fed = [[] for _ in self.known]
 
-    @property
-    def num_prompt(self) -> list[int]:
-        return [len(row.ids) for row in self.rows]
-
-    @classmethod
-    def begin(cls, cache: KVCache, known: Sequence[Sequence[int]]) -> ReencodedState:
-        rows = [_Reading(known=list(row)) for row in known]
-        return cls(cache=cache, rows=rows, fed=[[] for _ in rows])
-
-    def take(self, rows: Sequence[int]) -> ReencodedState:
+    def take(self, rows: Sequence[int]) -> Self:
         self.cache.take(rows)
-        return ReencodedState(
-            cache=self.cache,
-            rows=[self.rows[b] for b in rows],
-            fed=[self.fed[b] for b in rows],
-        )
+        self.readings = [self.readings[b] for b in rows]
+        self.fed = [self.fed[b] for b in rows]
+        return super().take(rows)
 
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> ReencodedState:
-        rows = [_Reading(known=list(row)) for row in tokens]
-        return ReencodedState(cache=self.cache, rows=rows, fed=self.fed)
-
-    def advance(self, accepted: Accepted) -> ReencodedState:
-        for row, new in zip(self.rows, accepted.emitted, strict=True):
-            row.known.extend(new)
-        return self
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> Self:
+        self.readings = [_Reading() for _ in tokens]
+        return super().rewind(tokens)
 
 
 def reencoded_tree(
@@ -184,33 +165,30 @@ def reencoded_tree(
 ) -> DraftTree:
     """A chain of target tokens that spell the draft model's continuation."""
     keep = []
-    for row, fed in zip(state.rows, state.fed, strict=True):
-        _read(row, target.tokenizer, draft.tokenizer)
+    for known, row, fed in zip(state.known, state.readings, state.fed, strict=True):
+        _read(row, known, target.tokenizer, draft.tokenizer)
         keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
     state.cache.rewind(keep)
-    same = Vocabularies(
-        size=draft.vocab_size, to_draft=lambda ids: ids, to_target=lambda logits: logits
-    )
+    state.fed = [row.ids for row in state.readings]
     grown = grow(
-        ModelReader(draft, state.cache, state.known, same),
+        ModelReader(draft, state.cache, state.fed, padded(draft.vocab_size, draft.vocab_size)),
         TreeShape.chain(shape.depth),
         # kept when the target's own draw equals it: the likeliest serves best
-        ChildSelection("greedy", sampler, noise, state),
+        ChildSelection("greedy", sampler, noise, TextState(state.fed, list(map(len, state.fed)))),
     )
     state.cache.rollback()
-    state.fed = [list(row.ids) for row in state.rows]
     chains = []
-    for row, drafted in zip(state.rows, grown.tokens_BN.tolist(), strict=True):
-        outgrown = draft.max_length is not None and len(row.ids) + shape.depth > draft.max_length
-        text = "" if outgrown else _spelled(row.ids, drafted, draft)
-        chains.append(_as_target_tokens(row.known, text, target.tokenizer)[: shape.depth])
-    tokens, parents, _ = stack_chains(chains)
-    return DraftTree(tokens_BN=tokens, parents_BN=parents, proposal=Proposal.OPAQUE)
+    drafts = grown.tokens_BN.tolist()
+    for known, ids, drafted in zip(state.known, state.fed, drafts, strict=True):
+        outgrown = draft.max_length is not None and len(ids) + shape.depth > draft.max_length
+        text = "" if outgrown else _spelled(ids, drafted, draft)
+        chains.append(_as_target_tokens(known, text, target.tokenizer)[: shape.depth])
+    return stack_drafts(chains)
 
 
-def _read(row: _Reading, target_tokenizer: Any, draft_tokenizer: Any) -> None:
+def _read(row: _Reading, known: Sequence[int], target_tokenizer: Any, draft_tokenizer: Any) -> None:
     """Bring text, ids and starts up to date with the known target tokens."""
-    text = target_tokenizer.decode(row.known, skip_special_tokens=True)
+    text = target_tokenizer.decode(known, skip_special_tokens=True)
     # keep the old cut up to a boundary well before the end, and cut anew behind it
     kept = 0
     limit = min(len(row.text), len(text)) - _WINDOW
@@ -222,11 +200,11 @@ def _read(row: _Reading, target_tokenizer: Any, draft_tokenizer: Any) -> None:
     begin = row.starts[kept] if kept else 0
     cut = draft_tokenizer(text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True)
     starts = [begin + start for start, _ in cut["offset_mapping"]]
-    row.ids = (*row.ids[:kept], *cut["input_ids"])
-    row.starts = (*row.starts[:kept], *starts)
+    row.ids = [*row.ids[:kept], *cut["input_ids"]]
+    row.starts = [*row.starts[:kept], *starts]
     row.text = text
     if not row.ids:  # an empty text: the draft model still needs something to read
-        row.ids, row.starts = (draft_tokenizer.eos_token_id or 0,), (0,)
+        row.ids, row.starts = [draft_tokenizer.eos_token_id or 0], [0]
 
 
 def _spelled(context: Sequence[int], drafted: Sequence[int], draft: Target) -> str:

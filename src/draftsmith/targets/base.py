@@ -18,11 +18,9 @@ CHUNK = 2048
 """Known tokens that are fed at once: a mask of a whole long prompt would fill gigabytes."""
 
 
-class Target(Protocol):
-    """A model that turns a block of tokens and a cache into logits. It holds no decoding state."""
+class _Described(Protocol):
+    """What `Target` and `TargetView` both say of the model."""
 
-    @property
-    def name(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -42,6 +40,13 @@ class Target(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+
+class Target(_Described, Protocol):
+    """A model that turns a block of tokens and a cache into logits. It holds no decoding state."""
+
+    @property
+    def name(self) -> str: ...
+
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache for this many rows of up to this many tokens."""
         ...
@@ -51,21 +56,9 @@ class Target(Protocol):
         ...
 
 
-class TargetView(Protocol):
+class TargetView(_Described, Protocol):
     """What a drafter may borrow from the target. Borrowed modules never join its module tree."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def end_ids(self) -> frozenset[int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def max_length(self) -> int | None: ...
     @property
     def config(self) -> Any:
         """The transformers configuration of its text decoder; None for targets without one."""
@@ -118,13 +111,13 @@ class VocabLimitedTarget:
 
 def feed_beginning(
     target: Target, cache: KVCache, pending: Sequence[Sequence[int]]
-) -> list[list[int]]:
+) -> list[Sequence[int]]:
     """Feed and commit what lies before the last `CHUNK` pending tokens of each row.
 
     Returns:
         The pending tokens that are left, at most `CHUNK` per row and the root among them.
     """
-    left = [list(row) for row in pending]
+    left = list(pending)
     while any(len(row) > CHUNK for row in left):
         pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
         tokens, block = lay_out(cache, pieces)

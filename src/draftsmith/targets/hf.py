@@ -98,19 +98,11 @@ _STEP = 4
 """Tokens per forward that the layout is chosen for."""
 
 
-class Packed(nn.Module):
-    """Stands in for the forward of one linear layer."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _STEP)
-        self._bias = None if layer.bias is None else layer.bias.detach()
-
-    def forward(self, input: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self._weight, self._bias, "none", [], ""
-        )
-        return out
+def packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """What stands in for the forward of one linear layer."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _STEP)
+    bias = None if layer.bias is None else layer.bias.detach()
+    return lambda input: torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
 
 class PackedLinears:
@@ -132,17 +124,14 @@ class PackedLinears:
             torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
         with torch.no_grad():
-            self._pairs = (
-                [(layer, Packed(layer)) for layer in layers]
-                if usable and size <= LIMIT_BYTES
-                else []
-            )
+            packs = layers if usable and size <= LIMIT_BYTES else []
+            self._pairs = [(layer, packed_forward(layer)) for layer in packs]
 
     def use(self, on: bool) -> None:
         """Route the layers through their packed twins, or back through the plain weights."""
         for layer, packed in self._pairs:
             if on:
-                layer.__dict__["forward"] = packed.forward
+                layer.__dict__["forward"] = packed
             else:
                 layer.__dict__.pop("forward", None)
 

@@ -151,46 +151,6 @@ CHUNK = 256
 """Rows of scores that are written at a time elsewhere."""
 
 
-def attend_rollout_reference(
-    query_BHTD: Tensor,
-    key_BHTD: Tensor,
-    value_BHTD: Tensor,
-    own_keys: Sequence[Tensor],
-    own_values: Sequence[Tensor],
-    documents_BT: Tensor | None,
-    *,
-    scale: float,
-) -> Tensor:
-    """The readable twin: all scores written out."""
-    scores = rollout_scores(query_BHTD, key_BHTD, own_keys, documents_BT, scale)
-    return mixed_values(scores.softmax(-1), value_BHTD, own_values)
-
-
-def rollout_scores(
-    query_BHTD: Tensor,
-    key_BHTD: Tensor,
-    own_keys: Sequence[Tensor],
-    documents_BT: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """[B, H, T, T + J]: of the text's columns, then of the place's own drafts."""
-    scores = (query_BHTD @ key_BHTD.transpose(-1, -2)) * scale
-    if documents_BT is None:
-        documents_BT = torch.zeros_like(scores[:, 0, :, 0])
-    scores = scores.masked_fill(~_seen(documents_BT)[:, None], -torch.inf)
-    own = [(query_BHTD * key).sum(-1, keepdim=True) * scale for key in own_keys]
-    return torch.cat([scores, *own], dim=-1)
-
-
-def mixed_values(weights: Tensor, value_BHTD: Tensor, own_values: Sequence[Tensor]) -> Tensor:
-    """[B, H, T, D] by weights over the columns of `rollout_scores`."""
-    length = value_BHTD.shape[2]
-    out = weights[..., :length] @ value_BHTD
-    for j, value in enumerate(own_values):
-        out = out + weights[..., length + j, None] * value
-    return out
-
-
 def attend_rollout(
     query_BHTD: Tensor,
     key_BHTD: Tensor,
@@ -201,9 +161,9 @@ def attend_rollout(
     *,
     scale: float,
 ) -> Tensor:
-    """The same without a matrix of all scores: the drafts are J single columns per query, so memory
-    is O(T J), also for backward. On a CPU torch's fused kernel reads the text, elsewhere some rows
-    of scores at a time are written.
+    """One softmax over the text's columns and the place's own drafts, with no matrix of all scores:
+    the drafts are J single columns per query, so memory is O(T J), also for backward. On a CPU
+    torch's fused kernel reads the text, elsewhere some rows of scores at a time are written.
 
     `documents_BT`: number of the text that a place is in, out of which it does not look; None: one
     text per row. A text's places stand side by side. Keys and values have as many heads as the
@@ -212,11 +172,6 @@ def attend_rollout(
     own = [*own_keys, *own_values]
     out: Tensor = _Rollout.apply(query_BHTD, key_BHTD, value_BHTD, documents_BT, scale, *own)
     return out
-
-
-def _seen(documents_BT: Tensor) -> Tensor:
-    """[B, T, T]: place t looks at s, which is in the same document and not behind it."""
-    return (documents_BT[:, :, None] == documents_BT[:, None, :]).tril()
 
 
 class _Rollout(torch.autograd.Function):
@@ -409,8 +364,13 @@ def attend_rollout_official(
     T is the text's own length, as if every text stood alone in its batch. The released code pads
     texts to the longest of a batch, where padding leaks like the rest.
     """
-    scores = rollout_scores(query_BHTD, key_BHTD, own_keys, documents_BT, scale)
+    scores = _scores(query_BHTD, key_BHTD, documents_BT, slice(None), scale)
     wide = torch.promote_types(scores.dtype, torch.float32)
+    own = [(query_BHTD * key).sum(-1, keepdim=True) * scale for key in own_keys]
     leak = dots_BT.to(wide).log()[:, None, :, None].expand(*scores.shape[:-1], 1)
-    weights = torch.cat([scores.to(wide), leak], dim=-1).softmax(-1)
-    return mixed_values(weights[..., :-1].to(query_BHTD.dtype), value_BHTD, own_values)
+    weights = torch.cat([torch.cat([scores, *own], -1).to(wide), leak], -1).softmax(-1)
+    text, *drafts = weights.to(query_BHTD.dtype).split([scores.shape[-1], *[1] * len(own), 1], -1)
+    out = text @ value_BHTD
+    for weight, value in zip(drafts, own_values, strict=False):  # the last weight is the leak
+        out = out + weight * value
+    return out
