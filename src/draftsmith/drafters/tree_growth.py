@@ -76,7 +76,7 @@ class ModelReader:
 
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
-        pending = [
+        pending: Sequence[Sequence[int]] = [
             self._vocabularies.to_draft(torch.tensor(row[int(have) :], dtype=torch.long)).tolist()
             for row, have in zip(self._known, self._cache.lengths_B, strict=True)
         ]
