@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
     RequestBatch,
-    Signals,
     TrajectoryBatch,
     TreeShape,
 )
@@ -35,21 +33,13 @@ from draftsmith.drafters.base import (
     STRUCTURE,
     TRAINING,
     Accepted,
-    Drafter,
     DraftState,
     TargetView,
     TextState,
     at_least,
 )
-from draftsmith.drafters.hidden.checkpoint import (
-    MEDUSA,
-    check_bound,
-    check_target,
-    load_network,
-    read_tensors,
-    save_network,
-    target_facts,
-)
+from draftsmith.drafters.hidden.checkpoint import MEDUSA, read_tensors
+from draftsmith.drafters.hidden.drafter import TrainedDrafter
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import BackendError
 
@@ -136,7 +126,22 @@ class _HeadReader:
         return self.root()[:, None].expand(-1, tokens_BF.shape[1], -1)
 
 
-class Medusa(Drafter):
+def stored_heads(folder: Path) -> tuple[int, int]:
+    """How many heads the folder holds, and how many residual blocks each has.
+
+    Raises:
+        BackendError: it holds something else.
+    """
+    names = list(read_tensors(folder))
+    places = [name.split(".") for name in names]
+    numbered = [len(place) > 2 and (place[0] + place[1]).isdigit() for place in places]
+    if not all(numbered) or not names:
+        held = f" ({names[0]}, ...)" if names else ""
+        raise BackendError(f"The drafter in {folder} holds no Medusa heads{held}.")
+    return 1 + max(int(place[0]) for place in places), max(int(place[1]) for place in places)
+
+
+class Medusa(TrainedDrafter):
     """Medusa-1: heads on a frozen target."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -155,75 +160,24 @@ class Medusa(Drafter):
             at_least(0, layers=self.layers, decay=self.decay)
 
     config: Config
-    signals = Signals(last_hidden=True)
-    trains = True
-    takes_trees = True
+    weights_file = MEDUSA
     default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
 
-    def __init__(self, config: Config | None = None) -> None:
-        super().__init__(config)
-        self.network: Heads | None = None
-        self._facts: dict[str, Any] = {}
-        self._bound: list[TargetView] = []  # a list: modules in it do not join this one's tree
-
-    def bind(self, target: TargetView) -> None:
-        """Read the heads, or without a source make copies of the target's own head.
-
-        Raises:
-            BackendError: the folder cannot be read, or was made for another target.
-            InputError: it is bound to another target already.
-        """
-        if self._bound and self._bound[0] is target:
-            return
-        facts = target_facts(target, self.signals)
-        if self.network is not None:  # bound before: the weights stay
-            check_bound(self, self._facts, facts)
-            self._bound = [target]
-            return
-        weight = target.head_weight()
-        self._facts = facts
-        if self.config.source:
-            check_target(Path(self.config.source), self._facts)
-            self.network = self._load(Path(self.config.source), target, weight)
-        else:
-            self.network = Heads(self.config.heads, self.config.layers, weight)
-            self.network.to(dtype=target.dtype, device=target.device)
-        self.num_steps = self.longest = len(self.network)
-        self._bound = [target]
-
-    def _load(self, folder: Path, target: TargetView, weight: Tensor) -> Heads:
-        names = list(read_tensors(folder))
-        places = [name.split(".") for name in names]
-        numbered = [len(place) > 2 and (place[0] + place[1]).isdigit() for place in places]
-        if not all(numbered) or not names:
-            held = f" ({names[0]}, ...)" if names else ""
-            raise BackendError(f"The drafter in {folder} holds no Medusa heads{held}.")
-        count = 1 + max(int(place[0]) for place in places)
-        layers = max(int(place[1]) for place in places)
-        heads = Heads(count, layers, weight).to(dtype=target.dtype, device=target.device)
-        load_network(heads, folder, target)
-        return heads
-
-    def save(self, folder: Path, *, kind: str) -> None:
-        """Write the heads."""
-        assert self.network is not None
+    def _make_network(self, target: TargetView, source: Path | None) -> tuple[Heads, LlamaConfig]:
+        count, layers = self.config.heads, self.config.layers
+        if source is not None:
+            count, layers = stored_heads(source)
+        network = Heads(count, layers, target.head_weight())
+        self.num_steps = self.longest = count
         config = LlamaConfig(
-            hidden_size=self.network.hidden,
+            hidden_size=network.hidden,
             num_attention_heads=1,  # there is none; the usual number would have to divide the width
-            vocab_size=self.network.vocab,
-            medusa_num_heads=len(self.network),
-            medusa_num_layers=self.network.layers,
+            vocab_size=network.vocab,
+            medusa_num_heads=count,
+            medusa_num_layers=layers,
             version="2",  # heads with linear layers of their own
         )
-        save_network(
-            self.network,
-            config,
-            folder,
-            kind=kind,
-            options=self.config,
-            target=self._facts,
-            weights=MEDUSA,
-        )
+        return network, config
 
     # ------------------------------------------------------------------ drafting
 
@@ -236,7 +190,7 @@ class Medusa(Drafter):
     def propose(
         self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
     ) -> DraftTree:
-        assert isinstance(state, _State) and self.network is not None
+        assert isinstance(state, _State)
         if state.feature_BH is None:
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
@@ -263,7 +217,7 @@ class Medusa(Drafter):
     # ------------------------------------------------------------------ training
 
     def forward(self, batch: TrajectoryBatch, carry: int | None) -> tuple[DraftPrediction, int]:
-        assert self.network is not None and batch.features_BTS is not None
+        assert batch.features_BTS is not None
         k = 0 if carry is None else carry
         network = self.network
         prediction = DraftPrediction(
@@ -277,7 +231,6 @@ class Medusa(Drafter):
 
     def head(self) -> Callable[[Tensor], Tensor]:
         network = self.network
-        assert network is not None
         return lambda states: network.logits(0, states)
 
 

@@ -14,6 +14,7 @@ were accepted, read again with the target's own features at the next step.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.attention import attend_fused
@@ -52,6 +53,7 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.checkpoint import (
+    WEIGHTS,
     check_bound,
     check_config,
     check_target,
@@ -237,7 +239,83 @@ def new_state(
     )
 
 
-class FeatureDrafter(Drafter):
+class TrainedDrafter(Drafter):
+    """A drafter with weights of its own over the target's hidden states: how it is bound to a
+    target and saved. Its `Config` has a `source`."""
+
+    config: Any
+    signals = Signals(last_hidden=True)
+    trains = True
+    takes_trees = True
+    layer: LlamaConfig
+    """Measures of the network: the target's, or those of its folder."""
+    weights_file: ClassVar[str] = WEIGHTS
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.network: Any = None
+        self._facts: dict[str, Any] = {}
+        self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
+
+    @property
+    def target(self) -> TargetView:
+        """What `bind` borrowed.
+
+        Raises:
+            InputError: `bind` was not called.
+        """
+        if not self._borrowed:
+            raise self.unbound()
+        return self._borrowed[0]
+
+    def bind(self, target: TargetView) -> None:
+        """Borrow embedding and head; read the network, or without a source make a new one.
+
+        Raises:
+            BackendError: the folder cannot be read, or was made for another target or kind.
+            InputError: it is bound to another target already.
+        """
+        if self._borrowed and self._borrowed[0] is target:
+            return
+        signals = self._signals_for(target)
+        facts = target_facts(target, signals)
+        if self.network is not None:  # bound before: the weights stay
+            check_bound(self, self._facts, facts)
+        else:
+            source = Path(self.config.source) if self.config.source else None
+            if source is not None:
+                check_target(source, facts)
+            network, self.layer = self._make_network(target, source)
+            network.to(dtype=target.dtype, device=target.device)
+            if source is not None:
+                load_network(network, source, target)
+            self.network, self._facts, self.signals = network, facts, signals
+        self._borrowed = [target]
+
+    def _signals_for(self, target: TargetView) -> Signals:
+        """What it reads of this target."""
+        return self.signals_of(target.config)
+
+    @abc.abstractmethod
+    def _make_network(
+        self, target: TargetView, source: Path | None
+    ) -> tuple[nn.Module, LlamaConfig]:
+        """The network for this target, or of the measures in the folder, with its configuration."""
+
+    def save(self, folder: Path, *, kind: str) -> None:
+        """Write the network, in the layout of the released checkpoints."""
+        save_network(
+            self.network,
+            self.layer,
+            folder,
+            kind=kind,
+            options=self.config,
+            target=self._facts,
+            weights=self.weights_file,
+        )
+
+
+class FeatureDrafter(TrainedDrafter):
     """A small network over the target's hidden states. Subclasses name the network, and how it
     learns beyond one step."""
 
@@ -257,85 +335,26 @@ class FeatureDrafter(Drafter):
             at_least(0, noise=self.noise, seed=self.seed)
 
     config: Config
-    signals = Signals(last_hidden=True)
-    trains = True
     eval_steps = 5
     loss_weights = LossWeights(token=0.1, feature=1.0)
-    takes_trees = True
     default_shape = TreeShape(widths=(10,) * 6, keep=59)
     """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
-    layer: LlamaConfig
-    """Measures of the network: the target's, or those of its folder."""
     network_class: ClassVar[type[Network]]
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
 
-    def __init__(self, config: Config | None = None) -> None:
-        super().__init__(config)
-        self.network: Network | None = None
-        self._facts: dict[str, Any] = {}
-        self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
-
-    @property
-    def target(self) -> TargetView:
-        """What `bind` borrowed.
-
-        Raises:
-            InputError: `bind` was not called.
-        """
-        if not self._borrowed:
-            raise self.unbound()
-        return self._borrowed[0]
-
-    def bind(self, target: TargetView) -> None:
-        """Borrow embedding and head; read the network, or without a source make a random one.
-
-        Raises:
-            BackendError: the folder cannot be read, or was made for another target or kind.
-            InputError: it is bound to another target already.
-        """
-        if self._borrowed and self._borrowed[0] is target:
-            return
-        signals, source = self._signals_for(target), Path(self.config.source)
-        facts = target_facts(target, signals)
-        if self.network is not None:  # bound before: the weights stay
-            check_bound(self, self._facts, facts)
-            self._borrowed = [target]
-            return
-        if self.config.source:
-            check_target(source, facts)
+    def _make_network(self, target: TargetView, source: Path | None) -> tuple[Network, LlamaConfig]:
         layer = self.network_config(target)
-        if self.config.source:
+        if source is not None:
             layer = read_config(source)
             check_config(layer, target, source)
-        with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
+        with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source or Path()}"):
             torch.manual_seed(self.config.seed)
-            network = self.network_class(layer)
-        network.to(dtype=target.dtype, device=target.device)
-        if self.config.source:
-            load_network(network, source, target)
-        self._borrowed, self._facts, self.signals = [target], facts, signals
-        self.layer, self.network = layer, network
-
-    def _signals_for(self, target: TargetView) -> Signals:
-        """What it reads of this target."""
-        return self.signals_of(target.config)
+            return self.network_class(layer), layer
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         """The configuration of an untrained network for this target."""
         return draft_config(target.config)
-
-    def save(self, folder: Path, *, kind: str) -> None:
-        """Write the network, in the layout of the released checkpoints."""
-        assert self.network is not None
-        save_network(
-            self.network,
-            self.layer,
-            folder,
-            kind=kind,
-            options=self.config,
-            target=self._facts,
-        )
 
     # ------------------------------------------------------------------ drafting
 
@@ -352,7 +371,7 @@ class FeatureDrafter(Drafter):
     def propose(
         self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
     ) -> DraftTree:
-        assert isinstance(state, FeatureState) and self.network is not None
+        assert isinstance(state, FeatureState)
         if state.is_blank:
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
@@ -373,7 +392,6 @@ class FeatureDrafter(Drafter):
     def forward(
         self, batch: TrajectoryBatch, carry: unroll.Rollout | None
     ) -> tuple[DraftPrediction, unroll.Rollout]:
-        assert self.network is not None
         now = self._begin(batch) if carry is None else carry
         return unroll.advance(self.network, self.target, batch, now, keep=self.keeps_steps)
 
@@ -382,7 +400,6 @@ class FeatureDrafter(Drafter):
 
     def head(self) -> Callable[[Tensor], Tensor]:
         network, target = self.network, self.target
-        assert network is not None
         return lambda hidden: network.logits(hidden, target)
 
 
