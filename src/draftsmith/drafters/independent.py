@@ -217,8 +217,7 @@ def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | N
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:
     """Hidden states after the final norm, predicting one token ahead.
 
-    With `batch.documents_BT` positions restart in each document, which transformers takes for a
-    packed sequence (as long as it gets no mask): attention stays inside.
+    With `batch.documents_BT` attention stays inside a document and positions restart there:
 
         documents   0 0 0 1 1        may look   x . . . .
         positions   0 1 2 0 1        at         x x . . .
@@ -227,18 +226,17 @@ def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPredi
                                                 . . . x x
     """
     tokens_BT = batch.tokens_BT
+    mask: Any = None
     positions_BT = batch.positions_BT
     if batch.documents_BT is not None:
-        implementation = model.config._attn_implementation
-        if implementation not in ("sdpa", "eager"):
-            raise UnsupportedModel(
-                f"attention {implementation!r} takes no document mask; load the model with sdpa"
-            )
         idle_BT = _idle(batch.loss_mask_BT.to(tokens_BT.device), batch.documents_BT)
         last = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         if last is not None:
             positions_BT = positions_BT.where(~idle_BT, positions_BT.clamp(max=last - 1))
-    out = model.get_decoder()(input_ids=tokens_BT, position_ids=positions_BT, use_cache=False)
+        mask = _document_masks(model, batch.documents_BT)
+    out = model.get_decoder()(
+        input_ids=tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
+    )
     return DraftPrediction(
         hidden_BTH=out.last_hidden_state,
         mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
@@ -254,6 +252,34 @@ def _idle(counts_BT: Tensor, documents_BT: Tensor) -> Tensor:
     ahead_BT = torch.where(counts_BT, index_BT, places).flip(1).cummin(dim=1).values.flip(1)
     theirs_BT = documents_BT.gather(1, ahead_BT.clamp(max=places - 1))
     return (ahead_BT == places) | (theirs_BT != documents_BT)
+
+
+def _document_masks(model: PreTrainedModel, documents_BT: Tensor) -> Any:
+    """A block-diagonal causal mask in the form that this model's attention takes."""
+    implementation = model.config._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise UnsupportedModel(
+            f"attention {implementation!r} takes no document mask; load the model with sdpa"
+        )
+    length = documents_BT.shape[1]
+    index = torch.arange(length, device=documents_BT.device)
+    distance = index[:, None] - index[None, :]
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    full = (same_BTT & (distance >= 0))[:, None]
+
+    def shaped(allowed: Tensor) -> Tensor:
+        if implementation == "sdpa":
+            return allowed
+        lowest = torch.finfo(model.dtype).min
+        return torch.where(allowed, 0.0, lowest).to(model.dtype)
+
+    config = model.config.to_dict()
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    kinds = set(config.get("layer_types") or ())
+    if not window or kinds == {"full_attention"}:
+        return shaped(full)
+    narrow = shaped(full & (distance < window))
+    return {"full_attention": shaped(full), "sliding_attention": narrow} if kinds else narrow
 
 
 DRAFTER = Independent

@@ -163,21 +163,22 @@ class Medusa(TrainedDrafter):
     weights_file = MEDUSA
     default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
 
-    def _make_network(self, target: TargetView, source: Path | None) -> tuple[Heads, LlamaConfig]:
+    def _make_network(self, target: TargetView, source: Path | None) -> Heads:
         count, layers = self.config.heads, self.config.layers
         if source is not None:
             count, layers = stored_heads(source)
-        network = Heads(count, layers, target.head_weight())
         self.num_steps = self.longest = count
-        config = LlamaConfig(
-            hidden_size=network.hidden,
+        return Heads(count, layers, target.head_weight())
+
+    def _saved_config(self) -> LlamaConfig:
+        return LlamaConfig(
+            hidden_size=self.network.hidden,
             num_attention_heads=1,  # there is none; the usual number would have to divide the width
-            vocab_size=network.vocab,
-            medusa_num_heads=count,
-            medusa_num_layers=layers,
+            vocab_size=self.network.vocab,
+            medusa_num_heads=len(self.network),
+            medusa_num_layers=self.network.layers,
             version="2",  # heads with linear layers of their own
         )
-        return network, config
 
     # ------------------------------------------------------------------ drafting
 

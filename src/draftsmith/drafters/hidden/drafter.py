@@ -247,8 +247,6 @@ class TrainedDrafter(Drafter):
     signals = Signals(last_hidden=True)
     trains = True
     takes_trees = True
-    layer: LlamaConfig
-    """Measures of the network: the target's, or those of its folder."""
     weights_file: ClassVar[str] = WEIGHTS
 
     def __init__(self, config: Any = None) -> None:
@@ -285,7 +283,7 @@ class TrainedDrafter(Drafter):
             source = Path(self.config.source) if self.config.source else None
             if source is not None:
                 check_target(source, facts)
-            network, self.layer = self._make_network(target, source)
+            network = self._make_network(target, source)
             network.to(dtype=target.dtype, device=target.device)
             if source is not None:
                 load_network(network, source, target)
@@ -297,16 +295,19 @@ class TrainedDrafter(Drafter):
         return self.signals_of(target.config)
 
     @abc.abstractmethod
-    def _make_network(
-        self, target: TargetView, source: Path | None
-    ) -> tuple[nn.Module, LlamaConfig]:
-        """The network for this target, or of the measures in the folder, with its configuration."""
+    @abc.abstractmethod
+    def _saved_config(self) -> LlamaConfig:
+        """The measures of the network, for its folder."""
+
+    @abc.abstractmethod
+    def _make_network(self, target: TargetView, source: Path | None) -> nn.Module:
+        """The network for this target, or of the measures in the folder."""
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
         save_network(
             self.network,
-            self.layer,
+            self._saved_config(),
             folder,
             kind=kind,
             options=self.config,
@@ -339,18 +340,25 @@ class FeatureDrafter(TrainedDrafter):
     loss_weights = LossWeights(token=0.1, feature=1.0)
     default_shape = TreeShape(widths=(10,) * 6, keep=59)
     """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
+    layer: LlamaConfig
+    """Measures of the network: the target's, or those of its folder."""
     network_class: ClassVar[type[Network]]
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
 
-    def _make_network(self, target: TargetView, source: Path | None) -> tuple[Network, LlamaConfig]:
+    def _make_network(self, target: TargetView, source: Path | None) -> Network:
         layer = self.network_config(target)
         if source is not None:
             layer = read_config(source)
             check_config(layer, target, source)
         with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source or Path()}"):
             torch.manual_seed(self.config.seed)
-            return self.network_class(layer), layer
+            network = self.network_class(layer)
+        self.layer = layer
+        return network
+
+    def _saved_config(self) -> LlamaConfig:
+        return self.layer
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         """The configuration of an untrained network for this target."""
