@@ -78,9 +78,23 @@ def from_dict(cls: type[T], values: object, *, where: str = "") -> T:
 
 def override(options: T, assignments: Iterable[str]) -> T:
     """A copy of dataclass `options` with each `dotted.key=value` applied, left to right."""
+    cls: Any
+    values = as_dict(options)
     for key, text in map(_split, assignments):
-        options = _override_one(options, key.split("."), text, key)
-    return options
+        cls, inside = type(options), values
+        names = key.split(".")
+        for at, name in enumerate(names, start=1):
+            kinds = field_types(cls)
+            if name not in kinds:
+                raise InputError(f"unknown option {name!r} of {_name(cls)}{nearest(name, kinds)}")
+            group = bare(kinds[name])
+            if at == len(names):
+                inside[name] = as_dict(_from_text(kinds[name], text, key))
+            elif dataclasses.is_dataclass(group):
+                cls, inside = group, inside[name]
+            else:
+                raise InputError(f"option {key!r}: {name!r} has no options of its own")
+    return from_dict(type(options), values)
 
 
 def as_dict(options: object) -> Any:
@@ -115,26 +129,6 @@ def _split(assignment: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise InputError(f"expected key=value, got {assignment!r}")
     return key.strip().replace("-", "_"), text
-
-
-def _override_one(options: T, path: Sequence[str], text: str, key: str) -> T:
-    name, *rest = path
-    kinds = field_types(type(options))
-    if name not in kinds:
-        raise InputError(f"unknown option {name!r} of {_name(type(options))}{nearest(name, kinds)}")
-    value = getattr(options, name)
-    if not rest:
-        value = _from_text(kinds[name], text, key)
-    elif dataclasses.is_dataclass(value):
-        value = _override_one(value, rest, text, key)
-    else:
-        raise InputError(f"option {key!r}: {name!r} has no options of its own")
-    try:
-        return cast(T, dataclasses.replace(cast(Any, options), **{name: value}))
-    except InputError:
-        raise
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"options of {_name(type(options))} cannot be used: {error}") from None
 
 
 def _from_text(kind: Any, text: str, name: str) -> Any:

@@ -165,23 +165,22 @@ def _interleaved(
     actions: Sequence[Callable[[], Tensor]], device: torch.device, repeats: int
 ) -> list[float]:
     """Median seconds of each action, measured A B A B after two unmeasured rounds."""
+    import torch
+
+    def finish() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(repeats + 2):
         for action, measured in zip(actions, times, strict=True):
-            _finish(device)
+            finish()
             start = time.perf_counter()
             action()
-            _finish(device)
+            finish()
             if turn >= 2:
                 measured.append(time.perf_counter() - start)
     return [max(statistics.median(measured), 1e-9) for measured in times]
-
-
-def _finish(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # --------------------------------------------------------------------------- judging
