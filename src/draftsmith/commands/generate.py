@@ -16,14 +16,14 @@ from rich.text import Text
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, Many, at_least, require
-from draftsmith.core.config import SamplingConfig, SamplingParams, check_temperature
-from draftsmith.data.prompts import Prompt, plain_prompts
+from draftsmith.core.config import SamplingConfig, check_temperature
+from draftsmith.data.prompts import plain_prompts
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.core.generation import DraftCounts, Generation
+    from draftsmith.core.generation import Generation
     from draftsmith.core.types import DecodeStep
 
 
@@ -82,7 +82,16 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 
     if options.stream and options.batch_size > 1:
         raise InputError("--stream shows one text at a time: leave out --batch-size.")
-    prompts = _prompts(options)
+    prompts = plain_prompts(options.prompt)
+    if options.prompts is not None:
+        from draftsmith.data.suites import load_prompts
+
+        prompts = load_prompts(options.prompts, limit=options.limit)
+    params = replace(
+        options.sampling.params(options.temperature),
+        stop=options.stop,
+        max_tokens=options.max_new_tokens,
+    )
     out = Console(highlight=False, markup=False)
     notes = Console(stderr=True, highlight=False, markup=False, style="dim")
     target = open_target(options.model, quiet=True)
@@ -99,7 +108,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
             predictions=predictions,
             rows=min(options.batch_size, len(ids)),
         )
-        sampler = Sampler.from_params(_params(options))
+        sampler = Sampler.from_params(params)
         (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
     generator = Generator(
         target,
@@ -151,30 +160,17 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 
     generator.generate(
         ids,
-        _params(options),
+        params,
         batch_size=options.batch_size,
         predictions=predictions,
         on_step=show if options.stream else None,
         on_done=done,
     )
-    notes.print(_summary(total) + (f"; {lossy}" if lossy else ""), soft_wrap=True)
+    said = f"{total.emitted} tokens in {total.steps} steps, {total.tokens_per_step:.2f} per step"
+    if total.acceptance_rate is not None:
+        said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
+    notes.print(said + (f"; {lossy}" if lossy else ""), soft_wrap=True)
     return {"results": results} | ({"lossy": lossy} if lossy else {})
-
-
-def _params(options: GenerateOptions) -> SamplingParams:
-    return replace(
-        options.sampling.params(options.temperature),
-        stop=options.stop,
-        max_tokens=options.max_new_tokens,
-    )
-
-
-def _prompts(options: GenerateOptions) -> tuple[Prompt, ...]:
-    if options.prompts is not None:
-        from draftsmith.data.suites import load_prompts
-
-        return load_prompts(options.prompts, limit=options.limit)
-    return plain_prompts(options.prompt)
 
 
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
@@ -183,13 +179,6 @@ def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
         first = prompt.strip().splitlines()[0]
         short = first if len(first) <= 72 else f"{first[:71]}\N{HORIZONTAL ELLIPSIS}"
         out.print(Text(f"--- {number + 1}/{count}  {short}", style="bold"), soft_wrap=True)
-
-
-def _summary(total: DraftCounts) -> str:
-    said = f"{total.emitted} tokens in {total.steps} steps, {total.tokens_per_step:.2f} per step"
-    if total.acceptance_rate is not None:
-        said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
-    return said
 
 
 DRAFTED = "green"
