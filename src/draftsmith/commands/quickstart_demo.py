@@ -60,10 +60,10 @@ DISTILLED = "distilled"
 """Folder in OUT."""
 
 # Loading, warming up, cost tables and the report come on top: about 220 s in all on two cores.
-COMPARE_SECONDS = 50.0
+COMPARE_SECONDS = 42.0
 COLLECT_SECONDS = 22.0
 DISTIL_SECONDS = 60.0
-GAIN_SECONDS = 35.0
+GAIN_SECONDS = 32.0
 
 HELD_OUT_PROMPTS = 12
 """As many of these as fit are decoded."""
