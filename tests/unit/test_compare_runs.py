@@ -189,6 +189,19 @@ def test_a_summary_without_a_list_of_drafters_is_refused(
         read_runs([bench])
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"name": ["x"]}, {"temperature": "cold"}, {"expected": 5}, {"tokens_per_step": "x"}]
+)
+def test_a_wrong_value_of_a_summary_is_refused_with_its_file(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    entry = {"name": "prompt_lookup", "temperature": 0.0, "tokens_per_step": 2.2}
+    bench = benched(tmp_path / "bench", "prompt_lookup")
+    write_json_atomic(bench / "summary.json", {"target": "t", "drafters": [{**entry, **wrong}]})
+    with pytest.raises(InputError, match=r"in .*summary\.json"):
+        read_runs([bench])
+
+
 def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(
     tmp_path: Path,
 ) -> None:

@@ -353,7 +353,16 @@ def _benched(folder: Path) -> Iterator[RunMetrics]:
     entries = values.get("drafters")
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
-    expected = {(one.get("name"), one.get("temperature")): one.get("expected") for one in entries}
+    wrong = f"expected an object in {path}, expected acceptance"
+
+    def measured(entry: Mapping[str, Any], **part: str) -> RunMetrics:
+        given = {ours: entry.get(theirs) for ours, theirs in _SUMMARISED.items()}
+        given |= {"target": values.get("target"), **part}
+        return from_dict(RunMetrics, given, where=str(path))
+
+    expected = {}
+    for run, entry in [(measured(entry), entry) for entry in entries]:
+        expected[run.label, run.decoding_temperature] = entry.get("expected")
     parts: list[tuple[dict[str, str], list[dict[str, Any]]]] = [({}, entries)]
     if (folder / "records.jsonl").is_file():
         records = read(folder / "records.jsonl")
@@ -372,12 +381,11 @@ def _benched(folder: Path) -> Iterator[RunMetrics]:
                     f"{folder} cannot be ranked with other runs: "
                     f"{lossy_sentence(entry['lossy_rule'])}; leave it out."
                 )
-            given = {ours: entry.get(theirs) for ours, theirs in _SUMMARISED.items()}
-            given |= {"target": values.get("target"), **part}
-            run = from_dict(RunMetrics, given, where=str(path))
+            run = measured(entry, **part)
             found = expected.get((run.label, run.decoding_temperature))
             for kind, name in part.items():
-                found = None if found is None else (found.get(f"by_{kind}") or {}).get(name)
+                found = _mapping(found or {}, wrong).get(f"by_{kind}")
+                found = _mapping(found or {}, wrong).get(name)
             yield run if found is None else _with(run, found, str(path), _EXPECTED)
 
 
