@@ -104,14 +104,11 @@ def _recurrent(name: str) -> UnsupportedModel:
 
 def _rope_types(config: Any) -> set[str]:
     """All rotary scaling kinds a config names (one, or one per layer type)."""
-    found: set[str] = set()
-    for name in ("rope_parameters", "rope_scaling"):
-        value = getattr(config, name, None)
-        groups = [value, *value.values()] if isinstance(value, dict) else []
-        for group in groups:
-            if isinstance(group, dict):
-                found.add(str(group.get("rope_type") or group.get("type")))
-    return found
+    named = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    outer = [one for one in named if isinstance(one, dict)]
+    groups = [*outer, *(group for one in outer for group in one.values())]
+    kinds = (one.get("rope_type") or one.get("type") for one in groups if isinstance(one, dict))
+    return {str(kind) for kind in kinds}
 
 
 # --------------------------------------------------------------------------- the probe

@@ -295,7 +295,6 @@ class TrainedDrafter(Drafter):
         return self.signals_of(target.config)
 
     @abc.abstractmethod
-    @abc.abstractmethod
     def _saved_config(self) -> LlamaConfig:
         """The measures of the network, for its folder."""
 
