@@ -193,9 +193,9 @@ CODE_MUTANTS = {
     "commit takes the column before": Mutant(
         breaks=source(
             cache.KVCache,
-            "commit",
-            "torch.from_numpy(path + start)",
-            "torch.from_numpy(path + start - 1)",
+            "_close_up",
+            "columns + start, store",
+            "columns + start - 1, store",
         ),
         drafter=Greedy,
         options={"rule": "match"},

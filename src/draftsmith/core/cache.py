@@ -269,20 +269,21 @@ class KVCache:
             num_B: how many entries of the path count.
         """
         taken = np.zeros_like(head_B) if num_B is None else num_B
-        for b in range(self.num_rows):
-            count = int(taken[b])
-            if not count:
-                continue
-            assert path_BD is not None
-            path = path_BD[b, :count]
-            if (path == np.arange(count)).all():
-                continue  # already side by side
-            start = int(self.lengths_B[b] + head_B[b])
-            for store in self._stores:
-                source = to_device(torch.from_numpy(path + start), store.device)
-                store[:, b, :, start : start + count] = store[:, b, :, source]
+        for b, count in enumerate(taken.tolist()):
+            if count:
+                assert path_BD is not None
+                path = path_BD[b, :count]
+                self._close_up(b, int(self.lengths_B[b] + head_B[b]), path)
         self.lengths_B = self.lengths_B + head_B + taken
         self.rollback()
+
+    def _close_up(self, row: int, start: int, columns: np.ndarray) -> None:
+        """Move these columns of a row, counted from `start`, side by side."""
+        if (columns == np.arange(len(columns))).all():
+            return
+        for store in self._stores:
+            source = to_device(columns + start, store.device)
+            store[:, row, :, start : start + len(columns)] = store[:, row, :, source]
 
     def rollback(self) -> None:
         """Forget all that is staged."""
@@ -325,12 +326,7 @@ class KVCache:
         stood_BC = np.zeros((len(index), staged), dtype=np.int64)
         for b, (kept, count) in enumerate(zip(columns, settled, strict=True)):
             stood_BC[b, : len(kept) - count] = positions_BC[b, kept[count:]]
-            if (kept == np.arange(len(kept))).all():
-                continue  # already side by side
-            start = int(starts[b])
-            for store in self._stores:
-                source = to_device(kept + start, store.device)
-                store[:, b, :, start : start + len(kept)] = store[:, b, :, source]
+            self._close_up(b, int(starts[b]), kept)
         self.lengths_B = starts + np.asarray(settled, dtype=np.int64)
         self.staged = staged
         self._columns_BC = self.lengths_B[:, None] + np.arange(staged)
