@@ -22,15 +22,16 @@ client = pytest.importorskip("websockets.sync.client")
 from websockets.exceptions import ConnectionClosed  # noqa: E402, F401
 
 from draftsmith.errors import BackendError  # noqa: E402
-from draftsmith.live.config import SessionLimits  # noqa: E402
-from draftsmith.live.templates import Template  # noqa: E402
+from draftsmith.live.config import (  # noqa: E402
+    DisplayConfig,
+    LiveConfig,
+    PromptConfig,
+    SessionLimits,
+)
 from draftsmith.serve.app import AccessPolicy, Server, create_app  # noqa: E402
-from draftsmith.serve.protocol import Settings  # noqa: E402
 from draftsmith.serve.sessions import SessionManager  # noqa: E402
 
-SETTINGS = Settings(
-    target="cats", bias=0.2, mask_k=0, mask="display", no_shrink=True, whole_words=False, context=0
-)
+LIVE = LiveConfig(bias=0.2, display=DisplayConfig(no_shrink=True))
 WAIT = 20.0
 
 
@@ -124,15 +125,10 @@ def until(good: Callable[[], object]) -> None:
 
 
 def a_manager(**options: Any) -> SessionManager:
-    """Options are those of `SessionLimits`, and `settings` and `live`."""
-    target = a_target()
-    settings, live = options.pop("settings", SETTINGS), options.pop("live", None)
-
-    def template(language: str) -> Template:
-        return Template(tokenizer=target.tokenizer, language=language)
-
-    limits = SessionLimits(**options)
-    return SessionManager(target, template, settings=settings, live=live, limits=limits)
+    """Options are those of `SessionLimits`, and `live`."""
+    prompt = PromptConfig(language="cats", template="mini")
+    live = options.pop("live", LIVE)
+    return SessionManager(a_target(), prompt, live, SessionLimits(**options))
 
 
 @contextlib.contextmanager

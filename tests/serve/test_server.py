@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.translator import LiveTranslator
 from tests.live_cases import a_stream
-from tests.serve.serving import SETTINGS, Client, Served, held, name_of, until
+from tests.serve.serving import Client, Served, held, name_of, until
 
 
 def test_updates_are_those_of_a_translator_alone(served: Served, talk: Client) -> None:
@@ -122,9 +121,8 @@ def test_many_finals_and_many_settings_wait_together(served: Served, talk: Clien
 
 def test_sessions_with_languages_of_their_own_never_mix() -> None:
     """Without a bias every final text is the offline one of its language."""
-    settings = replace(SETTINGS, bias=0.0, no_shrink=False)
     streams = {language: a_stream(seed) for seed, language in enumerate(("cats", "dogs", "mice"))}
-    with Served(settings=settings) as served, contextlib.ExitStack() as stack:
+    with Served(live=LiveConfig(bias=0.0)) as served, contextlib.ExitStack() as stack:
         clients = {language: stack.enter_context(Client(served)) for language in streams}
         for language, one in clients.items():
             assert one.start(target=language)["settings"]["target"] == language
@@ -169,7 +167,7 @@ def test_a_bias_that_only_appends_comes_with_a_warning(served: Served) -> None:
 def test_outputs_that_agree_are_shown() -> None:
     """Nothing at first, then what the last two have in common; a mask has no place beside it."""
     with (
-        Served(live=LiveConfig(display=DisplayConfig(agree=2))) as other,
+        Served(live=LiveConfig(display=DisplayConfig(agree=2, no_shrink=True))) as other,
         Client(other) as talk,
     ):
         assert talk.start()["type"] == "ready"

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.lossy_rules import biased_rule
@@ -48,11 +49,8 @@ from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
 """Finished segments that are kept for the prompt's context."""
-_KEPT = (
-    *("source", "final", "drafted", "accepted", "redrafted", "reaccepted", "restarts"),
-    *("forwards", "fed", "seconds", "first_seconds"),
-)
-"""What a record takes over from a decoded update."""
+_KEPT = ("source", "final", "restarts", "seconds", "first_seconds")
+"""What a record takes over from a decoded update, beside its counts."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
 
 
@@ -62,10 +60,7 @@ class SourceTooLong(InputError):
 
 @dataclass(kw_only=True, slots=True)
 class InFlightUpdate:
-    """One update on its way through the target: the request, and what has been decoded so far.
-
-    The counts are those of `UpdateRecord`.
-    """
+    """One update on its way through the target: the request, and what has been decoded so far."""
 
     source: str
     final: bool
@@ -113,29 +108,19 @@ class InFlightUpdate:
         """The decoded tokens without ends of sequence."""
         return tuple(token for token in self.tokens if token not in end_ids)
 
-    @property
-    def forwards(self) -> int:
-        return len(self.offered)
-
-    @property
-    def drafted(self) -> int:
-        return self.offered[0] if self.draft and self.offered else 0
-
-    @property
-    def accepted(self) -> int:
-        return sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
-
-    @property
-    def redrafted(self) -> int:
-        return sum(self.offered) - self.drafted
-
-    @property
-    def reaccepted(self) -> int:
-        return len(self.origins) - self.accepted
-
-    @property
-    def fed(self) -> int:
-        return len(self.prompt) - self.reused + sum(self.offered) + self.forwards - 1
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of `UpdateRecord` that follow from what was decoded."""
+        drafted = self.offered[0] if self.draft and self.offered else 0
+        accepted = sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
+        forwards, offered = len(self.offered), sum(self.offered)
+        return {
+            "drafted": drafted,
+            "accepted": accepted,
+            "redrafted": offered - drafted,
+            "reaccepted": len(self.origins) - accepted,
+            "forwards": forwards,
+            "fed": len(self.prompt) - self.reused + offered + forwards - 1,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +408,7 @@ class LiveTranslator:
             output=output,
             degenerate=degenerate,
             **{name: getattr(decoded, name) for name in _KEPT},
+            **decoded.counts(),
             **shown._asdict(),
         )
         self.source, self.last, self.rev = decoded.source, update, self.rev + 1

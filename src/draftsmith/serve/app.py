@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -27,22 +27,8 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 
 from draftsmith.core.config import bias_warning
-from draftsmith.serve.protocol import (
-    MOST_BYTES,
-    VERSION,
-    Config,
-    Finish,
-    Measure,
-    Message,
-    Outbox,
-    Ping,
-    Refused,
-    Resume,
-    Source,
-    Start,
-    Stop,
-    parse,
-)
+from draftsmith.serve import protocol
+from draftsmith.serve.protocol import MOST_BYTES, VERSION, Message, Outbox, Refused, Resume, Start
 from draftsmith.serve.sessions import LiveSession, SessionManager
 
 PAGE = Path(__file__).parent / "static"
@@ -134,12 +120,12 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
     app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.get("/")
-    async def index() -> Response:
-        return _page("index.html")
-
     @app.get("/page/{name}")
-    async def page(name: str) -> Response:
-        return _page(name)
+    async def page(name: str = "index.html") -> Response:
+        path = PAGE / name
+        if path.parent != PAGE or path.suffix not in TYPES or not path.is_file():
+            return PlainTextResponse("not found", status_code=404)
+        return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
 
     @app.get("/healthz")
     async def health() -> Response:
@@ -197,27 +183,20 @@ async def _mirror(manager: SessionManager, live: LiveSession) -> AsyncIterator[d
         manager.unsubscribe(live, outbox)
 
 
-def _page(name: str) -> Response:
-    path = PAGE / name
-    if path.parent != PAGE or path.suffix not in TYPES or not path.is_file():
-        return PlainTextResponse("not found", status_code=404)
-    return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
-
-
 def _wire(message: dict[str, Any]) -> str:
     return json.dumps(message, ensure_ascii=False, allow_nan=False)
 
 
+@dataclass(slots=True)
 class Connection:
     """One WebSocket; it has a session after `start` or `resume`."""
 
-    def __init__(
-        self, socket: WebSocket, manager: SessionManager, model: str, idle_seconds: float
-    ) -> None:
-        self.socket, self.manager, self.metrics = socket, manager, manager.metrics
-        self.model, self.idle_seconds = model, idle_seconds
-        self.session: LiveSession | None = None
-        self.outbox = Outbox()
+    socket: WebSocket
+    manager: SessionManager
+    model: str
+    idle_seconds: float
+    session: LiveSession | None = None
+    outbox: Outbox = field(default_factory=Outbox)
 
     async def serve(self) -> None:
         """Serve until either side closes; the session outlives the connection for a while."""
@@ -260,7 +239,7 @@ class Connection:
             try:
                 if frame.get("text") is None:
                     raise Refused("binary", "frames are text: one JSON object each")
-                self._answer(parse(frame["text"]))
+                self._answer(protocol.parse(frame["text"]))
                 faults = 0
             except Refused as refused:
                 faults += refused.is_fault
@@ -272,7 +251,7 @@ class Connection:
                     return
 
     def _refuse(self, refused: Refused) -> None:
-        self.metrics.errors.labels(refused.code).inc()
+        self.manager.metrics.errors.labels(refused.code).inc()
         self.outbox.put(refused.message())
 
     def _answer(self, message: Message) -> None:
@@ -284,24 +263,24 @@ class Connection:
         if isinstance(message, Start | Resume):
             self._enter(message)
             return
-        if isinstance(message, Ping):
+        if isinstance(message, protocol.Ping):
             self.outbox.put({"type": "pong"})
             return
         live = self.session
         if live is None:
             raise Refused("no_session", "say start (or resume) first")
         match message:
-            case Source():
-                self.metrics.coalesced.inc(live.add(message))
-                self.metrics.hypotheses.inc()
-            case Finish():
+            case protocol.Source():
+                self.manager.metrics.coalesced.inc(live.add(message))
+                self.manager.metrics.hypotheses.inc()
+            case protocol.Finish():
                 live.finish(message.seg)
-            case Config():
+            case protocol.Config():
                 live.configure(self.manager.merged(live.wanted, message.settings))
                 self._warn(message.settings)
-            case Measure():
+            case protocol.Measure():
                 self.manager.measure(live)
-            case Stop():
+            case protocol.Stop():
                 live.stop()
         self.manager.scheduler.wake()
 

@@ -22,14 +22,14 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from draftsmith.config import require
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
-from draftsmith.live.config import LiveConfig, SessionLimits
+from draftsmith.live.config import LiveConfig, PromptConfig, SessionLimits
 from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
@@ -52,6 +52,9 @@ MOST_FINALS = 1024
 KEPT_UPDATES = 200
 """Updates that the running metrics and a measurement cover."""
 _LONGEST_LANGUAGE = 64
+_DECODED = ("bias", "final_bias", "revision_bias", "context")
+_DISPLAYED = ("mask_k", "no_shrink", "whole_words")
+"""Settings of a session that are fields of `LiveConfig`, and of its display."""
 
 Event = dict[str, Any]
 """A message to the clients, as it goes over the wire."""
@@ -334,17 +337,15 @@ class LiveSession:
         self.emit(Refused(code, str(error) or type(error).__name__, place=one.place).message())
 
     def _emit_update(self, update: UpdateRecord, *, waited: float) -> None:
-        def part(*names: str) -> Event:
-            return {name: getattr(update, name) for name in names}
-
         with self.lock:
             self.last_id += 1
-            segment = part("seg", "rev", "source", "stable", "final", "degenerate")
+            segment = _part(update, ("seg", "rev", "source", "stable", "final", "degenerate"))
             segment |= {"text": update.shown, "hidden": update.full[len(update.shown) :]}
             self._segments[update.seg] = segment
             while len(self._segments) > KEPT_SEGMENTS:
                 del self._segments[next(iter(self._segments))]
-            stats = part("tokens", "drafted", "accepted", "forwards") | self._metrics()
+            counts = _part(update, ("tokens", "drafted", "accepted", "forwards"))
+            stats = counts | self._metrics()
             stats |= {"ms": 1000 * update.seconds, "waited_ms": 1000 * waited}
             head = {"type": "update", "id": self.last_id, "erased": update.erased, "stats": stats}
             event = head | segment
@@ -371,24 +372,18 @@ class SessionManager:
     """Opens, finds and closes sessions. All methods run in the event loop's thread.
 
     Args:
-        template: makes the template for a language.
-        settings: those of a session that chooses none.
+        prompt: its language is that of a session that chooses none.
         live: how all sessions decode and display; a session's settings override their part of it.
     """
 
     def __init__(
-        self,
-        target: BindableTarget,
-        template: Callable[[str], Template],
-        *,
-        settings: Settings,
-        live: LiveConfig | None = None,
-        limits: SessionLimits | None = None,
+        self, target: BindableTarget, prompt: PromptConfig, live: LiveConfig, limits: SessionLimits
     ) -> None:
-        self.target, self.template, self._settings = target, template, settings
-        self._live, self.limits = live or LiveConfig(), limits or SessionLimits()
-        self.engine = LiveEngine(target, self._live)
-        self._plain_engine = LiveEngine(target, replace(self._live, redraft=False, resync=0))
+        self.target, self._prompt, self._live, self.limits = target, prompt, live, limits
+        own, shown = _part(live, _DECODED), _part(live.display, _DISPLAYED)
+        self._settings = Settings(target=prompt.language, **own, **shown)
+        self.engine = LiveEngine(target, live)
+        self._plain_engine = LiveEngine(target, replace(live, redraft=False, resync=0))
         self.metrics = ServerMetrics()
         self.scheduler = Scheduler(self.engine, self.metrics)
         self.sessions: dict[str, LiveSession] = {}
@@ -504,16 +499,14 @@ class SessionManager:
             raise Refused("bad_settings", sentence) from None
         return new
 
-    def _config(self, settings: Settings) -> LiveConfig:
-        def part(*names: str) -> dict[str, Any]:
-            return {name: getattr(settings, name) for name in names}
+    def template(self, language: str) -> Template:
+        """Make the template for a language."""
+        return Template.of(replace(self._prompt, language=language), self.target.tokenizer)
 
-        return replace(
-            self._live,
-            **part("bias", "final_bias", "revision_bias", "context"),
-            trim_draft=settings.mask_k if settings.mask == "draft" else 0,
-            display=replace(self._live.display, **part("mask_k", "no_shrink", "whole_words")),
-        )
+    def _config(self, settings: Settings) -> LiveConfig:
+        display = replace(self._live.display, **_part(settings, _DISPLAYED))
+        trim = settings.mask_k if settings.mask == "draft" else 0
+        return replace(self._live, **_part(settings, _DECODED), trim_draft=trim, display=display)
 
     def _make(self, settings: Settings, before: LiveTranslator | None) -> LiveTranslator:
         config = self._config(settings)
@@ -522,6 +515,10 @@ class SessionManager:
             return before
         template = self.template(settings.target)
         return LiveTranslator(self.target, template, config, engine=self.engine)
+
+
+def _part(values: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in names}
 
 
 def _check(settings: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import socket
 import sys
@@ -23,7 +22,6 @@ from draftsmith.live.config import (
     RedraftConfig,
     SessionLimits,
 )
-from draftsmith.live.templates import Template
 from draftsmith.targets.config import ModelConfig
 
 
@@ -67,7 +65,6 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
     """
     try:
         from draftsmith.serve.app import AccessPolicy, Server, create_app
-        from draftsmith.serve.protocol import Settings
         from draftsmith.serve.sessions import SessionManager
     except ImportError as error:
         raise InputError(
@@ -81,29 +78,13 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
     listener = _listen(options.host, options.port)
     with listener:
         target = open_model(options.model)
-
-        def template(language: str) -> Template:
-            config = dataclasses.replace(options.prompt, language=language)
-            return Template.of(config, target.tokenizer)
-
-        display = DisplayConfig(**vars(options.screen), no_shrink=True)
-        settings = Settings(
-            target=options.prompt.language,
+        live = LiveConfig(
+            **vars(options.redraft),
             bias=options.bias,
-            final_bias=options.redraft.final_bias,
-            revision_bias=options.redraft.revision_bias,
-            mask_k=display.mask_k,
-            no_shrink=display.no_shrink,
-            whole_words=display.whole_words,
             context=options.prompt.context,
+            display=DisplayConfig(**vars(options.screen), no_shrink=True),
         )
-        manager = SessionManager(
-            target,
-            template,
-            settings=settings,
-            live=LiveConfig(**vars(options.redraft), display=display),
-            limits=options.limits,
-        )
+        manager = SessionManager(target, options.prompt, live, options.limits)
         access = AccessPolicy(
             origins=options.allow_origin,
             token=options.token,
