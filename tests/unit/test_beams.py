@@ -22,7 +22,8 @@ from draftsmith.distill.trajectories.beams import (
     beam_search,
     worthwhile,
 )
-from draftsmith.distill.trajectories.teacher import TeacherCost, Text, score_texts
+from draftsmith.distill.trajectories.teacher import TeacherCost, score_texts
+from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
@@ -275,13 +276,17 @@ def test_laws_of_the_search_are_those_of_the_whole_text(
     for prompt, found in zip(
         prompts, beam_search(target, prompts, width=5, max_new_tokens=25, top_k=6), strict=True
     ):
-        texts = [Text(prompt=prompt, tokens=one.tokens) for one in found]
+        texts = [
+            Trajectory(prompt_id="t", forcing="beam", prompt=prompt, tokens=one.tokens, score=0.0)
+            for one in found
+        ]
         whole = score_texts(target, texts, top_k=6, signals=Signals(), cost=TeacherCost())
-        for one, opinion in zip(found, whole, strict=True):
-            assert one.top is not None and len(one.top) == len(one.tokens)
-            np.testing.assert_array_equal(one.top.ids_NK, opinion.laws.top.ids_NK)
-            np.testing.assert_allclose(one.top.log_p_NK, opinion.laws.top.log_p_NK, atol=1e-6)
-            assert abs(one.score - opinion.laws.score) < 1e-9
+        for one, scored in zip(found, whole, strict=True):
+            assert one.top is not None and scored.top is not None
+            assert len(one.top) == len(one.tokens)
+            np.testing.assert_array_equal(one.top.ids_NK, scored.top.ids_NK)
+            np.testing.assert_allclose(one.top.log_p_NK, scored.top.log_p_NK, atol=1e-6)
+            assert abs(one.score - scored.score) < 1e-9
 
 
 def test_the_context_limits_a_search() -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -215,7 +216,13 @@ def beam_search(
             logits_BNV = run.beams(alive, keep)
     return [
         [
-            Hypothesis(tokens=beam.tokens, score=beam.score, top=_along(beam.laws))
+            Hypothesis(
+                tokens=beam.tokens,
+                score=beam.score,
+                top=TopK.cat([step.part(row, row + 1) for step, row in beam.laws])
+                if top_k
+                else None,
+            )
             for _, beam in search.finished
         ]
         for search in searches
@@ -227,16 +234,6 @@ def _kept(log_p_RM: Tensor, ids_RM: Tensor, top_k: int) -> TopK:
     ids_RK, order_RK = ids_RM[:, :top_k].sort(dim=-1)
     log_p_RK = log_p_RM.gather(1, order_RK).float()
     return TopK(ids_NK=ids_RK.to(torch.int32).numpy(), log_p_NK=log_p_RK.numpy())
-
-
-def _along(laws: Sequence[tuple[TopK, int]]) -> TopK | None:
-    """One law per step; None: none were kept."""
-    if not laws:
-        return None
-    return TopK(
-        ids_NK=np.stack([step.ids_NK[row] for step, row in laws]),
-        log_p_NK=np.stack([step.log_p_NK[row] for step, row in laws]),
-    )
 
 
 class _Run:
@@ -332,10 +329,7 @@ def auto_search(
     max_width: int,
     mass_gain: float,
     most_beams: int,
-    max_new_tokens: int,
-    length_penalty: float = 0.0,
-    top_k: int = 0,
-    cost: TeacherCost | None = None,
+    **search: Any,
 ) -> list[list[Hypothesis]]:
     """Per prompt as many hypotheses as add probability (see `worthwhile`), best first.
 
@@ -346,7 +340,7 @@ def auto_search(
     Args:
         most_beams: of a forward: so many prompts are searched at once that all their beams fit in
             (one at least).
-        max_new_tokens, length_penalty, top_k, cost: see `beam_search`.
+        search: the other arguments of `beam_search`.
     """
     kept: list[list[Hypothesis]] = [[] for _ in prompts]
     open_places = list(range(len(prompts)))
@@ -355,15 +349,7 @@ def auto_search(
         at_once = max(1, most_beams // width)
         for start in range(0, len(open_places), at_once):
             places = open_places[start : start + at_once]
-            found = beam_search(
-                target,
-                [prompts[i] for i in places],
-                width=width,
-                max_new_tokens=max_new_tokens,
-                length_penalty=length_penalty,
-                top_k=top_k,
-                cost=cost,
-            )
+            found = beam_search(target, [prompts[i] for i in places], width=width, **search)
             for i, hypotheses in zip(places, found, strict=True):
                 count = worthwhile([one.score for one in hypotheses], mass_gain)
                 kept[i] = hypotheses[:count]

@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import DecodeStep, DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.core.types import DraftTree, RequestBatch, Signals, TreeShape
 from draftsmith.distill.config import check_continuation
 from draftsmith.distill.trajectories.beams import auto_search, beam_search, first_width
-from draftsmith.distill.trajectories.teacher import (
-    Laws,
-    TeacherCost,
-    Text,
-    read_laws,
-    score_texts,
-)
+from draftsmith.distill.trajectories.teacher import TeacherCost, read_logprobs, score_texts
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
+    Forcing,
+    TopK,
     Trajectory,
 )
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
@@ -45,6 +44,7 @@ from draftsmith.targets.base import Target
 class Draw:
     """One piece of work on a prompt: a continuation, or (for beams) all of them."""
 
+    request: CollectRequest
     index: int = 0
     """The trajectory's."""
     temperature: float | None = None
@@ -52,11 +52,39 @@ class Draw:
     sample: int = 0
     """Which sample of its prompt and temperature."""
 
-    def request_id(self, prompt_id: str) -> int:
+    @property
+    def request_id(self) -> int:
         """Names the random stream. It depends on the prompt's id and not on what else is collected,
         or in which order: a run in parts gives what a run in one piece gives."""
-        key = f"{self.temperature!r} {self.sample} {prompt_id}".encode()
+        key = f"{self.temperature!r} {self.sample} {self.request.prompt_id}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+    def trajectory(
+        self, forcing: Forcing, tokens: Sequence[int], score: float = 0.0, top: TopK | None = None
+    ) -> Trajectory:
+        """The prompt, continued by these tokens."""
+        return Trajectory(
+            prompt_id=self.request.prompt_id,
+            forcing=forcing,
+            index=self.index,
+            temperature=self.temperature,
+            prompt=self.request.prompt,
+            tokens=tuple(tokens),
+            score=score,
+            top=top,
+            language=self.request.language,
+            tag=self.request.tag,
+        )
+
+    def reference(
+        self, end_ids: frozenset[int], max_new_tokens: int, context: int | None
+    ) -> Trajectory:
+        """The prompt, continued by its reference up to an end token or as far as there is room."""
+        room = max_new_tokens
+        if context is not None:
+            room = min(room, context - len(self.request.prompt))
+        tokens = until_end(list(self.request.references[self.index]), end_ids)
+        return self.trajectory("gold", tokens[:room])
 
 
 def draws(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...]:
@@ -65,16 +93,16 @@ def draws(request: CollectRequest, settings: CollectSettings) -> tuple[Draw, ...
     Samples go temperature by temperature. At temperature 0 all are the same text: it is drawn once.
     """
     if settings.forcing == "gold":
-        return tuple(Draw(index=index) for index in range(len(request.references)))
+        return tuple(Draw(request=request, index=i) for i in range(len(request.references)))
     if settings.forcing != "sample":
-        return (Draw(),)
+        return (Draw(request=request),)
     pairs = [
         (temperature, sample)
         for temperature in settings.temperatures
         for sample in range(settings.samples if temperature > 0 else 1)
     ]
     return tuple(
-        Draw(index=index, temperature=temperature, sample=sample)
+        Draw(request=request, index=index, temperature=temperature, sample=sample)
         for index, (temperature, sample) in enumerate(pairs)
     )
 
@@ -151,25 +179,12 @@ def check_request(request: CollectRequest, settings: CollectSettings, target: Ta
 # --------------------------------------------------------------------------- the backend
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    request: CollectRequest
-    place: int
-    """Index of the request among those asked for."""
-    draw: Draw
-
-
-_Made = list[tuple[_Job, Trajectory]]
-"""Continuations; their `top` is None while nobody has read its logprobs."""
-
-
 class TransformersBackend:
     """Collects with draftsmith's own loops. A trajectory does not depend on its batch.
 
     Args:
         target: the teacher.
         batch_size: sequences that are continued at a time, beams counted one by one.
-        drafter: bound to the target; it makes collecting faster and changes nothing.
         on_done: called after every batch with the numbers of prompts and tokens done in this call.
 
     `cost` adds up what was asked of the teacher, over all calls.
@@ -180,14 +195,11 @@ class TransformersBackend:
         target: Target,
         *,
         batch_size: int = 16,
-        drafter: Drafter | None = None,
         on_done: Callable[[int, int], None] | None = None,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-        self.target, self.batch_size = target, batch_size
-        self.drafter = NoDrafter() if drafter is None else drafter
-        self.on_done = on_done
+        self.target, self.batch_size, self.on_done = target, batch_size, on_done
         self.cost = TeacherCost()
 
     def collect(
@@ -201,32 +213,24 @@ class TransformersBackend:
         check_settings(settings, self.target)
         for request in requests:  # behind this, batches are sorted: rows would name no prompt
             check_request(request, settings, self.target)
-        make: Callable[[list[_Job], CollectSettings], _Made] = {
-            "greedy": self._generated,
-            "sample": self._generated,
-            "beam": self._searched,
-            "gold": self._given,
-        }[settings.forcing]
+        make = {"beam": self._searched, "gold": self._given}.get(settings.forcing, self._generated)
         jobs = [
-            _Job(request=request, place=place, draw=draw)
+            (place, draw)
             for place, request in enumerate(requests)
             for draw in draws(request, settings)
         ]
-        left = [0] * len(requests)
-        for job in jobs:
-            left[job.place] += 1
-        found: list[list[Trajectory]] = [[] for _ in requests]
-        prompts_done = tokens_done = 0
-        for batch in _batches(jobs, self._jobs_at_once(settings)):
-            for job, trajectory in self._judged(make(batch, settings), settings):
-                found[job.place].append(trajectory)
-                tokens_done += len(trajectory.tokens)
-            for job in batch:
-                left[job.place] -= 1
-                prompts_done += left[job.place] == 0
+        left = Counter(place for place, _ in jobs)
+        found: list[list[Trajectory]] = [[] for _ in jobs]
+        for numbers in _batches([draw for _, draw in jobs], self._jobs_at_once(settings)):
+            made = make([jobs[number][1] for number in numbers], settings)
+            scored = self._scored([one for some in made for one in some], settings)
+            for number, some in zip(numbers, made, strict=True):
+                found[number] = list(itertools.islice(scored, len(some)))
+                left[jobs[number][0]] -= 1
             if self.on_done is not None:
-                self.on_done(prompts_done, tokens_done)
-        return [one for some in found for one in sorted(some, key=lambda one: one.index)]
+                tokens = sum(len(one.tokens) for some in found for one in some)
+                self.on_done(sum(count == 0 for count in left.values()), tokens)
+        return [one for some in found for one in some]
 
     def _jobs_at_once(self, settings: CollectSettings) -> int:
         width = 1
@@ -235,193 +239,135 @@ class TransformersBackend:
             width = first_width(settings.max_beams) if auto else settings.most_beams
         return max(1, self.batch_size // width)
 
-    def _judged(self, made: _Made, settings: CollectSettings) -> Iterator[tuple[_Job, Trajectory]]:
+    def _scored(
+        self, texts: Sequence[Trajectory], settings: CollectSettings
+    ) -> Iterator[Trajectory]:
         """The same with logprobs and signals, which are read where they lack."""
-        for start in range(0, len(made), self.batch_size):
-            some = made[start : start + self.batch_size]
-            texts = [
-                Text(prompt=one.prompt, tokens=one.tokens) for _, one in some if one.top is None
-            ]
+        for start in range(0, len(texts), self.batch_size):
+            some = texts[start : start + self.batch_size]
+            bare = [one for one in some if one.top is None]
             how: dict[str, Any] = {"top_k": settings.top_k, "signals": settings.signals}
-            scored = iter(score_texts(self.target, texts, cost=self.cost, **how) if texts else ())
-            for job, one in some:
-                if one.top is None:
-                    found = next(scored)
-                    laws = found.laws
-                    one = replace(one, top=laws.top, score=laws.score, features=found.features_TS)
-                yield job, one
+            read = iter(score_texts(self.target, bare, cost=self.cost, **how) if bare else ())
+            yield from (next(read) if one.top is None else one for one in some)
 
     # ------------------------------------------------------------ ways to make texts
 
-    def _generated(self, batch: list[_Job], settings: CollectSettings) -> _Made:
-        noting = settings.signals == Signals()
-        notes = LogprobRecorder(self.drafter, settings.top_k, len(batch))
-        prompts = [job.request.prompt for job in batch]
+    def _generated(
+        self, batch: Sequence[Draw], settings: CollectSettings
+    ) -> list[list[Trajectory]]:
+        recorder = LogprobRecorder(settings.top_k, len(batch))
+        records = settings.signals == Signals()
+        prompts = [draw.request.prompt for draw in batch]
+        temperature = batch[0].temperature  # draws of one batch have one
+        sampler = Sampler()
+        if temperature is not None:
+            sampler = Sampler(temperature=temperature, top_p=settings.top_p)
         tokens: list[list[int]] = [[] for _ in batch]
         steps = decode(
             self.target,
-            notes if noting else self.drafter,
+            recorder if records else NoDrafter(),
             prompts,
             DecodeOptions(
-                # jobs of one batch have one temperature
-                sampler=_sampler(batch[0].draw.temperature, settings),
-                max_new_tokens=settings.max_new_tokens,
-                seed=settings.seed,
+                sampler=sampler, max_new_tokens=settings.max_new_tokens, seed=settings.seed
             ),
-            request_ids=[job.draw.request_id(job.request.prompt_id) for job in batch],
+            request_ids=[draw.request_id for draw in batch],
         )
         for number, step in enumerate(steps):
-            self.cost.add(_fed(step, prompts if number == 0 else None))
+            self.cost.add(sum(step.active) if number else sum(map(len, prompts)))
             for row, new in zip(tokens, step.emitted, strict=True):
                 row.extend(new)
-        made = []
-        for job, emitted, laws in zip(batch, tokens, notes.laws, strict=True):
-            read = Laws.cat(laws) if noting else None
-            one = job.request.continued(
-                settings.forcing,
-                tuple(emitted),
-                score=0.0 if read is None else read.score,
-                top=None if read is None else read.top,
-                index=job.draw.index,
-                temperature=job.draw.temperature,
-            )
-            made.append((job, one))
-        return made
+        made = [
+            draw.trajectory(settings.forcing, row) for draw, row in zip(batch, tokens, strict=True)
+        ]
+        return [[recorder.added_to(one, row) if records else one] for row, one in enumerate(made)]
 
-    def _searched(self, batch: list[_Job], settings: CollectSettings) -> _Made:
-        prompts = [job.request.prompt for job in batch]
-        # whole laws of all beams, those that die too, would fill the memory: they are read after
-        noted = (settings.top_k or 0) if settings.signals == Signals() else 0
+    def _searched(self, batch: Sequence[Draw], settings: CollectSettings) -> list[list[Trajectory]]:
+        prompts = [draw.request.prompt for draw in batch]
+        how: dict[str, Any] = {
+            "max_new_tokens": settings.max_new_tokens,
+            "length_penalty": settings.length_penalty,
+            # whole laws of all beams, those that die too, would fill the memory: read afterwards
+            "top_k": (settings.top_k or 0) if settings.signals == Signals() else 0,
+            "cost": self.cost,
+        }
         if settings.beams == "auto":
-            found = auto_search(
-                self.target,
-                prompts,
-                max_width=settings.max_beams,
-                mass_gain=settings.mass_gain,
-                most_beams=self.batch_size,
-                max_new_tokens=settings.max_new_tokens,
-                length_penalty=settings.length_penalty,
-                top_k=noted,
-                cost=self.cost,
-            )
+            how |= {"max_width": settings.max_beams, "mass_gain": settings.mass_gain}
+            found = auto_search(self.target, prompts, most_beams=self.batch_size, **how)
         else:
-            found = beam_search(
-                self.target,
-                prompts,
-                width=settings.beams,
-                max_new_tokens=settings.max_new_tokens,
-                length_penalty=settings.length_penalty,
-                top_k=noted,
-                cost=self.cost,
-            )
+            found = beam_search(self.target, prompts, width=settings.beams, **how)
         return [
-            (
-                job,
-                job.request.continued(
-                    settings.forcing, one.tokens, score=one.score, top=one.top, index=index
-                ),
-            )
-            for job, hypotheses in zip(batch, found, strict=True)
-            for index, one in enumerate(hypotheses)
+            [
+                replace(draw, index=index).trajectory("beam", one.tokens, one.score, one.top)
+                for index, one in enumerate(hypotheses)
+            ]
+            for draw, hypotheses in zip(batch, found, strict=True)
         ]
 
-    def _given(self, batch: list[_Job], settings: CollectSettings) -> _Made:
-        made = []
-        for job in batch:
-            prompt = job.request.prompt
-            tokens = until_end(list(job.request.references[job.draw.index]), self.target.end_ids)
-            room = settings.max_new_tokens
-            if self.target.max_length is not None:
-                room = min(room, self.target.max_length - len(prompt))
-            one = job.request.continued(
-                settings.forcing, tuple(tokens[:room]), score=0.0, top=None, index=job.draw.index
-            )
-            made.append((job, one))
-        return made
+    def _given(self, batch: Sequence[Draw], settings: CollectSettings) -> list[list[Trajectory]]:
+        target, most = self.target, settings.max_new_tokens
+        return [[draw.reference(target.end_ids, most, target.max_length)] for draw in batch]
 
 
-def _batches(jobs: list[_Job], size: int) -> Iterator[list[_Job]]:
-    """Jobs of one temperature and of like lengths, the longest first: what does not fit into the
-    memory shows at once."""
+def _batches(jobs: Sequence[Draw], size: int) -> Iterator[list[int]]:
+    """Places of draws of one temperature and of like lengths, the longest first: what does not fit
+    into the memory shows at once."""
 
-    def heat(job: _Job) -> float:
-        return -1.0 if job.draw.temperature is None else job.draw.temperature
+    def heat(place: int) -> float:
+        temperature = jobs[place].temperature
+        return -1.0 if temperature is None else temperature
 
-    order = sorted(jobs, key=lambda job: (heat(job), -len(job.request.prompt)))
-    for _, same in itertools.groupby(order, key=heat):
+    def order(place: int) -> tuple[float, int]:
+        return heat(place), -len(jobs[place].request.prompt)
+
+    for _, same in itertools.groupby(sorted(range(len(jobs)), key=order), key=heat):
         some = list(same)
         for start in range(0, len(some), size):
             yield some[start : start + size]
 
 
-def _sampler(temperature: float | None, settings: CollectSettings) -> Sampler:
-    if temperature is None:
-        return Sampler()
-    return Sampler(temperature=temperature, top_p=settings.top_p)
-
-
-def _fed(step: DecodeStep, prompts: Sequence[Sequence[int]] | None) -> int:
-    """Tokens of one forward: the prompts at first, else a root per row; and the drafts."""
-    known = sum(step.active) if prompts is None else sum(map(len, prompts))
-    return known + sum(step.proposed)
-
-
 @dataclass(frozen=True, slots=True)
-class _Noted(DraftState):
-    inner: DraftState
+class _Rows(DraftState):
     rows: tuple[int, ...]
-    """Row of the request batch."""
+    """Rows of the request batch."""
 
-    def take(self, rows: Sequence[int]) -> _Noted:
-        return _Noted(self.inner.take(rows), tuple(self.rows[row] for row in rows))
+    def take(self, rows: Sequence[int]) -> _Rows:
+        return _Rows(tuple(self.rows[row] for row in rows))
 
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Noted:
-        return _Noted(self.inner.rewind(tokens), self.rows)
+    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Rows:
+        return self
 
 
 class LogprobRecorder(Drafter):
-    """A drafter as it is, that notes which law every emitted token was taken from.
+    """Drafts nothing, and keeps the logprobs that every token was taken from.
 
-    tree        root -+- n0 --- n2       accepted n0 n2, then the teacher's own token y2
-                      `- n1
-    logits row  0        1  2   3        y0 = n0 from row 0, y1 = n2 from row 1, y2 from row 3
+    Args:
+        top_k: how many tokens of a law are kept; None: all.
+        num_rows: of the request batch.
     """
 
-    def __init__(self, inner: Drafter, top_k: int | None, num_rows: int) -> None:
+    default_shape = TreeShape()
+    longest = 0
+
+    def __init__(self, top_k: int | None, num_rows: int) -> None:
         super().__init__()
-        self.inner, self.top_k = inner, top_k
-        self.laws: list[list[Laws]] = [[] for _ in range(num_rows)]
-        # an instance's own: what this drafter reads is what the inner one reads
-        self.signals = inner.signals
-        self.default_shape = inner.default_shape
+        self.top_k = top_k
+        self.kept: list[list[tuple[TopK, float]]] = [[] for _ in range(num_rows)]
 
-    def max_nodes(self, shape: TreeShape) -> int:
-        return self.inner.max_nodes(shape)
+    def start(self, request: RequestBatch) -> _Rows:
+        return _Rows(tuple(range(len(request.tokens))))
 
-    def start(self, request: RequestBatch) -> _Noted:
-        return _Noted(self.inner.start(request), tuple(range(len(request.tokens))))
+    def propose(self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+        return DraftTree.empty(len(state.rows))
 
-    def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
-        return self.inner.propose(_noted(state).inner, shape, sampler, noise)
+    def advance(self, state: _Rows, accepted: Accepted) -> _Rows:
+        some = [b for b, tokens in enumerate(accepted.emitted) if tokens]
+        emitted = [accepted.emitted[b][0] for b in some]
+        top, log_p_R = read_logprobs(accepted.out.logits_BNV[some, 0], emitted, self.top_k)
+        for row, b in enumerate(some):
+            self.kept[state.rows[b]].append((top.part(row, row + 1), float(log_p_R[row])))
+        return state
 
-    def advance(self, state: DraftState, accepted: Accepted) -> _Noted:
-        noted, at = _noted(state), []
-        for b, tokens in enumerate(accepted.emitted):
-            path = accepted.verdict.path_BD[b, : max(len(tokens) - 1, 0)].tolist()
-            at += [(b, node) for node in [0, *(1 + n for n in path)][: len(tokens)]]
-        emitted = [token for tokens in accepted.emitted for token in tokens]
-        rows, nodes = zip(*at, strict=True)
-        laws = read_laws(accepted.out.logits_BNV[list(rows), list(nodes)], emitted, self.top_k)
-        first = 0
-        for b, tokens in enumerate(accepted.emitted):
-            if tokens:
-                self.laws[noted.rows[b]].append(laws.part(first, first + len(tokens)))
-            first += len(tokens)
-        return _Noted(self.inner.advance(noted.inner, accepted), noted.rows)
-
-
-def _noted(state: DraftState) -> _Noted:
-    assert isinstance(state, _Noted), "a state that this drafter started"
-    return state
+    def added_to(self, text: Trajectory, row: int) -> Trajectory:
+        """The text of a row with its logprobs and score."""
+        tops, log_p = zip(*self.kept[row], strict=True)
+        return replace(text, top=TopK.cat(tops), score=float(np.sum(log_p)))

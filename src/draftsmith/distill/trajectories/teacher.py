@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.sampling import highest
 from draftsmith.core.types import Signals, TargetOutput
-from draftsmith.distill.trajectories.types import TopK
+from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets import base
 from draftsmith.targets.base import Target
@@ -38,39 +38,6 @@ class TeacherCost:
         """One forward of this many tokens."""
         self.forwards += 1
         self.tokens += tokens
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Laws:
-    """The teacher's laws of one text, and what it gives the tokens that stand there."""
-
-    top: TopK
-    token_log_p_N: NDArray[np.float64]
-
-    @property
-    def score(self) -> float:
-        """Sum of log p of the tokens, nats."""
-        return float(self.token_log_p_N.sum())
-
-    def part(self, start: int, stop: int) -> Laws:
-        """Those of a run of tokens."""
-        return Laws(
-            top=TopK(ids_NK=self.top.ids_NK[start:stop], log_p_NK=self.top.log_p_NK[start:stop]),
-            token_log_p_N=self.token_log_p_N[start:stop],
-        )
-
-    @classmethod
-    def cat(cls, parts: Sequence[Laws]) -> Laws:
-        """One after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            top=TopK(
-                ids_NK=np.concatenate([part.top.ids_NK for part in parts]),
-                log_p_NK=np.concatenate([part.top.log_p_NK for part in parts]),
-            ),
-            token_log_p_N=np.concatenate([part.token_log_p_N for part in parts]),
-        )
 
 
 def stable_top(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -95,12 +62,14 @@ def log_mass(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     return wide_RV, total_R1
 
 
-def read_laws(logits_RV: Tensor, tokens: Sequence[int], top_k: int | None) -> Laws:
-    """The laws of these logits, row by row, and the log-probabilities of `tokens` under them.
+def read_logprobs(
+    logits_RV: Tensor, tokens: Sequence[int], top_k: int | None
+) -> tuple[TopK, NDArray[np.float64]]:
+    """The logprobs of each row's best tokens, and those of `tokens`.
 
     Args:
         tokens: one per row.
-        top_k: how many tokens of a law are kept; None: all.
+        top_k: how many tokens of a row are kept; None: all.
     """
     wide_RV, total_R1 = log_mass(logits_RV)
     tokens_R1 = torch.tensor(tokens, device=wide_RV.device)[:, None]
@@ -114,83 +83,78 @@ def read_laws(logits_RV: Tensor, tokens: Sequence[int], top_k: int | None) -> La
         values_RK = wide_RV.gather(1, ids_RK)
         ids = ids_RK.to(torch.int32).cpu().numpy()
     log_p_RK = (values_RK - total_R1).float().cpu().numpy()
-    return Laws(
-        top=TopK(ids_NK=ids, log_p_NK=log_p_RK), token_log_p_N=token_log_p_R.double().cpu().numpy()
-    )
-
-
-# --------------------------------------------------------------------------- known texts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """A prompt and a continuation of at least one token."""
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TeacherOutput:
-    """What the teacher says of a text."""
-
-    laws: Laws
-    features_TS: NDArray[np.float32] | None = None
-    """Signals of prompt and continuation, or None when none were asked for."""
+    return TopK(ids_NK=ids, log_p_NK=log_p_RK), token_log_p_R.double().cpu().numpy()
 
 
 @torch.inference_mode()
 def score_texts(
     target: Target,
-    texts: Sequence[Text],
+    texts: Sequence[Trajectory],
     *,
     top_k: int | None,
     signals: Signals,
     cost: TeacherCost,
-) -> list[TeacherOutput]:
-    """The teacher's laws of known texts, in one ragged batch: forwards over what stands there.
+) -> list[Trajectory]:
+    """The texts with the teacher's logprobs, scores and signals, in one ragged batch of forwards.
 
     fed         p0 p1 | p2 y0 y1 (#)        up to the bar without logits, once for equal prompts
-    laws                l0 l1 l2            the last token is fed for its signals alone
+    logprobs            l0 l1 l2            the last token is fed for its signals alone
 
     Raises:
         InputError: the target has no such signals.
     """
     captures = signals != Signals()
     prompts = list(dict.fromkeys(text.prompt for text in texts))
-    number = {prompt: i for i, prompt in enumerate(prompts)}
-    owner = [number[text.prompt] for text in texts]
+    owner = [prompts.index(text.prompt) for text in texts]
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     cache = target.new_cache(len(prompts), longest)
     captured: list[list[Tensor]] = [[] for _ in prompts]
-    for pieces, out in feed(target, cache, [p[:-1] for p in prompts], 1, base.CHUNK, signals):
-        cost.add(sum(map(len, pieces)))
-        _keep_captured(target, captured, pieces, out, captures)
+
+    def read(
+        rows: Sequence[Sequence[int]], keep: int, piece: int
+    ) -> Iterator[tuple[list[list[int]], Tensor]]:
+        """Feed rows, and keep the signals of what was fed (short rows stand on the right)."""
+        for pieces, out in feed(target, cache, rows, keep, piece, signals):
+            cost.add(sum(map(len, pieces)))
+            if captures:
+                if out.signals_BTS is None:
+                    raise InputError(
+                        f"{target.name} has no hidden states to keep: leave `signals` empty."
+                    )
+                for b, fed in enumerate(pieces):
+                    if fed:
+                        captured[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())
+            yield pieces, out.logits_BNV
+
+    for _ in read([prompt[:-1] for prompt in prompts], 1, base.CHUNK):
+        pass
     if owner != list(range(len(prompts))):
         cache.take(owner)
     captured = [list(captured[i]) for i in owner]
-    laws: list[list[Laws]] = [[] for _ in texts]
+    found: list[list[tuple[TopK, NDArray[np.float64]]]] = [[] for _ in texts]
     rest = [(t.prompt[-1], *(t.tokens if captures else t.tokens[:-1])) for t in texts]
     piece = max(1, LOGITS_AT_ONCE // (len(texts) * target.vocab_size))
     done = 0
-    for pieces, out in feed(target, cache, rest, piece, min(piece, base.CHUNK), signals):
-        cost.add(sum(map(len, pieces)))
-        _keep_captured(target, captured, pieces, out, captures)
-        width = out.logits_BNV.shape[1]
+    for pieces, logits_BNV in read(rest, piece, min(piece, base.CHUNK)):
         for b, fed in enumerate(pieces):
             tokens = texts[b].tokens[done : done + len(fed)]
-            if tokens:  # the row's own logits stand on the right; behind the last token: no law
-                at = width - len(fed)
-                logits_NV = out.logits_BNV[b, at : at + len(tokens)]
-                laws[b].append(read_laws(logits_NV, tokens, top_k))
+            if tokens:  # the row's own logits stand on the right; behind the last token: none
+                at = logits_BNV.shape[1] - len(fed)
+                logits_NV = logits_BNV[b, at : at + len(tokens)]
+                found[b].append(read_logprobs(logits_NV, tokens, top_k))
         done += max(map(len, pieces))
-    return [
-        TeacherOutput(
-            laws=Laws.cat(laws[b]),
-            features_TS=torch.cat(captured[b]).numpy() if captures else None,
+    scored = []
+    for text, parts, states in zip(texts, found, captured, strict=True):
+        tops, token_log_p = zip(*parts, strict=True)
+        scored.append(
+            replace(
+                text,
+                top=TopK.cat(tops),
+                score=float(np.concatenate(token_log_p).sum()),
+                features=torch.cat(states).numpy() if captures else None,
+            )
         )
-        for b in range(len(texts))
-    ]
+    return scored
 
 
 def feed(
@@ -210,20 +174,3 @@ def feed(
         )
         cache.commit(np.array([len(fed) for fed in pieces]))
         yield pieces, out
-
-
-def _keep_captured(
-    target: Target,
-    captured: list[list[Tensor]],
-    pieces: Sequence[Sequence[int]],
-    out: TargetOutput,
-    captures: bool,
-) -> None:
-    """Keep the signals of the tokens that were fed (short rows stand on the right)."""
-    if not captures:
-        return
-    if out.signals_BTS is None:
-        raise InputError(f"{target.name} has no hidden states to keep: leave `signals` empty.")
-    for b, fed in enumerate(pieces):
-        if fed:
-            captured[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())

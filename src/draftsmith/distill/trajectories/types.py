@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,36 @@ class TopK:
 
     def __len__(self) -> int:
         return len(self.ids_NK)
+
+    def part(self, start: int, stop: int) -> TopK:
+        """The places [start, stop)."""
+        return TopK(
+            ids_NK=self.ids_NK[start:stop],
+            log_p_NK=self.log_p_NK[start:stop],
+            vocab_size=self.vocab_size,
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[TopK]) -> TopK:
+        """One after the other; narrower ones are filled with id 0 at probability 0."""
+        if len(parts) == 1:
+            return parts[0]
+        width, sizes = max(one.ids_NK.shape[1] for one in parts), {one.vocab_size for one in parts}
+
+        def joined(name: str, fill: float) -> NDArray[Any]:
+            out = np.full((sum(map(len, parts)), width), fill, getattr(parts[0], name).dtype)
+            start = 0
+            for one in parts:
+                cells = getattr(one, name)
+                out[start : start + len(one), : cells.shape[1]] = cells
+                start += len(one)
+            return out
+
+        return TopK(
+            ids_NK=joined("ids_NK", 0),
+            log_p_NK=joined("log_p_NK", -np.inf),
+            vocab_size=sizes.pop() if len(sizes) == 1 else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,32 +120,6 @@ class CollectRequest:
     """Given continuations (for `gold`), end token included."""
     language: str | None = None
     tag: str | None = None
-
-    def continued(
-        self,
-        forcing: Forcing,
-        tokens: tuple[int, ...],
-        *,
-        score: float,
-        top: TopK | None,
-        index: int = 0,
-        temperature: float | None = None,
-        features: NDArray[np.float32] | None = None,
-    ) -> Trajectory:
-        """A trajectory of this prompt."""
-        return Trajectory(
-            prompt_id=self.prompt_id,
-            forcing=forcing,
-            index=index,
-            temperature=temperature,
-            prompt=self.prompt,
-            tokens=tokens,
-            score=score,
-            top=top,
-            features=features,
-            language=self.language,
-            tag=self.tag,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,8 @@ import hashlib
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -29,7 +31,6 @@ from draftsmith.core.rows import until_end
 from draftsmith.core.types import Signals
 from draftsmith.distill.trajectories.beams import worthwhile
 from draftsmith.distill.trajectories.collect import Draw, check_request, check_settings, draws
-from draftsmith.distill.trajectories.teacher import Laws, Text
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -40,7 +41,6 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.base import Target
 
 X = TypeVar("X")
-Job = tuple[CollectRequest, Draw]
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 """vLLM raises lower ones without a word, and refuses higher ones."""
@@ -105,13 +105,8 @@ class VllmBackend:
             BackendError: the engine failed; it is of no use any more.
         """
         self._check(requests, settings)
-        work = {
-            "greedy": self._generated,
-            "sample": self._generated,
-            "beam": self._searched,
-            "gold": self._given,
-        }[settings.forcing]
-        jobs = [(request, draw) for request in requests for draw in draws(request, settings)]
+        work = {"beam": self._searched, "gold": self._given}.get(settings.forcing, self._generated)
+        jobs = [draw for request in requests for draw in draws(request, settings)]
         top_k = self.vocab_size if settings.top_k is None else settings.top_k
         return list(work(jobs, settings, top_k))
 
@@ -155,15 +150,15 @@ class VllmBackend:
     # ------------------------------------------------------------ ways to make texts
 
     def _generated(
-        self, jobs: Sequence[Job], settings: CollectSettings, top_k: int
+        self, jobs: Sequence[Draw], settings: CollectSettings, top_k: int
     ) -> Iterator[Trajectory]:
         cells = settings.max_new_tokens * (top_k + 1)
-        for some in _portions(jobs, lambda job: cells):
+        for some in _portions(jobs, lambda draw: cells):
             params = [
                 self._vllm.SamplingParams(
                     temperature=draw.temperature or 0.0,
                     top_p=settings.top_p if draw.temperature else 1.0,
-                    seed=_seed(settings.seed, draw.request_id(request.prompt_id)),
+                    seed=_seed(settings.seed, draw.request_id),
                     max_tokens=settings.max_new_tokens,
                     logprobs=top_k,
                     stop_token_ids=sorted(self.end_ids),
@@ -171,66 +166,43 @@ class VllmBackend:
                     flat_logprobs=True,
                     detokenize=False,
                 )
-                for request, draw in some
+                for draw in some
             ]
-            outputs = self._run(self._llm.generate, [r.prompt for r, _ in some], params)
-            for (request, draw), output in zip(some, outputs, strict=True):
-                tokens = tuple(output.outputs[0].token_ids)
-                laws = self._laws(output.outputs[0].logprobs, tokens, top_k)
-                yield request.continued(
-                    settings.forcing,
-                    tokens,
-                    score=laws.score,
-                    top=laws.top,
-                    index=draw.index,
-                    temperature=draw.temperature,
-                )
+            outputs = self._run(self._llm.generate, [draw.request.prompt for draw in some], params)
+            for draw, output in zip(some, outputs, strict=True):
+                text = draw.trajectory(settings.forcing, output.outputs[0].token_ids)
+                yield self._scored(text, output.outputs[0].logprobs, top_k)
 
     def _given(
-        self, jobs: Sequence[Job], settings: CollectSettings, top_k: int
+        self, jobs: Sequence[Draw], settings: CollectSettings, top_k: int
     ) -> Iterator[Trajectory]:
-        texts = []
-        for request, draw in jobs:
-            tokens = until_end(list(request.references[draw.index]), self.end_ids)
-            kept = tuple(tokens[: self._room(request, settings)])
-            texts.append(Text(prompt=request.prompt, tokens=kept))
-        scored = self._score(texts, top_k)
-        for (request, draw), text, laws in zip(jobs, texts, scored, strict=True):
-            yield request.continued(
-                settings.forcing, text.tokens, score=laws.score, top=laws.top, index=draw.index
-            )
+        most, context = settings.max_new_tokens, self.max_length - 1
+        return self._score([draw.reference(self.end_ids, most, context) for draw in jobs], top_k)
 
     def _searched(
-        self, jobs: Sequence[Job], settings: CollectSettings, top_k: int
+        self, jobs: Sequence[Draw], settings: CollectSettings, top_k: int
     ) -> Iterator[Trajectory]:
-        requests = [request for request, _ in jobs]
-        beams = self._beams(requests, settings)
+        beams = self._beams([draw.request for draw in jobs], settings)
         scored = self._score(
             [
-                Text(prompt=request.prompt, tokens=tokens)
-                for request, some in zip(requests, beams, strict=True)
+                draw.trajectory("beam", tokens)
+                for draw, some in zip(jobs, beams, strict=True)
                 for tokens in some
             ],
             top_k,
         )
-        for request, some in zip(requests, beams, strict=True):
-            ranked = sorted(((next(scored), tokens) for tokens in some), key=lambda x: -x[0].score)
+        for some in beams:
+            ranked = sorted(islice(scored, len(some)), key=lambda text: -text.score)
             count = len(ranked)
             if settings.beams == "auto":
-                count = worthwhile([laws.score for laws, _ in ranked], settings.mass_gain)
-            for index, (laws, tokens) in enumerate(ranked[:count]):
-                yield request.continued(
-                    settings.forcing, tokens, score=laws.score, top=laws.top, index=index
-                )
-
-    def _room(self, request: CollectRequest, settings: CollectSettings) -> int:
-        """Most tokens that can be scored behind a prompt: vLLM wants a place for one more."""
-        return min(settings.max_new_tokens, self.max_length - len(request.prompt) - 1)
+                count = worthwhile([text.score for text in ranked], settings.mass_gain)
+            yield from (replace(text, index=i) for i, text in enumerate(ranked[:count]))
 
     # ------------------------------------------------------------ the engine
 
-    def _score(self, texts: Sequence[Text], top_k: int) -> Iterator[Laws]:
-        """The laws of known texts, one after the other. Each must be shorter than the context.
+    def _score(self, texts: Sequence[Trajectory], top_k: int) -> Iterator[Trajectory]:
+        """The texts with their logprobs and scores. Each must be shorter than the context: vLLM
+        wants room for one token more.
 
         prompt fed      p0 p1 p2 y0 y1 #
         laws listed      -  .  . l0 l1 l2        beside the token they predict; ours are the last
@@ -248,7 +220,7 @@ class VllmBackend:
             fed = [(*text.prompt, *text.tokens) for text in some]
             outputs = self._run(self._llm.generate, fed, [params] * len(fed))
             for text, output in zip(some, outputs, strict=True):
-                yield self._laws(output.prompt_logprobs, text.tokens, top_k)
+                yield self._scored(text, output.prompt_logprobs, top_k)
 
     def _beams(
         self, requests: Sequence[CollectRequest], settings: CollectSettings
@@ -258,7 +230,8 @@ class VllmBackend:
         vLLM knows one end token, the tokenizer's: a beam that ran over another one is cut there.
         """
         found: list[list[tuple[int, ...]]] = [[] for _ in requests]
-        limits = [self._room(request, settings) for request in requests]
+        context, most = self.max_length - 1, settings.max_new_tokens
+        limits = [min(most, context - len(request.prompt)) for request in requests]
         for limit in sorted(set(limits)):  # vLLM has one for all
             places = [place for place, this in enumerate(limits) if this == limit]
             params = self._vllm.sampling_params.BeamSearchParams(
@@ -283,11 +256,11 @@ class VllmBackend:
                 f"vLLM failed while it ran {self.name!r}: {_sentence(error)}"
             ) from error
 
-    def _laws(self, flat: Any, tokens: tuple[int, ...], top_k: int) -> Laws:
-        """The laws of the last places listed (see the drawing at the top)."""
-        cells = len(tokens) * (top_k + 1)
+    def _scored(self, text: Trajectory, flat: Any, top_k: int) -> Trajectory:
+        """The text with the logprobs of the last places listed (see the drawing at the top)."""
+        cells = len(text.tokens) * (top_k + 1)
         ids, log_p = flat.token_ids[-cells:], flat.logprobs[-cells:]
-        if len(ids) != cells or tuple(ids[:: top_k + 1]) != tokens:
+        if len(ids) != cells or tuple(ids[:: top_k + 1]) != text.tokens:
             raise BackendError(
                 f"vLLM {self._vllm.__version__} lists log-probabilities otherwise than 0.32, which "
                 "this was written for: use that version, or the transformers backend."
@@ -300,13 +273,11 @@ class VllmBackend:
                 "--dtype float32)."
             )
         order_NK = np.argsort(ids_NC[:, 1:], axis=1)
-        return Laws(
-            top=TopK(
-                ids_NK=np.take_along_axis(ids_NC[:, 1:], order_NK, axis=1),
-                log_p_NK=np.take_along_axis(log_p_NC[:, 1:], order_NK, axis=1).astype(np.float32),
-            ),
-            token_log_p_N=log_p_NC[:, 0],
+        top = TopK(
+            ids_NK=np.take_along_axis(ids_NC[:, 1:], order_NK, axis=1),
+            log_p_NK=np.take_along_axis(log_p_NC[:, 1:], order_NK, axis=1).astype(np.float32),
         )
+        return replace(text, top=top, score=float(log_p_NC[:, 0].sum()))
 
 
 def _seed(seed: int, request_id: int) -> int:
