@@ -15,12 +15,19 @@ import numpy as np
 
 from draftsmith.distill.trajectories.store import Skipped
 from draftsmith.distill.trajectories.types import (
+    Backend,
     CollectRequest,
     CollectSettings,
     TopK,
     Trajectory,
 )
-from draftsmith.distill.trajectories.workers import collect_local, split
+from draftsmith.distill.trajectories.workers import (
+    ShardDone,
+    ShardPlan,
+    collect_local,
+    missing_shards,
+    split,
+)
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.toy import TabularTarget
 
@@ -211,8 +218,18 @@ def assert_same(sink: Folder, other: Folder) -> None:
     assert [sink.read(plan.number) for plan in PLANS] == [other.read(p.number) for p in PLANS]
 
 
+def collected(
+    plans: Sequence[ShardPlan],
+    make: Callable[[], Backend],
+    sink: Folder,
+    **how: Callable[..., None],
+) -> list[ShardDone]:
+    """Collect what is missing, in this process."""
+    return list(collect_local(missing_shards(plans, sink, **how), make, SETTINGS, sink))
+
+
 def one_process(path: Path) -> Folder:
     """What an undisturbed process makes of `PLANS`: 11 prompts in shards of 3, one of them odd."""
     sink = folder(path)
-    collect_local(PLANS, partial(Teacher, path / "notes"), SETTINGS, sink)
+    collected(PLANS, partial(Teacher, path / "notes"), sink)
     return sink

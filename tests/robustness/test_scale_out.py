@@ -20,6 +20,7 @@ from tests.sharding_cases import (
     Teacher,
     Trouble,
     assert_same,
+    collected,
     failing,
     folder,
     lines,
@@ -30,10 +31,7 @@ from tests.sharding_cases import (
 from draftsmith.distill.trajectories.store import Skipped, StoreHeader, TrajectoryStore
 from draftsmith.distill.trajectories.types import Backend, Trajectory
 from draftsmith.distill.trajectories.workers import (
-    RayPool,
-    ShardDone,
     Worker,
-    collect_local,
     collect_ray,
     split,
 )
@@ -87,29 +85,18 @@ def test_shards_hold_what_the_backend_says_of_their_prompts(
 def test_a_second_run_does_nothing_and_loads_nothing(undisturbed: Folder, tmp_path: Path) -> None:
     before = lines(undisturbed.path / "notes")
     again = partial(Teacher, undisturbed.path / "notes")
-    report = collect_local(PLANS, again, SETTINGS, undisturbed)
+    assert collected(PLANS, again, undisturbed) == []
     assert lines(undisturbed.path / "notes") == before == ["loaded", *["collected"] * 4]
-    assert (report.shards, report.written, report.trajectories, report.tokens) == (4, 0, 0, 0)
     assert undisturbed.writes() == dict.fromkeys(range(4), 1)
 
 
 def test_an_interrupted_run_is_finished_by_the_next(undisturbed: Folder, tmp_path: Path) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
-    seen: list[ShardDone] = []
     stop = partial(Trouble, notes, "p7", failing(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        collect_local(PLANS, stop, SETTINGS, sink, on_shard=seen.append)
+        collected(PLANS, stop, sink)
     assert sink.writes() == {0: 1, 1: 1}
-    report = collect_local(PLANS, partial(Teacher, notes), SETTINGS, sink, on_shard=seen.append)
-    assert [(one.number, one.done, one.total) for one in seen] == [
-        (0, 1, 4),
-        (1, 2, 4),
-        (2, 3, 4),
-        (3, 4, 4),
-    ]
-    assert (report.shards, report.written) == (4, 2)
-    assert (report.trajectories, report.tokens) == (2 * 5, 2 * 5 * 5)
-    assert sum(one.trajectories for one in seen) == 2 * 10
+    assert collected(PLANS, partial(Teacher, notes), sink) == [(2, 6, 30), (3, 4, 20)]
     assert sink.writes() == dict.fromkeys(range(4), 1)
     assert_same(sink, undisturbed)
 
@@ -119,7 +106,7 @@ def test_shards_of_earlier_runs_are_checked_before_anything_is_computed(
 ) -> None:
     notes, seen = tmp_path / "n", list[tuple[int, int]]()
     undisturbed.file(0).unlink()
-    again = partial(collect_local, PLANS, partial(Teacher, notes), SETTINGS, undisturbed)
+    again = partial(collected, PLANS, partial(Teacher, notes), undisturbed)
     whole = [undisturbed.file(number).read_bytes() for number in (1, 2)]
     for number in (1, 2):
         undisturbed.file(number).write_bytes(b"")
@@ -129,13 +116,13 @@ def test_shards_of_earlier_runs_are_checked_before_anything_is_computed(
     assert lines(notes) == [] and not undisturbed.has(0)
     for number, content in zip((1, 2), whole, strict=True):
         undisturbed.file(number).write_bytes(content)
-    assert again().written == 1
+    assert len(again()) == 1
 
 
 def test_an_engine_that_dies_is_loaded_anew(undisturbed: Folder, tmp_path: Path) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
     once = failing(BackendError("engine died"), Once(tmp_path / "once"))
-    collect_local(PLANS, partial(Trouble, notes, "p7", once), SETTINGS, sink)
+    collected(PLANS, partial(Trouble, notes, "p7", once), sink)
     assert lines(notes).count("loaded") == 2
     assert_same(sink, undisturbed)
 
@@ -146,7 +133,7 @@ def test_what_fails_again_is_said(tmp_path: Path) -> None:
         notes = tmp_path / type(error).__name__
         make: Callable[[], Backend] = partial(Trouble, notes, "p4", failing(error))
         with pytest.raises(type(error), match=str(error)):
-            collect_local(split(requests(11), 3), make, SETTINGS, sink)
+            collected(split(requests(11), 3), make, sink)
         # bad input does not become better by loading again
         assert lines(notes).count("loaded") == (2 if isinstance(error, BackendError) else 1)
         assert sink.writes() == {0: 1}
@@ -171,25 +158,25 @@ def test_a_sink_that_fails_is_not_taken_for_a_broken_engine(
     (tmp_path / "sink").mkdir()
     sink = Full(tmp_path / "sink")
     with pytest.raises(type(error), match=str(error)):
-        collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink)
+        collected(PLANS, partial(Teacher, tmp_path / "n"), sink)
     assert lines(tmp_path / "n") == ["loaded", "collected"]
 
 
 def test_a_worker_that_gets_a_finished_shard_computes_nothing(tmp_path: Path) -> None:
     sink = folder(tmp_path / "sink")
     worker = Worker(partial(Teacher, tmp_path / "n"), SETTINGS, sink)
-    assert worker.run(PLANS[0]) == (6, 30)
-    assert worker.run(PLANS[0]) == (0, 0)
+    assert worker.run(PLANS[0]) == (0, 6, 30)
+    assert worker.run(PLANS[0]) == (0, 0, 0)
     assert lines(tmp_path / "n") == ["loaded", "collected"] and sink.writes() == {0: 1}
 
 
 def test_a_shard_that_another_worker_wrote_meanwhile_is_left_alone(tmp_path: Path) -> None:
     sink = folder(tmp_path / "sink")
-    other = partial(collect_local, PLANS, partial(Teacher, tmp_path / "o"), SETTINGS, sink)
+    other = partial(collected, PLANS, partial(Teacher, tmp_path / "o"), sink)
     late = partial(Trouble, tmp_path / "n", "p0", lambda: other() and None)
-    report = collect_local(PLANS, late, SETTINGS, sink)
+    report = collected(PLANS, late, sink)
     assert sink.writes() == dict.fromkeys(range(4), 1)
-    assert report.shards == 4 and report.trajectories == 0
+    assert report == [(number, 0, 0) for number in range(4)]
 
 
 @pytest.mark.parametrize("error", [BackendError("disk full"), InputError("exists already")])
@@ -201,14 +188,14 @@ def test_a_write_that_fails_behind_another_worker_is_done(error: Exception, tmp_
 
     (tmp_path / "sink").mkdir()
     sink = Overtaken(tmp_path / "sink")
-    report = collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink)
-    assert (report.shards, report.trajectories) == (4, 0)
+    report = collected(PLANS, partial(Teacher, tmp_path / "n"), sink)
+    assert report == [(number, 0, 0) for number in range(4)]
 
 
 def test_a_shard_of_bad_prompts_is_written_without_asking_anybody(tmp_path: Path) -> None:
     sink = folder(tmp_path / "sink")
     plans = split(requests(2), 1, why_not=lambda request: "too long")
-    collect_local(plans, partial(Teacher, tmp_path / "n"), SETTINGS, sink)
+    collected(plans, partial(Teacher, tmp_path / "n"), sink)
     assert sink.writes() == {0: 1, 1: 1} and lines(tmp_path / "n") == []
 
 
@@ -222,7 +209,7 @@ def test_a_trajectory_store_is_a_sink(tmp_path: Path) -> None:
         prompts_sha256="none",
     )
     store = TrajectoryStore.create(tmp_path / "store", header)
-    collect_local(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, store)
+    collected(PLANS, partial(Teacher, tmp_path / "n"), store)
     made = [(one.prompt_id, one.tokens) for one in store.trajectories()]
     asked = [request for plan in PLANS for request in plan.requests]
     wanted = Teacher(tmp_path / "n").collect(asked, SETTINGS)
@@ -237,4 +224,4 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     sink = folder(tmp_path / "sink")
     with pytest.raises(BackendError, match=r"pip install 'ray\[data\]'"):
-        collect_ray(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink, pool=RayPool())
+        list(collect_ray(PLANS, partial(Teacher, tmp_path / "n"), SETTINGS, sink))

@@ -20,6 +20,7 @@ from tests.sharding_cases import (
     Teacher,
     Trouble,
     assert_same,
+    collected,
     die,
     dying,
     failing,
@@ -32,11 +33,10 @@ from tests.sharding_cases import (
 
 from draftsmith.distill.trajectories.types import Backend
 from draftsmith.distill.trajectories.workers import (
-    RayPool,
     ShardDone,
     ShardPlan,
-    collect_local,
     collect_ray,
+    missing_shards,
     split,
 )
 from draftsmith.errors import BackendError, InputError
@@ -71,39 +71,35 @@ def over_ray(
     make: Callable[[], Backend],
     *,
     plans: Sequence[ShardPlan] = PLANS,
-    on_shard: Callable[[ShardDone], None] | None = None,
-) -> int:
-    pool = RayPool(workers=2, retries=2)
-    return collect_ray(plans, make, SETTINGS, sink, pool=pool, on_shard=on_shard).written
+) -> list[ShardDone]:
+    return list(collect_ray(missing_shards(plans, sink), make, SETTINGS, sink, workers=2))
 
 
 def test_two_actors_write_what_one_process_writes(
     ray: None, undisturbed: Folder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
-    seen: list[ShardDone] = []
     plans = split(requests(30), 3)
-    assert over_ray(sink, partial(Teacher, notes), plans=plans, on_shard=seen.append) == 10
+    seen = over_ray(sink, partial(Teacher, notes), plans=plans)
+    assert sorted(seen) == [(number, 6, 30) for number in range(10)]
     assert sink.writes() == dict.fromkeys(range(10), 1)
-    assert {one.number for one in seen} == set(range(10))
-    assert [(one.done, one.total) for one in seen] == [(i + 1, 10) for i in range(10)]
     # each actor loads once, and none of it happens in this process
     assert 1 <= lines(notes).count("loaded") <= 2 and lines(notes).count("collected") == 10
     assert str(os.getpid()) not in {line.split()[1] for line in lines(sink.path / "writes")}
     whole = folder(tmp_path / "whole")
-    collect_local(plans, partial(Teacher, notes), SETTINGS, whole)
+    collected(plans, partial(Teacher, notes), whole)
     assert [sink.read(i) for i in range(10)] == [whole.read(i) for i in range(10)]
     # again: nothing to do, nobody starts
     before = lines(notes)
-    assert over_ray(sink, partial(Teacher, notes), plans=plans) == 0
+    assert over_ray(sink, partial(Teacher, notes), plans=plans) == []
     assert lines(notes) == before and sink.writes() == dict.fromkeys(range(10), 1)
     assert capfd.readouterr().out == ""  # it belongs to --json
 
 
 def test_only_missing_shards_are_computed(ray: None, undisturbed: Folder, tmp_path: Path) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
-    collect_local(PLANS[1:3], partial(Teacher, tmp_path / "local"), SETTINGS, sink)
-    assert over_ray(sink, partial(Teacher, notes)) == 2
+    collected(PLANS[1:3], partial(Teacher, tmp_path / "local"), sink)
+    assert len(over_ray(sink, partial(Teacher, notes))) == 2
     assert lines(notes).count("collected") == 2
     assert sink.writes() == dict.fromkeys(range(4), 1)
     assert_same(sink, undisturbed)
@@ -114,7 +110,7 @@ def test_the_shard_of_a_killed_actor_is_done_again(
 ) -> None:
     sink, notes = folder(tmp_path / "sink"), tmp_path / "n"
     once = Once(tmp_path / "killed")
-    assert over_ray(sink, partial(Trouble, notes, "p7", dying(once))) == 4
+    assert len(over_ray(sink, partial(Trouble, notes, "p7", dying(once)))) == 4
     assert once.path.exists() and lines(notes).count("loaded") >= 2
     assert sink.writes() == dict.fromkeys(range(4), 1)
     assert_same(sink, undisturbed)
@@ -159,9 +155,9 @@ def test_errors_of_workers_arrive_as_they_are(error: Exception, ray: None, tmp_p
 def test_a_pool_that_fits_nowhere_is_refused_at_once(ray: None, tmp_path: Path) -> None:
     sink, make = folder(tmp_path / "sink"), partial(Teacher, tmp_path / "n")
     with pytest.raises(InputError, match="GPU: 1 needed, 0 there"):
-        collect_ray(PLANS, make, SETTINGS, sink, pool=RayPool(gpus=1))
+        list(collect_ray(PLANS, make, SETTINGS, sink, gpus=1))
     with pytest.raises(InputError, match="at least 1 worker"):
-        collect_ray(PLANS, make, SETTINGS, sink, pool=RayPool(workers=0))
+        list(collect_ray(PLANS, make, SETTINGS, sink, workers=0))
 
 
 def test_a_ray_of_our_own_is_stopped_at_the_end(undisturbed: Folder, tmp_path: Path) -> None:

@@ -512,10 +512,10 @@ def test_progress_goes_by_tokens_where_prompts_end_late(
     store.write(0, [])  # of an earlier run
     with recipe.CollectProgress(split(requests, 4), store) as progress:
         progress.on_batch(0, 30)
-        progress.on_shard(ShardDone(number=1, trajectories=8, tokens=80, done=2, total=3))
+        progress.on_shard(ShardDone(1, 8, 80))
         progress.on_batch(0, 20)
         progress.on_batch(0, 70)
         progress.on_batch(2, 75)
-        progress.on_shard(ShardDone(number=2, trajectories=4, tokens=75, done=3, total=3))
+        progress.on_shard(ShardDone(2, 4, 75))
         assert progress.bar.tasks[0].completed == progress.bar.tasks[0].total == 10
     assert said_prompts(capsys) == [4, 8, 9, 10, 10, 10]

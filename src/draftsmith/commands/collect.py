@@ -31,7 +31,7 @@ from draftsmith.targets.config import ModelConfig
 if TYPE_CHECKING:
     from draftsmith.distill.trajectories.store import StoreSummary, TrajectoryStore
     from draftsmith.distill.trajectories.types import Backend, CollectSettings
-    from draftsmith.distill.trajectories.workers import Collected, MakeBackend, ShardDone, ShardPlan
+    from draftsmith.distill.trajectories.workers import MakeBackend, ShardDone, ShardPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,13 @@ def run(options: CollectOptions) -> dict[str, Any]:
         check_feature_room(scale, there, plans, settings, config)
     with TrajectoryStore.alone(options.out):
         store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
-        done = collect(options, plans, settings, store)
+        written = collect(options, plans, settings, store)
         summary = store.summary()
         record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
     print_summary(summary, options.out)
     result = {"out": str(options.out), "bytes_per_token": summary.bytes_per_token}
     names = ("trajectories", "tokens", "bytes", "feature_bytes", "skipped", "cut")
-    return result | {name: getattr(summary, name) for name in names} | {"written": done.written}
+    return result | {name: getattr(summary, name) for name in names} | {"written": written}
 
 
 def collect(
@@ -128,22 +128,24 @@ def collect(
     plans: Sequence[ShardPlan],
     settings: CollectSettings,
     store: TrajectoryStore,
-) -> Collected:
-    """Compute and write what is missing, here or by workers."""
+) -> int:
+    """Compute and write what is missing, here or by workers. Returns how many shards were."""
     import torch
 
-    from draftsmith.distill.trajectories.workers import RayPool, collect_local, collect_ray
+    from draftsmith.distill.trajectories.workers import collect_local, collect_ray, missing_shards
 
     with CollectProgress(plans, store) as progress:
-        on_shard, on_check = progress.on_shard, progress.on_check
-        if not options.scale.ray:
+        missing = missing_shards(plans, store, progress.on_check)
+        if options.scale.ray:
+            workers, gpus = options.scale.workers, float(torch.cuda.is_available())
+            make = make_backend(options)
+            done = collect_ray(missing, make, settings, store, workers=workers, gpus=gpus)
+        else:
             make = make_backend(options, progress.on_batch)
-            return collect_local(plans, make, settings, store, on_shard=on_shard, on_check=on_check)
-        pool = RayPool(workers=options.scale.workers, gpus=float(torch.cuda.is_available()))
-        make = make_backend(options)
-        return collect_ray(
-            plans, make, settings, store, pool=pool, on_shard=on_shard, on_check=on_check
-        )
+            done = collect_local(missing, make, settings, store)
+        for shard in done:
+            progress.on_shard(shard)
+        return len(missing)
 
 
 def make_backend(

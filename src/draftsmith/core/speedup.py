@@ -18,9 +18,6 @@ from draftsmith.errors import InputError
 
 Floats = NDArray[np.float64]
 
-_HALVINGS = 64
-"""Bisections of [0, 1] in the inversion: finer than the spacing of float64 numbers."""
-
 
 def tokens_per_step(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
     """tau = (1 - alpha^(gamma+1)) / (1 - alpha): gamma + 1 at alpha = 1, and 1 at alpha = 0.
@@ -33,25 +30,6 @@ def tokens_per_step(alpha: ArrayLike, gamma: ArrayLike) -> Floats:
         # expm1 of a logarithm: near alpha = 1 both differences would lose all their digits
         missed = -np.expm1((gamma + 1.0) * np.log(alpha))
         return np.where(alpha == 1.0, gamma + 1.0, missed / (1.0 - alpha))
-
-
-def acceptance_of(tau: ArrayLike, gamma: ArrayLike) -> Floats:
-    """The alpha whose `tokens_per_step` is tau; tau must lie in [1, gamma + 1] and gamma be > 0.
-
-    A measured tau gives the i.i.d. rate of equal yield, not the mean acceptance: where acceptance
-    varies it comes out larger.
-    """
-    tau, gamma = np.asarray(tau, np.float64), _not_negative(gamma, "gamma")
-    check_domain(gamma > 0, gamma, "gamma", "positive (without a draft every alpha gives tau = 1)")
-    check_domain((tau >= 1) & (tau <= gamma + 1), tau, "tau", "between 1 and gamma + 1")
-    low = np.zeros(np.broadcast_shapes(tau.shape, gamma.shape))
-    high = np.ones_like(low)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        short = tokens_per_step(middle, gamma) < tau
-        low, high = np.where(short, middle, low), np.where(short, high, middle)
-    # the ends are exact: near them several alphas have the same rounded tau
-    return np.where(tau == 1, 0.0, np.where(tau == gamma + 1, 1.0, high))
 
 
 def predicted_speedup(tau: ArrayLike, gamma: ArrayLike, cost_ratio: ArrayLike) -> Floats:

@@ -356,10 +356,14 @@ class LogprobRecorder(Drafter):
     def start(self, request: RequestBatch) -> _Rows:
         return _Rows(tuple(range(len(request.tokens))))
 
-    def propose(self, state: _Rows, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+    def propose(
+        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+    ) -> DraftTree:
+        assert isinstance(state, _Rows)
         return DraftTree.empty(len(state.rows))
 
-    def advance(self, state: _Rows, accepted: Accepted) -> _Rows:
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        assert isinstance(state, _Rows)
         some = [b for b, tokens in enumerate(accepted.emitted) if tokens]
         emitted = [accepted.emitted[b][0] for b in some]
         top, log_p_R = read_logprobs(accepted.out.logits_BNV[some, 0], emitted, self.top_k)

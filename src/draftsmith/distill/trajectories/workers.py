@@ -1,8 +1,8 @@
-"""Collecting in shards: by one process after the other, or by many workers of a Ray cluster.
+"""Collecting in shards: by one process, or by many workers of a Ray cluster.
 
     requests      0 1 2 3 | 4 5 6 7 | 8 9          `split`: consecutive prompts, numbered
     shard            0         1       2
-    sink           there    missing  missing       1 and 2 are computed, in any order, by anyone
+    store          there    missing  missing       1 and 2 are computed, in any order, by anyone
 
 A shard is the unit of everything: a worker computes it and writes it once, whole or not at all, so
 what a killed run left is done by the next one and nothing is done twice. What is there already is
@@ -20,9 +20,9 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from draftsmith.distill.trajectories.store import Skipped
+from draftsmith.distill.trajectories.store import Skipped, TrajectoryStore
 from draftsmith.distill.trajectories.types import (
     Backend,
     CollectRequest,
@@ -33,25 +33,8 @@ from draftsmith.errors import BackendError, DraftsmithError, InputError
 
 MakeBackend = Callable[[], Backend]
 """Loads what collects. For Ray it must survive pickling: a function of a module, or a `partial`."""
-
-
-class ShardSink(Protocol):
-    """Where shards go: a `TrajectoryStore`. Ray pickles it; all machines must see its folder."""
-
-    def has(self, number: int) -> bool:
-        """Whether the shard was written to its end; what became of it since, `check` says."""
-
-    def check(self, number: int) -> None:
-        """A BackendError that names the shard unless it is as it was written."""
-
-    def write(
-        self,
-        number: int,
-        trajectories: Sequence[Trajectory],
-        skipped: Sequence[Skipped],
-        cut: Mapping[str, int],
-    ) -> object:
-        """Add a shard, whole or not at all; an InputError if it is there already."""
+RETRIES = 2
+"""How often a shard is tried again after its Ray actor died (memory ran out, a machine went)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,64 +49,13 @@ class ShardPlan:
     """References of the others of which only the beginning is wanted, per reason."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardDone:
-    """One shard of this run was written."""
+class ShardDone(NamedTuple):
+    """A shard of this run was computed; zeros where another run wrote it first."""
 
     number: int
     trajectories: int
     tokens: int
     """Tokens of the continuations."""
-    done: int
-    """Shards that are there now, those of earlier runs included."""
-    total: int
-
-
-@dataclass(kw_only=True, slots=True)
-class Collected:
-    """What a run has done so far."""
-
-    shards: int
-    """There already, or written."""
-    total: int
-    """Shards that there are at the end."""
-    written: int = 0
-    trajectories: int = 0
-    """In the written ones."""
-    tokens: int = 0
-
-    def add(self, number: int, trajectories: int, tokens: int, on_shard: OnShard | None) -> None:
-        """One more shard was written."""
-        self.shards += 1
-        self.written += 1
-        self.trajectories += trajectories
-        self.tokens += tokens
-        if on_shard is not None:
-            done = ShardDone(
-                number=number,
-                trajectories=trajectories,
-                tokens=tokens,
-                done=self.shards,
-                total=self.total,
-            )
-            on_shard(done)
-
-
-OnShard = Callable[[ShardDone], None]
-OnCheck = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayPool:
-    """The workers of a run on Ray."""
-
-    workers: int = 2
-    """Actors; each loads the backend once."""
-    cpus: float = 1.0
-    """That an actor reserves."""
-    gpus: float = 0.0
-    retries: int = 2
-    """How often a shard is tried again after its worker died (memory ran out, a machine went)."""
 
 
 def split(
@@ -167,28 +99,56 @@ def split(
     return plans
 
 
+def missing_shards(
+    plans: Sequence[ShardPlan],
+    store: TrajectoryStore,
+    on_check: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ShardPlan]:
+    """The shards that are not there yet, when all others have been checked.
+
+    `on_check` is told how many shards have been checked, and of how many. Raises a BackendError
+    that names every damaged shard.
+    """
+    there = [plan.number for plan in plans if store.has(plan.number)]
+    damaged: dict[int, BackendError] = {}
+    for done, number in enumerate(there, 1):
+        try:
+            store.check(number)
+        except BackendError as error:
+            damaged[number] = error
+        on_check(done, len(there))
+    if damaged:
+        first, *others = damaged
+        more = f" (also of shards {', '.join(map(str, others))})" if others else ""
+        raise BackendError(f"{damaged[first]}{more}") from damaged[first]
+    return [plan for plan in plans if plan.number not in set(there)]
+
+
 class Worker:
     """Computes shards, one after the other; what a process or an actor is there for."""
 
-    def __init__(self, make: MakeBackend, settings: CollectSettings, sink: ShardSink) -> None:
-        self._make, self._settings, self._sink = make, settings, sink
+    def __init__(
+        self, make: MakeBackend, settings: CollectSettings, store: TrajectoryStore
+    ) -> None:
+        self._make, self._settings, self._store = make, settings, store
         self._backend: Backend | None = None
 
-    def run(self, plan: ShardPlan) -> tuple[int, int]:
-        """Write the shard if it is missing; trajectories and tokens that were written.
+    def run(self, plan: ShardPlan) -> ShardDone:
+        """Write the shard if it is missing.
 
-        Raises what backend and sink raise; a backend that worked before is loaded anew first.
+        Raises what backend and store raise; a backend that worked before is loaded anew first.
         """
-        if self._sink.has(plan.number):  # by a worker that died before it could say so
-            return 0, 0
+        nothing = ShardDone(plan.number, 0, 0)
+        if self._store.has(plan.number):  # by a worker that died before it could say so
+            return nothing
         made = self._collect(plan.requests) if plan.requests else []
         try:
-            self._sink.write(plan.number, made, plan.skipped, plan.cut)
+            self._store.write(plan.number, made, plan.skipped, plan.cut)
         except DraftsmithError:  # whatever it was
-            if not self._sink.has(plan.number):
+            if not self._store.has(plan.number):
                 raise
-            return 0, 0  # another worker was first: a machine that was taken for dead
-        return len(made), sum(len(one.tokens) for one in made)
+            return nothing  # another worker was first: a machine that was taken for dead
+        return ShardDone(plan.number, len(made), sum(len(one.tokens) for one in made))
 
     def _collect(self, requests: Sequence[CollectRequest]) -> list[Trajectory]:
         with contextlib.suppress(BackendError):
@@ -205,66 +165,59 @@ def collect_local(
     plans: Sequence[ShardPlan],
     make: MakeBackend,
     settings: CollectSettings,
-    sink: ShardSink,
-    *,
-    on_shard: OnShard | None = None,
-    on_check: OnCheck | None = None,
-) -> Collected:
-    """Compute and write what is missing, in this process. Nothing is loaded if nothing is.
-
-    `on_check` is told how many of the shards of earlier runs have been checked, and of how many.
+    store: TrajectoryStore,
+) -> Iterator[ShardDone]:
+    """Compute and write these shards, in this process. Nothing is loaded if there are none.
 
     Raises:
         InputError: prompts or settings that the backend cannot use, or a full store.
-        BackendError: a shard is damaged, or the backend or the disk failed; finished shards are
-            kept.
+        BackendError: the backend or the disk failed; finished shards are kept.
     """
-    missing, made = _missing(plans, sink, on_check)
-    worker = Worker(make, settings, sink)
-    for plan in missing:
-        made.add(plan.number, *worker.run(plan), on_shard)
-    return made
+    return map(Worker(make, settings, store).run, plans)
 
 
 def collect_ray(
     plans: Sequence[ShardPlan],
     make: MakeBackend,
     settings: CollectSettings,
-    sink: ShardSink,
+    store: TrajectoryStore,
     *,
-    pool: RayPool,
-    on_shard: OnShard | None = None,
-    on_check: OnCheck | None = None,
-) -> Collected:
-    """Compute and write what is missing, by a pool of Ray actors; errors as `collect_local`.
+    workers: int = 2,
+    gpus: float = 0.0,
+) -> Iterator[ShardDone]:
+    """As `collect_local`, by a pool of Ray actors, each of which loads the backend once.
 
     Uses the Ray that is running, or the cluster of RAY_ADDRESS, or starts one on this machine and
     stops it at the end.
+
+    Args:
+        store: is pickled; all machines must see its folder.
+        workers: number of actors.
+        gpus: that an actor reserves, beside one CPU.
     """
-    missing, made = _missing(plans, sink, on_check)
-    if pool.workers < 1:
-        raise InputError(f"A pool needs at least 1 worker, got {pool.workers}.")
-    if not missing:
-        return made
-    with _ray(pool) as ray:
+    if workers < 1:
+        raise InputError(f"A pool needs at least 1 worker, got {workers}.")
+    if not plans:
+        return
+    with _ray(gpus) as ray:
         attempts = ray.remote(_Attempts).options(num_cpus=0).remote()
-        rows = [{"plan": pickle.dumps(plan)} for plan in missing]
+        rows = [{"plan": pickle.dumps(plan)} for plan in plans]
         done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
-            fn_constructor_args=(make, settings, sink, attempts, pool.retries),
+            fn_constructor_args=(make, settings, store, attempts),
             batch_size=1,
             # one shard at a time: what ends an actor takes no other shard with it
             compute=ray.data.ActorPoolStrategy(
-                size=min(pool.workers, len(rows)), max_tasks_in_flight_per_actor=1
+                size=min(workers, len(rows)), max_tasks_in_flight_per_actor=1
             ),
-            num_cpus=pool.cpus,
-            num_gpus=pool.gpus,
+            num_cpus=1,
+            num_gpus=gpus,
         )
         for row in _rows(done):
-            if row["error"]:
-                raise pickle.loads(row["error"])
-            made.add(int(row["number"]), int(row["trajectories"]), int(row["tokens"]), on_shard)
-    return made
+            result = pickle.loads(row["result"])
+            if isinstance(result, DraftsmithError):
+                raise result
+            yield result
 
 
 class _Attempts:
@@ -283,36 +236,24 @@ class _Actor:
     """A worker as Ray Data wants it: batches of one row."""
 
     def __init__(
-        self,
-        make: MakeBackend,
-        settings: CollectSettings,
-        sink: ShardSink,
-        attempts: Any,
-        retries: int,
+        self, make: MakeBackend, settings: CollectSettings, store: TrajectoryStore, attempts: Any
     ) -> None:
-        self._worker = Worker(make, settings, sink)
-        self._attempts, self._retries = attempts, retries
+        self._worker, self._attempts = Worker(make, settings, store), attempts
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         plan: ShardPlan = pickle.loads(batch["plan"][0])
-        trajectories = tokens = 0
-        failure = b""
+        result: ShardDone | DraftsmithError
         try:
             self._begin(plan)
-            trajectories, tokens = self._worker.run(plan)
+            result = self._worker.run(plan)
         except DraftsmithError as error:  # as it is, not in Ray's wrappings
-            failure = pickle.dumps(error)
-        return {
-            "number": [plan.number],
-            "trajectories": [trajectories],
-            "tokens": [tokens],
-            "error": [failure],
-        }
+            result = error
+        return {"result": [pickle.dumps(result)]}
 
     def _begin(self, plan: ShardPlan) -> None:
         ray = importlib.import_module("ray")
         attempt = ray.get(self._attempts.begin.remote(plan.number))
-        if attempt > self._retries + 1:
+        if attempt > RETRIES + 1:
             ids = [request.prompt_id for request in plan.requests]
             raise BackendError(
                 f"Shard {plan.number} (prompts {', '.join(ids[:1] + ids[1:][-1:])}) was given up: "
@@ -321,38 +262,8 @@ class _Actor:
             )
 
 
-def _missing(
-    plans: Sequence[ShardPlan], sink: ShardSink, on_check: OnCheck | None
-) -> tuple[list[ShardPlan], Collected]:
-    """The shards that are not there yet, when all others have been checked."""
-    there = [plan.number for plan in plans if sink.has(plan.number)]
-    _check(there, sink, on_check)
-    known = set(there)
-    missing = [plan for plan in plans if plan.number not in known]
-    return missing, Collected(shards=len(plans) - len(missing), total=len(plans))
-
-
-def _check(numbers: Sequence[int], sink: ShardSink, on_check: OnCheck | None) -> None:
-    """All of them, so that one BackendError names every damaged shard."""
-    damaged: dict[int, BackendError] = {}
-    for done, number in enumerate(numbers, 1):
-        try:
-            sink.check(number)
-        except BackendError as error:
-            damaged[number] = error
-        if on_check is not None:
-            on_check(done, len(numbers))
-    if damaged:
-        first, *others = damaged
-        more = f" (also of shards {', '.join(map(str, others))})" if others else ""
-        raise BackendError(f"{damaged[first]}{more}") from damaged[first]
-
-
-# --------------------------------------------------------------------------- Ray
-
-
 @contextlib.contextmanager
-def _ray(pool: RayPool) -> Iterator[Any]:
+def _ray(gpus: float) -> Iterator[Any]:
     """Ray with `ray.data`, connected, and without progress bars of its own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about the user is sent away
     try:
@@ -368,7 +279,7 @@ def _ray(pool: RayPool) -> Iterator[Any]:
     have = ray.cluster_resources()
     short = [
         f"{name}: {need:g} needed, {have.get(name, 0):g} there"
-        for name, need in (("CPU", pool.cpus), ("GPU", pool.gpus))
+        for name, need in (("CPU", 1.0), ("GPU", gpus))
         if need > have.get(name, 0)
     ]
     context = data.DataContext.get_current()
