@@ -366,14 +366,16 @@ def _all_errors(
         names, groups = np.unique([getattr(one, role) for one in observations], return_inverse=True)
         if len(names) <= len(NAMES):
             notes.append(
-                f"errors clustered by {role} are left out: {len(names)} {role}s are too few"
+                f"errors clustered by {role} are left out: "
+                f"they take more than {len(NAMES)} {role}s, got {len(names)}"
             )
             continue
         robust = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
         errors[f"cluster_{role}"] = _errors(robust)
         if len(names) < _FEW_CLUSTERS:
             notes.append(
-                f"errors clustered by {role} rest on {len(names)} {role}s only: they are too small"
+                f"errors clustered by {role} rest on {len(names)} {role}s: with fewer than "
+                f"{_FEW_CLUSTERS} they come out too small"
             )
     return errors, notes
 
