@@ -24,6 +24,7 @@ from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
 from draftsmith.core.speedup import Floats
+from draftsmith.data.text import read_json
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
@@ -31,7 +32,6 @@ from draftsmith.plan.observations import (
     columns,
     odd_rows,
     part_of,
-    read_json,
 )
 from draftsmith.plan.optimum import NAMES, AcceptanceLaw, LossLaw
 

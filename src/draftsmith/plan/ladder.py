@@ -20,8 +20,9 @@ import numpy as np
 from pydantic import Field, FiniteFloat
 
 from draftsmith.core.speedup import tokens_per_step
+from draftsmith.data.text import read_json
 from draftsmith.errors import InputError
-from draftsmith.plan.observations import Margin, Number, part_of, read_json, read_rows, typed
+from draftsmith.plan.observations import Margin, Number, part_of, read_rows, typed
 from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
 
 NEAR = 1.3

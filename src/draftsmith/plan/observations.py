@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -249,15 +248,6 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     if not any(one.count for one in found):
         raise InputError(f"{path}: all counts are 0")
     return tuple(found)
-
-
-def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file. Raises InputError, which calls it `what`."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the {what} {path}: {reason}") from None
 
 
 def part_of(kind: type[T], values: object, where: str) -> T:

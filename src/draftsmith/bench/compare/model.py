@@ -27,7 +27,6 @@ both become one: the setting comes from the one, the measurement from the other.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -41,6 +40,7 @@ from draftsmith.config import as_dict, field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
+from draftsmith.data.text import read_json
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import digest
 
@@ -276,16 +276,8 @@ _SUMMARISED = {
 """Our names of a drafter's metrics -> those in summary.json."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path} is not JSON ({error.msg} at line {error.lineno}): it was cut short or edited."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    return _mapping(values, f"{path} holds no JSON object.")
+def _read_object(path: Path) -> dict[str, Any]:
+    return _mapping(read_json(path, "results"), f"{path} holds no JSON object.")
 
 
 def _mapping(values: object, otherwise: str) -> dict[str, Any]:
@@ -349,7 +341,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[RunMetrics, ...]:
 def _benched(folder: Path) -> Iterator[RunMetrics]:
     """Yield metrics over all prompts, then (where there are records) by language and tag."""
     path = folder / "summary.json"
-    values = read_json(path) if path.is_file() else {"drafters": []}
+    values = _read_object(path) if path.is_file() else {"drafters": []}
     entries = values.get("drafters")
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         raise InputError(f"{path} has no list of drafters: `draftsmith bench` did not write it.")
@@ -391,7 +383,7 @@ def _benched(folder: Path) -> Iterator[RunMetrics]:
 
 def _distilled(folder: Path) -> _Trained:
     path = folder / "run.json"
-    values = read_json(path)
+    values = _read_object(path)
     given = _mapping(
         values.get("results"), f"{path} has no results: the run did not end, or wrote none."
     )
