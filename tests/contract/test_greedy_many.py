@@ -13,6 +13,8 @@ A right decoder fails by near-ties alone: the seeds are fixed, so it passes alwa
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -20,11 +22,14 @@ from draftsmith.bench.run import find_divergence
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
 from .cases import CASES, Case
+from .test_greedy import run
+from .test_real_text import trained
 
 VOCAB = 64
 NUM_PROMPTS = 126
@@ -83,3 +88,33 @@ def test_greedy_text_of_many_prompts_is_plain_text(
     assert different <= 1e-4 * count * tokens
     if case.uses_predictions:
         assert sum(one.metrics.accepted for one in made) > count
+
+
+@pytest.fixture(scope="module")
+def stories() -> tuple[HFTarget, HFTarget, list[list[int]], list[list[int]]]:
+    """A trained target and draft model in float64, prompts cut out of the target's own text, and
+    the texts of plain decoding."""
+    target, draft, golden = trained()
+    wide, small = (
+        HFTarget(copy.deepcopy(one.model).double(), one.tokenizer, end_ids=frozenset())
+        for one in (target, draft)
+    )
+    ids = golden["greedy_ids"]
+    prompts = [ids[2 * i : 2 * i + 1 + (i * 7) % 40] for i in range(100)]
+    texts, _, _ = run(wide, NoDrafter(), prompts, STORY)
+    return wide, small, prompts, texts
+
+
+STORY = DecodeOptions(max_new_tokens=NEW_TOKENS, shape=TreeShape.chain(5))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [c for c in CASES if c.drafts and not c.tabular_only], ids=str)
+def test_100_texts_of_a_trained_model_equal_plain_decoding(
+    case: Case, stories: tuple[HFTarget, HFTarget, list[list[int]], list[list[int]]]
+) -> None:
+    """float64, 128 tokens each, in one ragged batch."""
+    target, draft, prompts, expected = stories
+    predictions = expected if case.uses_predictions else ()
+    texts, _, _ = run(target, case.build(draft), prompts, STORY, predictions)
+    assert texts == expected

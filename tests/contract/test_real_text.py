@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -140,27 +139,3 @@ def test_published_text_of_a_trained_model(case: Case) -> None:
 @by_case
 def test_published_text_of_a_trained_model_to_its_end(case: Case, shape: TreeShape) -> None:
     check_golden(case, 252, shape)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", [case for case in TEXT_CASES if case.drafts], ids=str)
-def test_100_texts_of_a_trained_model_equal_plain_decoding(case: Case) -> None:
-    """float64, 128 tokens each, a ragged batch of prompts cut out of the model's own text."""
-    target, draft, golden = trained()
-    ids = golden["greedy_ids"]
-    wide, small = (
-        HFTarget(copy.deepcopy(one.model).double(), one.tokenizer, end_ids=frozenset())
-        for one in (target, draft)
-    )
-    prompts = [ids[2 * i : 2 * i + 1 + (i * 7) % 40] for i in range(100)]
-    options = DecodeOptions(max_new_tokens=128, shape=SHAPE)
-    if not _PLAIN:
-        _PLAIN.extend(run(wide, NoDrafter(), prompts, options)[0])
-    texts, _, _ = run(
-        wide, case.build(small), prompts, options, _PLAIN if case.uses_predictions else ()
-    )
-    assert texts == _PLAIN
-
-
-_PLAIN: list[list[int]] = []
-"""The texts of plain decoding, made once."""

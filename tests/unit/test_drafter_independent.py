@@ -215,7 +215,7 @@ def test_long_texts_are_cut_anew_only_at_their_end() -> None:
     prompt = stories.tokenizer("Once upon a time")["input_ids"]
     for _ in decode(stories, drafter, [prompt], DecodeOptions(max_new_tokens=480), session=session):
         pass
-    reading = session.state.rows[0]
+    reading = session.state.readings[0]
     assert len(reading.text) > 760
     again = letters.tokenizer.decode(reading.ids, skip_special_tokens=True)
     assert again.replace(" ", "") == reading.text.replace("\n", "").replace(" ", "")
