@@ -263,6 +263,15 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def read_json(path: Path, what: str) -> Any:
+    """Read a JSON file. Raises InputError, which calls it `what`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the {what} {path}: {reason}") from None
+
+
 def write_json_atomic(path: Path | str, value: object) -> None:
     """Write indented JSON, whole or not at all; figures that are not finite become null."""
     text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)

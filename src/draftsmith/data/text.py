@@ -168,15 +168,6 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield where, line.rstrip("\r\n")
 
 
-def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file. Raises InputError, which calls it `what`."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the {what} {path}: {reason}") from None
-
-
 def parse_json(text: str, where: str, **hooks: Any) -> Any:
     """The JSON value of a line, by `json.loads` with these hooks. InputErrors name `where`."""
     try:

@@ -24,7 +24,6 @@ from scipy.optimize import OptimizeWarning, curve_fit, least_squares, nnls
 from scipy.stats import t as student
 
 from draftsmith.core.speedup import Floats
-from draftsmith.data.text import read_json
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import (
     Observation,
@@ -34,6 +33,7 @@ from draftsmith.plan.observations import (
     part_of,
 )
 from draftsmith.plan.optimum import NAMES, AcceptanceLaw, LossLaw
+from draftsmith.provenance import read_json
 
 Named = dict[str, float]
 NamedRange = dict[str, tuple[float, float]]

@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import Field, FiniteFloat
 
 from draftsmith.core.speedup import tokens_per_step
-from draftsmith.data.text import read_json
 from draftsmith.errors import InputError
 from draftsmith.plan.observations import Margin, Number, part_of, read_rows, typed
 from draftsmith.plan.optimum import Z95, SizingProblem, best_draft, no_rate, optimal_length, speedup
+from draftsmith.provenance import read_json
 
 NEAR = 1.3
 """A size within this factor of a wanted one stands for it."""

@@ -19,12 +19,12 @@ from itertools import groupby
 import numpy as np
 
 from draftsmith.config import parse_count
-from draftsmith.data.text import read_json
 from draftsmith.errors import InputError
 from draftsmith.plan.fit import Named, NamedRange, affine_law, per_target
 from draftsmith.plan.observations import DATA, Observation, read_observations
 from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, optimal_params
 from draftsmith.plan.sweep import GRIDS, sweep
+from draftsmith.provenance import read_json
 
 Cell = str | float | None
 Row = Mapping[str, Cell]

@@ -40,9 +40,8 @@ from draftsmith.config import as_dict, field_types, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
-from draftsmith.data.text import read_json
 from draftsmith.errors import InputError, nearest
-from draftsmith.provenance import digest
+from draftsmith.provenance import digest, read_json
 
 Option = str | int | float | bool | None
 Options = tuple[tuple[str, Option], ...]
