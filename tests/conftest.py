@@ -30,7 +30,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Starts processes at once. Most of the time of a test process goes into such starts else."""
+    """Starts processes at once: importing would take most of the time of a short test."""
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     with start_forks() as server:

@@ -33,7 +33,7 @@ def kill_while_saving(forks: Forks, folder: Path, times: int, seed: int) -> int:
     last = 0
     for _ in range(times):
         with forks.start(save_without_pause, folder) as child:
-            assert not child.ended(rng.uniform(0.001, 0.06)), child.errors()
+            assert not child.ended(rng.uniform(0.001, 0.12)), child.errors()
             assert child.kill() == -signal.SIGKILL
         newest = checkpoints.latest(folder)
         if newest is None:

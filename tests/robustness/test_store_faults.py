@@ -371,7 +371,7 @@ def test_a_kill_at_any_call_leaves_whole_shards_and_a_store_that_goes_on(
 def kill_at_random(forks: Forks, folder: Path, times: int, seed: int) -> int:
     """Number of shards after `times` kills at random moments of writing."""
     rng = random.Random(seed)
-    written, longest = 0, 0.06
+    written, longest = 0, 0.15
     for _ in range(times):
         with forks.start(write_shards, folder, 0, 1, 10**6) as child:
             assert not child.ended(rng.uniform(0.001, longest)), child.errors()

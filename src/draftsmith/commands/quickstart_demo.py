@@ -117,7 +117,7 @@ class Quickstart:
         """
         Raises:
             InputError: an --out that is used for something else, no prompts on this machine, or a
-                draft model that cannot read them or has another tokenizer than the target.
+                context that no prompt fits into, or a draft model with another tokenizer.
             BackendError: models that are missing or damaged.
         """
         self.began, self.options = time.monotonic(), options
@@ -147,7 +147,7 @@ class Quickstart:
         if not self.items:
             raise InputError(
                 f"No prompt fits with its continuation into the context of {self.context} tokens: "
-                "give --models with a longer context."
+                "give a smaller --max-new-tokens, or --models with a longer context."
             )
 
     def open_draft(self, folder: str) -> Arm:
@@ -242,7 +242,7 @@ class Quickstart:
                 duration=f"{steps}steps",
                 block_length=block,
                 batch_tokens=8 * block,
-                learning_rate=1e-3,  # three times the default: a model of one layer bears it
+                learning_rate=1e-3,  # three times that of `distill`: one layer bears it
                 warmup=max(1, steps // 10),
                 schedule="cosine",
                 betas=(0.9, 0.999),
