@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -312,3 +313,9 @@ def test_offered_depth_is_that_of_the_best_path() -> None:
     assert row.offered_depth([0]) == 3
     assert row.offered_depth([3]) == 1
     assert candidates(DraftTree.empty(1))[0].offered_depth([]) == 0
+
+
+def test_parents_of_any_whole_type_give_the_same_candidates() -> None:
+    tree = one_row([1, 2, 3, 4], [-1, 0, 1, 2])
+    narrow = dataclasses.replace(tree, parents_BN=tree.parents_BN.to(torch.int32))
+    assert candidates(narrow) == candidates(tree)

@@ -362,8 +362,9 @@ class Candidates:
 
 
 def candidates(tree: DraftTree) -> list[Candidates]:
-    """Those of each row. Shapes recur from step to step and row to row, so they are remembered."""
-    parents_BN = tree.parents_BN
+    """Return the candidates of each row. Shapes recur from step to step and row to row,
+    so they are remembered."""
+    parents_BN = tree.parents_BN.to(torch.int64)  # whose bytes are read again
     if tree.candidate_BN is not None:
         parents_BN = parents_BN.masked_fill(~tree.candidate_BN, PADDING)
     return [_row_candidates(row.tobytes()) for row in np.ascontiguousarray(parents_BN.numpy())]
