@@ -16,10 +16,23 @@ from writing import Pick, difference, interval, plain
 from drafters.rows import TEMPERATURES, as_row, worth
 from drafters.runs import DYNAMIC, LEARNING_RATE, Lab, Setting, Stage
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.eagle import STATIC
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.prompt_lookup import PromptLookup
+
+STATIC = TreeShape(
+    paths=tuple(
+        tuple(int(rank) for rank in path)
+        for path in (
+            *("0", "1", "2", "3"),
+            *("00", "01", "02", "10", "11", "20", "21", "30"),
+            *("000", "001", "002", "010", "011", "020", "021", "100"),
+            *("0000", "0001", "0002"),
+            *("00000", "00001"),
+        )
+    )
+)
+"""EAGLE-1's tree of 25 nodes, five deep."""
 
 GRIFFIN = Setting(kind="griffin")
 HASS = Setting(kind="hass")

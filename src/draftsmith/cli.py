@@ -35,31 +35,12 @@ from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
 from draftsmith.provenance import is_first_process
 
 INTERRUPTED = 130
-VERBS = (
-    "quickstart",
-    "generate",
-    "bench",
-    "doctor",
-    "pretrain",
-    "collect",
-    "distill",
-    "report",
-    "tune",
-    "live translate",
-    "live make-stream",
-    "live make-examples",
-    "live replay",
-    "live score",
-    "live serve",
-    "plan law",
-    "plan optimum",
-    "plan sweep",
-    "plan alpha",
-    "plan fit",
-    "plan table",
-    "plan ladder",
-    "plan check",
-)
+_GROUPS = {
+    "": "quickstart generate bench doctor pretrain collect distill report tune",
+    "live": "translate make-stream make-examples replay score serve",
+    "plan": "law optimum sweep alpha fit table ladder check",
+}
+VERBS = tuple(f"{group} {verb}".strip() for group, own in _GROUPS.items() for verb in own.split())
 """In the order of the overview."""
 _HELP = ("-h", "--help", "help")
 

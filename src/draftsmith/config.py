@@ -25,6 +25,7 @@ import functools
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ import tyro
 from draftsmith.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
+    from pydantic_core import SchemaValidator
 
 T = TypeVar("T")
 
@@ -78,23 +80,9 @@ def from_dict(cls: type[T], values: object, *, where: str = "") -> T:
 
 def override(options: T, assignments: Iterable[str]) -> T:
     """A copy of dataclass `options` with each `dotted.key=value` applied, left to right."""
-    cls: Any
-    values = as_dict(options)
     for key, text in map(_split, assignments):
-        cls, inside = type(options), values
-        names = key.split(".")
-        for at, name in enumerate(names, start=1):
-            kinds = field_types(cls)
-            if name not in kinds:
-                raise InputError(f"unknown option {name!r} of {_name(cls)}{nearest(name, kinds)}")
-            group = bare(kinds[name])
-            if at == len(names):
-                inside[name] = as_dict(_from_text(kinds[name], text, key))
-            elif dataclasses.is_dataclass(group):
-                cls, inside = group, inside[name]
-            else:
-                raise InputError(f"option {key!r}: {name!r} has no options of its own")
-    return from_dict(type(options), values)
+        options = _override_one(options, key.split("."), text, key)
+    return options
 
 
 def as_dict(options: object) -> Any:
@@ -131,6 +119,21 @@ def _split(assignment: str) -> tuple[str, str]:
     return key.strip().replace("-", "_"), text
 
 
+def _override_one(options: T, path: Sequence[str], text: str, key: str) -> T:
+    name, *rest = path
+    kinds = field_types(type(options))
+    if name not in kinds:
+        raise InputError(f"unknown option {name!r} of {_name(type(options))}{nearest(name, kinds)}")
+    value = getattr(options, name)
+    if not rest:
+        value = _from_text(kinds[name], text, key)
+    elif dataclasses.is_dataclass(value):
+        value = _override_one(value, rest, text, key)
+    else:
+        raise InputError(f"option {key!r}: {name!r} has no options of its own")
+    return from_dict(type(options), as_dict(options) | {name: as_dict(value)})
+
+
 def _from_text(kind: Any, text: str, name: str) -> Any:
     """A text of `key=value` as the type `kind`; commas separate the items of a list."""
     inner = bare(kind)
@@ -159,11 +162,43 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
 
 
 @functools.cache
-def _validator(kind: Any) -> TypeAdapter[Any]:
+def _validator(kind: Any) -> SchemaValidator:
     from pydantic import ConfigDict, TypeAdapter
+    from pydantic_core import SchemaValidator
 
     # in a list, because a dataclass takes its configuration from what it is in
-    return TypeAdapter(list[kind], config=ConfigDict(strict=True, extra="forbid"))
+    adapter = TypeAdapter(list[kind], config=ConfigDict(strict=True, extra="forbid"))
+    return SchemaValidator(cast(Any, _exact(adapter.core_schema)), {"strict": True})
+
+
+_INEXACT: dict[Any, Callable[[Any, Any], bool]] = {
+    "float": lambda _, value: type(value) is int and abs(value) > sys.float_info.max,
+    "literal": lambda schema, value: all(
+        (type(value), value) != (type(one), one) for one in schema["expected"]
+    ),
+    "lax-or-strict": lambda _, value: isinstance(value, str) and "\0" in value,  # a path
+}
+"""What strict pydantic still converts: 10**400 to infinity, true to the literal 1, a NUL in a path;
+by the type of the schema."""
+
+
+def _exact(schema: Any) -> Any:
+    """The schema, which also refuses what is `_INEXACT`."""
+    from pydantic_core import PydanticCustomError, core_schema
+
+    if isinstance(schema, (list, tuple)):
+        return type(schema)(map(_exact, schema))
+    if not isinstance(schema, dict):
+        return schema
+    inner: Any = {key: _exact(value) for key, value in schema.items()}
+
+    def check(value: Any) -> Any:
+        if _INEXACT[inner["type"]](inner, value):
+            raise PydanticCustomError("inexact", "another type")
+        return value
+
+    wrapped = inner.get("type") in _INEXACT
+    return core_schema.no_info_before_validator_function(check, inner) if wrapped else inner
 
 
 def _plain(value: object) -> Any:

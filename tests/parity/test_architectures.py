@@ -217,7 +217,6 @@ def test_every_node_of_a_tree_has_the_logits_of_its_path_alone(
             assert gap <= bound, f"{kind}, step {step}: off by {gap:.1e}, {bound:.1e} allowed"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ZOO)
 def test_float32_agrees_to_rounding(name: str, build_pair: Build) -> None:
     oracle, model = build_pair(config_of(name), torch.float32)

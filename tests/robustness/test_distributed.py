@@ -56,7 +56,7 @@ STEPS = [(1, 1e9, math.inf), (2, 1e9, math.inf), (2, 0.05, math.inf), (1, math.i
 
 @pytest.mark.parametrize(
     ("parallel", "drafter", "accumulation", "clip_norm", "clip_value"),
-    [  # half of all: each pair of a layout, a drafter and a step occurs
+    [  # half of all, half of these `full`: together each pair of layout, drafter and step occurs
         pytest.param(parallel, drafter, *step, marks=() if (p + d + s) % 4 else pytest.mark.full)
         for p, parallel in enumerate(LAYOUTS)
         for d, drafter in enumerate(["llama", "sum", "griffin", "medusa"])

@@ -137,8 +137,13 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
     def refuse(*args: Any, **options: Any) -> None:
         raise error
 
+    def room(folder: Path) -> int:
+        assert list(folder.iterdir()), "what was written of the checkpoint still takes room"
+        return 1234
+
     monkeypatch.setattr(checkpoints, "save_file", refuse)
-    said = r"\([\d,]+ bytes are free on its disk\); earlier checkpoints are untouched"
+    monkeypatch.setattr(checkpoints, "free_bytes", room)
+    said = r"\(1,234 bytes are free on its disk\); earlier checkpoints are untouched"
     with pytest.raises(BackendError, match=said):
         checkpoints.save(tmp_path, make(1, 1.0), keep=1)
     assert not list(tmp_path.iterdir())

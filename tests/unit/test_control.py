@@ -221,7 +221,7 @@ def test_the_best_fixed_length_is_hardly_better(rate: float, costs: StepCosts) -
 
 @pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
 def test_a_useless_drafter_costs_little(costs: StepCosts) -> None:
-    """Nor in texts as short as an answer; from the first try on."""
+    """The bound holds from the first try on, and in texts as short as an answer."""
     assert loss(lambda place: 0.0, costs, count=256) < 0.03
     assert loss(lambda place: 0.0, costs, count=1024, rows=6) < 0.02
 

@@ -411,6 +411,8 @@ def test_acceptance_and_total_variation_sum_to_the_weight() -> None:
         ),
         ({"objective": "jsd", "beta": 1.5}, "--beta must lie between 0 and 1"),
         ({"objective": "kl", "cells": 0}, "cells and top are at least 1"),
+        ({"objective": "kl", "tail": "nonsense"}, "there is no --tail 'nonsense'"),
+        ({"objective": "tvdpp", "reading": "exat"}, "no --reading 'exat'; did you mean 'exact'"),
         (
             {"objective": "kl", "beta": 0.3},
             "--beta 0.3 means nothing to --objective kl, only",

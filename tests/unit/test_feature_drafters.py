@@ -13,7 +13,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Signals, TrajectoryBatch, TreeShape
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.eagle import STATIC, Eagle
+from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3, fused_layers
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
@@ -30,9 +30,13 @@ X = TypeVar("X", bound=Drafter)
 VOCAB = 64
 PAIRING = [Eagle, Hass, Fspad, Griffin]
 DRAFTERS = [*PAIRING, Eagle3, Medusa]
+PATHS = TreeShape(
+    paths=tuple(tuple(map(int, path)) for path in "0 1 2 00 01 10 000 001 0000 00000".split())
+)
+"""A static tree like that of EAGLE-1: wide near the root, five deep."""
 SHAPES = {
     "chain": TreeShape.chain(3),
-    "static": STATIC,
+    "static": PATHS,
     "dynamic": TreeShape(widths=(4, 4, 4), keep=9),
 }
 
@@ -144,11 +148,11 @@ def test_a_static_tree_is_whole_at_every_temperature(
     """At temperature 0 a law is one token: draws of it would leave the other children nothing."""
     drafter = bound(Eagle(Eagle.Config(seed=1, proposal=proposal)), target)
     options = DecodeOptions(
-        sampler=Sampler(temperature=temperature), max_new_tokens=40, shape=STATIC, seed=2
+        sampler=Sampler(temperature=temperature), max_new_tokens=40, shape=PATHS, seed=2
     )
     proposed = [step.proposed for step in decode(target, drafter, texts(2, 5).tolist(), options)]
     assert proposed[0] == (0, 0)  # there is no hidden state of the prompt yet
-    assert set(proposed[1:9]) == {(25, 25)}
+    assert set(proposed[1:9]) == {(len(PATHS.paths),) * 2}
 
 
 @pytest.mark.parametrize("cls", DRAFTERS)

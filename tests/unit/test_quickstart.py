@@ -116,6 +116,16 @@ def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(
     assert (models / "draft/model.safetensors").read_bytes() == shipped
 
 
+def test_long_texts_end_where_the_context_ends(models: Path, demo: Quickstart) -> None:
+    longest = max(len(item.tokens) for item in demo.items)
+    options = QuickstartOptions(models=models, out=demo.options.out, max_new_tokens=1000)
+    long = Quickstart(options)
+    assert long.items == demo.items and demo.max_new_tokens == 6
+    assert long.max_new_tokens == long.context - longest
+    assert long.plan(long.draft).max_new_tokens == long.max_new_tokens
+    assert long.block == long.context
+
+
 # --------------------------------------------------------------------------- before and after
 
 

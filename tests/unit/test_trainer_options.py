@@ -66,8 +66,9 @@ def test_a_drafter_may_bring_its_own_way_to_recompute() -> None:
             self.asked = gradient_checkpointing_kwargs
 
     drafter = Own()
+    drafter.inner = Own()  # which the outer one may not let be asked
     recompute_layers(drafter)
-    assert drafter.asked == {"use_reentrant": False}
+    assert drafter.asked == {"use_reentrant": False} and drafter.inner.asked is None
 
 
 def test_a_drafter_without_layers_to_recompute_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def collect(
     settings: CollectSettings,
     store: TrajectoryStore,
 ) -> int:
-    """Compute and write what is missing, here or by workers. Returns how many shards were."""
+    """Compute and write the shards that are missing, here or by workers; return their number."""
     import torch
 
     from draftsmith.distill.trajectories.workers import collect_local, collect_ray, missing_shards

@@ -69,7 +69,7 @@ HELD_OUT_PROMPTS = 12
 """As many of these as fit are decoded."""
 FEWEST_MEASURED_PROMPTS = 3
 REPEATS = 3
-"""Where this many of the fewest prompts fit: a median drops a stall of the machine."""
+"""A median drops a stall of the machine. One, where the fewest prompts do not fit so often."""
 BATCH = 32
 """Texts that are continued together, and prompts of a shard."""
 COLLECTED_COST = 0.16
@@ -79,6 +79,7 @@ STEP_COST = 65.0
 FEWEST_COLLECTED_PROMPTS = 8
 FEWEST_STEPS = 4
 BLOCK_LENGTH = 1024
+"""A training block is as long, or as the longest text that is measured."""
 EVALUATIONS = 4
 """Evaluations on held-out prompts, the last step's included; the best weights are kept."""
 
@@ -142,13 +143,16 @@ class Quickstart:
         self.items = tuple(
             item
             for item in make_items(self.prompts, self.target, options.max_new_tokens)
-            if len(item.tokens) + options.max_new_tokens <= self.context
+            if len(item.tokens) < self.context
         )
         if not self.items:
             raise InputError(
-                f"No prompt fits with its continuation into the context of {self.context} tokens: "
-                "give a smaller --max-new-tokens, or --models with a longer context."
+                f"No prompt fits into the context of {self.context} tokens: give --models with a "
+                "longer context."
             )
+        longest = max(len(item.tokens) for item in self.items)
+        self.max_new_tokens = min(options.max_new_tokens, self.context - longest)
+        self.block = min(self.context, max(BLOCK_LENGTH, longest + self.max_new_tokens))
 
     def open_draft(self, folder: str) -> Arm:
         """A draft model whose draft length follows what is accepted."""
@@ -195,7 +199,7 @@ class Quickstart:
         self.title(
             "Collected: texts of the target, with the probabilities it gave every next token"
         )
-        began, tokens = time.monotonic(), self.options.max_new_tokens
+        began, tokens = time.monotonic(), self.max_new_tokens
         each = self.pace * COLLECTED_COST * tokens * len(self.temperatures)
         count = max(FEWEST_COLLECTED_PROMPTS, int(COLLECT_SECONDS / each))
         prompts = list(islice(training_prompts(), count))
@@ -232,7 +236,6 @@ class Quickstart:
         self.title("Distilled: the draft model learns to predict the target's next tokens")
         began = time.monotonic()
         steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
-        block = min(BLOCK_LENGTH, self.context)
         options = distill.DistillOptions(
             target=self.source,
             drafter=self.shipped,
@@ -240,8 +243,8 @@ class Quickstart:
             out=self.folder / "draft",
             training=ScheduleConfig(
                 duration=f"{steps}steps",
-                block_length=block,
-                batch_tokens=8 * block,
+                block_length=self.block,
+                batch_tokens=8 * self.block,
                 learning_rate=1e-3,  # three times that of `distill`: one layer bears it
                 warmup=max(1, steps // 10),
                 schedule="cosine",
@@ -279,10 +282,10 @@ class Quickstart:
         told, prompts, texts = sentence(cost, changes), report.num_prompts, len(self.items)
         method = (
             f"Both draft models draft with --draft-length {DRAFT_LENGTH}: two tokens more after a "
-            "draft that was accepted whole, one less after any other. Alpha is computed on "
-            f"{texts} texts of plain decoding at each temperature; the rest is measured on "
-            f"{prompts} prompts, decoded with both and plainly, interleaved. They are from files "
-            "that nothing was collected from, and that models/mini-code was not trained on."
+            "draft that was accepted whole, one less after any other. Alpha is computed on texts "
+            f"of plain decoding ({texts} at each temperature); the rest is measured on prompts "
+            f"({prompts}), decoded with both and plainly, interleaved. Nothing was collected from "
+            "the files of these prompts, and models/mini-code was not trained on them."
         )
         greedy = replace(report, records=tuple(r for r in report.records if r.temperature == 0))
         section = results.Section(
@@ -367,7 +370,7 @@ class Quickstart:
             arms=(Arm(name=figures.BASELINE, drafter=NoDrafter()), *arms),
             items=self.items,
             samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
-            max_new_tokens=self.options.max_new_tokens,
+            max_new_tokens=self.max_new_tokens,
             seed=self.options.seed,
         )
 
@@ -377,9 +380,9 @@ class Quickstart:
         def cut(each: float) -> BenchPlan:
             fitting, arms = fit(plan, seconds, each), len(plan.arm_names(plan.samplers[0]))
             self.say(
-                f"Measuring {arms} ways to continue {len(fitting.items)} prompts by "
-                f"{plan.max_new_tokens} tokens at temperature {_and(self.temperatures)}, "
-                f"interleaved, in {fitting.repeats} repeats."
+                f"Measuring {arms} ways to continue prompts by {plan.max_new_tokens} tokens at "
+                f"temperature {_and(self.temperatures)}, interleaved. Prompts: "
+                f"{len(fitting.items)}, repeats: {fitting.repeats}."
             )
             return fitting
 

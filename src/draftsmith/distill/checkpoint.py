@@ -89,30 +89,24 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 
     Raises BackendError (disk, rights); then the earlier checkpoints are untouched.
     """
-    final = folder / f"{_PREFIX}{checkpoint.step:08d}"
+    final, room = folder / f"{_PREFIX}{checkpoint.step:08d}", ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*"):  # by killed saves
             shutil.rmtree(left, ignore_errors=True)
         with atomic_path(final) as part:
-            part.mkdir()
-            weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
-            save_file(weights, part / "weights.safetensors")
-            torch.save(checkpoint.optimizer, part / "optimizer.pt")
-            state = {"step": checkpoint.step, **checkpoint.state}
-            (part / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            digests = {path.name: sha256(path) for path in sorted(part.iterdir())}
-            manifest = json.dumps({"format": FORMAT, "sha256": digests}, indent=1)
-            (part / MANIFEST).write_text(manifest, encoding="utf-8")
+            try:
+                _write(part, checkpoint)
+            except Exception:
+                room = _room(folder)  # as long as what was written of it is there
+                raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, DraftsmithError) else error
         if not isinstance(cause, Exception) or not (
             is_write_failure(cause) or isinstance(cause, RuntimeError)  # torch raises these
         ):
             raise
-        reason, room = (str(cause).splitlines() or ["unknown error"])[0], ""
-        with contextlib.suppress(OSError):  # a disk that does not say
-            room = f" ({free_bytes(folder):,} bytes are free on its disk)"
+        reason = (str(cause).splitlines() or ["unknown error"])[0]
         raise BackendError(
             f"could not write the checkpoint {final}: {reason}{room}; earlier checkpoints are "
             "untouched, make room and run the same command again to continue"
@@ -121,6 +115,24 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     for old in others[: max(0, len(others) - (keep - 1))]:
         remove(old)
     return final
+
+
+def _write(part: Path, checkpoint: Checkpoint) -> None:
+    part.mkdir()
+    weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
+    save_file(weights, part / "weights.safetensors")
+    torch.save(checkpoint.optimizer, part / "optimizer.pt")
+    state = {"step": checkpoint.step, **checkpoint.state}
+    (part / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    digests = {path.name: sha256(path) for path in sorted(part.iterdir())}
+    manifest = json.dumps({"format": FORMAT, "sha256": digests}, indent=1)
+    (part / MANIFEST).write_text(manifest, encoding="utf-8")
+
+
+def _room(folder: Path) -> str:
+    with contextlib.suppress(OSError):  # a disk that does not say
+        return f" ({free_bytes(folder):,} bytes are free on its disk)"
+    return ""
 
 
 def complete(folder: Path) -> list[Path]:

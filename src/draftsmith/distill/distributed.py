@@ -101,7 +101,7 @@ class Layout:
     def mode(self, train: bool) -> None:
         """Training or evaluation. Called before and after evaluating: nothing stays gathered."""
         self.learner.train(train)
-        # Without a backward the outermost weights stay gathered: others may be loaded next.
+        # Sharded: without a backward the outermost weights stay gathered; others may be next.
         for module in self.learner.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

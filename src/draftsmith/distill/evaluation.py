@@ -123,8 +123,7 @@ def sums_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best evaluation so far, from the state of its checkpoint: its `value` and all `values`,
-    by which `figure` it is the best, and the `identity` of the run."""
+    """The best evaluation so far, as the state of its checkpoint says."""
 
     step: int
     value: float

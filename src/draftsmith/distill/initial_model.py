@@ -121,9 +121,8 @@ def subclone_from(
             f"{type(student).__name__}; give the same model as --tokenizer"
         )
     theirs_by_name, ours_by_name = target.config.to_dict(), student.config.to_dict()
-    for (
-        name
-    ) in "hidden_size num_hidden_layers num_attention_heads intermediate_size ffn_dim".split():
+    heads = ("num_hidden_layers", "num_attention_heads")
+    for name in ("hidden_size", *heads, "intermediate_size", "ffn_dim"):
         large_size, size = theirs_by_name.get(name), ours_by_name.get(name)
         if large_size is not None and size is not None and size > large_size:
             raise InputError(

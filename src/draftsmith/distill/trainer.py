@@ -504,11 +504,17 @@ def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
 
 
 def recompute_layers(drafter: nn.Module) -> None:
-    """Turn on gradient checkpointing in all models that offer it, as transformers' do
+    """Turn on gradient checkpointing in the outermost models that offer it, as transformers' do
     (`gradient_checkpointing_enable`); InputError if none."""
-    found: list[Any] = [
-        part for part in drafter.modules() if hasattr(part, "gradient_checkpointing_enable")
-    ]
+
+    def offering(module: nn.Module) -> Iterator[Any]:
+        if hasattr(module, "gradient_checkpointing_enable"):
+            yield module
+            return
+        for child in module.children():
+            yield from offering(child)
+
+    found = list(offering(drafter))
     if not found:
         raise InputError(
             f"{type(drafter).__name__} has no layers that can be computed again in the backward "

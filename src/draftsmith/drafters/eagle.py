@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from transformers import LlamaConfig
 
-from draftsmith.core.types import TreeShape
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork
 
@@ -21,21 +20,6 @@ class EagleNetwork(FusionNetwork):
     def __init__(self, config: LlamaConfig) -> None:
         hidden, bias = config.hidden_size, getattr(config, "bias", True)
         super().__init__(config, ConcatLinear(2 * hidden, hidden, bias=bias))
-
-
-STATIC = TreeShape(
-    paths=tuple(
-        tuple(int(rank) for rank in path)
-        for path in (
-            *("0", "1", "2", "3"),
-            *("00", "01", "02", "10", "11", "20", "21", "30"),
-            *("000", "001", "002", "010", "011", "020", "021", "100"),
-            *("0000", "0001", "0002"),
-            *("00000", "00001"),
-        )
-    )
-)
-"""EAGLE-1's tree of 25 nodes, five deep."""
 
 
 class Eagle(FeatureDrafter):

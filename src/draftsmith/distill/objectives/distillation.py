@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ from draftsmith.distill.objectives.divergence import (
     TokenBins,
     truncated_cells,
 )
-from draftsmith.errors import InputError
+from draftsmith.errors import InputError, nearest
 
 Head = Callable[[Tensor], Tensor]
 
@@ -290,6 +290,9 @@ class Distillation(DivergenceConfig):
         good = (self.cells is None or self.cells >= 1) and self.top >= 1
         require(good, "cells and top are at least 1")
         require(0 <= self.top_weight < math.inf, "--top-weight is 0 or more and finite")
+        for name, kind in (("tail", div.Tail), ("reading", div.Reading)):
+            known, given = get_args(kind), getattr(self, name)
+            require(given in known, f"there is no --{name} {given!r}{nearest(str(given), known)}")
         record = div.divergence_named(self.objective)
         for option in ("teacher_temperature", "tail", "beta", "reading"):
             given = getattr(self, option)

@@ -183,9 +183,9 @@ def tvdpp(cells: TokenBins, knobs: Knobs) -> Tensor:
         drawn_N1 = drawn_N1.clamp(max=below_NC.shape[1] - 1)
         return -(advantage_NC.gather(-1, drawn_N1) * log_q_NC.gather(-1, drawn_N1))[:, 0]
     # A cell that the student cannot use (log q = -inf) has no slope to follow.
-    valid_NC = cells.valid()
-    usable_NC = valid_NC & (log_q_NC > -math.inf)
-    return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / valid_NC.sum(-1)
+    usable_NC = cells.valid() & (log_q_NC > -math.inf)
+    number = log_q_NC.shape[1] if cells.valid_NC is None else cells.valid_NC.sum(-1)
+    return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / number
 
 
 def count_rewards(cells: TokenBins) -> Tensor:

@@ -167,7 +167,8 @@ def collect_local(
     settings: CollectSettings,
     store: TrajectoryStore,
 ) -> Iterator[ShardDone]:
-    """Compute and write these shards, in this process. Nothing is loaded if there are none.
+    """Yield these shards, each when it is computed and written, in this process. Nothing is done
+    until the first is asked for, and nothing is loaded if there are none.
 
     Raises:
         InputError: prompts or settings that the backend cannot use, or a full store.
