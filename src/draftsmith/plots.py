@@ -8,7 +8,6 @@ reader uses: figures are drawn in a stand-in colour that is replaced by `current
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -160,7 +159,7 @@ class Bar:
     """Another value in this row."""
 
 
-def bar_rows(axis: Any, bars: Sequence[Bar], *, beyond: float = -math.inf) -> None:
+def bar_rows(axis: Any, bars: Sequence[Bar], *, beyond: float = 0.0) -> None:
     """Draw bars, the first on top; texts begin behind bar, whisker and mark, and at `beyond`."""
     for place, bar in enumerate(reversed(bars)):
         ends = [beyond] if bar.mark is None else [beyond, bar.mark]

@@ -170,6 +170,18 @@ def test_the_best_of_a_language_need_not_be_the_best_of_all() -> None:
     assert (korean.best_gain, korean.top_gain) == (pytest.approx(0.5), pytest.approx(0.1))
 
 
+def test_settings_of_one_name_have_gains_of_their_own() -> None:
+    """That one beam was asked for, and that nobody says how many, read alike."""
+    how: dict[str, Any] = {"language": "ko", "forcing": "greedy"}
+    runs = [a_run("base", objective="none", tau=2.0, beams=None, **how)]
+    runs += [a_run("a", beams=1, tau=4.0, **how), a_run("b", beams=None, tau=2.4, **how)]
+    scope = only_scope([*runs, *(replace(run, language=None) for run in runs)])
+    names = [entry.name for entry in scope.entries]
+    assert len(set(names)) < len(names) == 3
+    (korean,) = scope.gains()
+    assert (korean.best_value, korean.top_value) == (pytest.approx(4.0), pytest.approx(4.0))
+
+
 def test_a_base_can_be_named() -> None:
     runs = [a_run("plain", objective=None, tau=2.0), a_run("b", tau=3.0)]
     assert only_scope(runs).base is None

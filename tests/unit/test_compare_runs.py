@@ -190,7 +190,15 @@ def test_a_summary_without_a_list_of_drafters_is_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"name": ["x"]}, {"temperature": "cold"}, {"expected": 5}, {"tokens_per_step": "x"}]
+    "wrong",
+    [
+        {"name": ["x"]},
+        {"temperature": "cold"},
+        {"temperature": None},
+        {"expected": 5},
+        {"tokens_per_step": "x"},
+        {"lossy_rule": 3},
+    ],
 )
 def test_a_wrong_value_of_a_summary_is_refused_with_its_file(
     tmp_path: Path, wrong: dict[str, Any]

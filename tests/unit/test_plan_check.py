@@ -119,6 +119,7 @@ def by_name(found: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]]
 def test_every_figure_is_set_beside_its_prediction(check: Any, tmp_path: Path) -> None:
     pairs = observed(
         tmp_path / "pairs",
+        "t,runs/l/tiny-pretrained,5,9,0.3,0.02,0.0,,1.1,1.9",  # of no known protocol
         "t,runs/l/tiny-pretrained,5,9,0.55,0.02,0.0,decoded,2.1,2.9",
         "t,runs/l/1m-pretrained,5,8,0.72,0.02,0.0,decoded,2.3,2.1",
         "t,runs/l/1m-distilled,5,9,0.1,,0.0,retokenised,,",

@@ -135,7 +135,7 @@ def test_a_target_with_few_drafts_is_named_and_left_out() -> None:
     few = [one for one in PAIRS if one.target != "OPT-13B" or one.draft in ("OPT-125M", "OPT-350M")]
     curves, said = per_target(few)
     assert "OPT-13B" not in curves and len(curves) == 12
-    assert said == ("OPT-13B has 2 different draft perplexities: too few for its own curves",)
+    assert said == ("OPT-13B has 2 different draft perplexities: curves of its own take 3 or more",)
     assert affine_law(few).n == 122
 
 

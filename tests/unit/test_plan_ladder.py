@@ -388,3 +388,12 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "plan", "ladder", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_tokens_of_a_target_are_not_those_of_any_run_that_lies_here(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"results": {"tokens": 1e12}}')
+    monkeypatch.chdir(tmp_path)
+    said = plan("--target-params", "13B", "--tokens", "1T", code=2)
+    assert "--target-tokens" in said

@@ -134,7 +134,7 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
         (
             read_counts,
             "gamma,accepted_length,count\n2,1,1.5\n",
-            "column 'count': must be a valid integer",
+            "column 'count': must be a whole number, got '1.5'",
         ),
         (
             read_counts,
@@ -159,6 +159,15 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
             "prompt,gamma,accepted_length,count\na,2,1,5\n,2,1,5\n",
             r"row 2 .*'prompt': there is no value",
         ),
+        (
+            read_counts,
+            "prompt,gamma,accepted_length,count\n,2,1,5\n,2,1,5\n",
+            r"row 1 .*'prompt': there is no value",
+        ),
+        (read_counts, "gamma,accepted_length,count\n2,3,5\n", "accepted_length: 3 tokens"),
+        (read_counts, "gamma,accepted_length,count\n2,1,1e30\n", "must be less .*got '1e30'"),
+        (read_trained, "params,tokens,loss,perplexity\n1,1,1,\n", "both a column 'loss'"),
+        (read_trained, "params,tokens,loss\n1,1,\n", r"row 1 .*'loss': there is no value"),
     ],
 )
 def test_runs_and_counts_that_cannot_be_used(

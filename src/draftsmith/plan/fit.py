@@ -241,7 +241,8 @@ def per_target(
         distinct = len(np.unique(x))
         if distinct < _FEWEST_FOR_A_FORM:
             notes.append(
-                f"{target} has {distinct} different draft perplexities: too few for its own curves"
+                f"{target} has {distinct} different draft perplexities: curves of its own take "
+                f"{_FEWEST_FOR_A_FORM} or more"
             )
             continue
         found[target] = {form: fit_form(form, x, alpha) for form in FORMS}

@@ -25,7 +25,7 @@ from draftsmith.errors import InputError, nearest
 
 T = TypeVar("T")
 Rows = dict[str, dict[str, str]]
-"""The values of each row by its place, which errors name. Blank values are left out."""
+"""The values of each row by its place, which errors name."""
 
 DATA = Path(__file__).parent / "data"
 """The paper's measurements and printed values."""
@@ -40,7 +40,15 @@ def _number(text: str) -> float:
 
 
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Whole = Annotated[int, BeforeValidator(_number), Field(ge=0, le=2**53)]
+
+
+def _whole(text: str) -> int:
+    if not (value := _number(text)).is_integer():
+        raise ValueError(f"must be a whole number, got {text!r}")
+    return int(value)
+
+
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**53)]
 """Beyond 2^53 float64 has gaps."""
 Count = Annotated[float, BeforeValidator(lambda text: parse_count(text, "it"))]
 """Parameters or tokens, with or without a unit."""
@@ -90,8 +98,8 @@ class LengthCount:
     def __post_init__(self) -> None:
         if self.accepted > self.gamma:
             raise InputError(
-                f"{self.accepted} tokens of a draft of {self.gamma} cannot be accepted (the "
-                "target's own token does not count)"
+                f"accepted_length: {self.accepted} tokens of a draft of {self.gamma} cannot be "
+                "accepted (the target's own token does not count)"
             )
 
 
@@ -133,8 +141,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
                     raise InputError(
                         f"{place} has {len(values)} values, the header has {len(header)} columns"
                     )
-                named = zip(header, map(str.strip, values), strict=True)
-                rows[place] = {name: value for name, value in named if value}
+                rows[place] = dict(zip(header, map(str.strip, values), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {path}: {reason}") from None
@@ -168,8 +175,9 @@ def typed(kind: type[T], place: str, row: Mapping[str, str]) -> T:
     Raises:
         InputError: a value is missing or not what the column may hold.
     """
+    given = {name: value for name, value in row.items() if value}
     try:
-        found: T = _reader(cast(Any, kind)).validate_python(row)
+        found: T = _reader(cast(Any, kind)).validate_python(given)
     except ValidationError as error:
         wrong, *_ = error.errors()
         what = wrong["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -215,7 +223,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     perplexity."""
     rows = read_rows(path, ("params", "tokens"))
     ways = {"loss": TrainedModel, "perplexity": _ByPerplexity}
-    given = [name for name in ways if any(name in row for row in rows.values())]
+    given = [name for name in ways if name in next(iter(rows.values()))]
     if len(given) != 1:
         what = "both a column 'loss' and one" if given else "neither a column 'loss' nor one"
         raise InputError(f"{path} has {what} 'perplexity': it takes one of them")
@@ -231,7 +239,7 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
     path = of_bench(path, "counts.csv")
     rows = read_rows(path, ("gamma", "accepted_length", "count"))
     if draft is not None:
-        known = {row["draft"] for row in rows.values() if "draft" in row}
+        known = {row["draft"] for row in rows.values() if row.get("draft")}
         rows = {place: row for place, row in rows.items() if row.get("draft") == draft}
         if not rows:
             hint = nearest(draft, known) if known else ": no row says its draft"
@@ -242,8 +250,8 @@ def read_counts(path: Path, draft: str | None = None) -> tuple[LengthCount, ...]
         listed = ", ".join(f"{draft} with {target}" for target, draft in pairs)
         raise InputError(f"{path} holds counts of {len(pairs)} pairs ({listed}): {how}")
     found = [typed(LengthCount, place, row) for place, row in rows.items()]
-    nameless = [place for place, row in rows.items() if "prompt" not in row]
-    if 0 < len(nameless) < len(rows):
+    nameless = [place for place, row in rows.items() if row.get("prompt") == ""]
+    if nameless:
         raise InputError(f"{nameless[0]}, column 'prompt': there is no value")
     if not any(one.count for one in found):
         raise InputError(f"{path}: all counts are 0")

@@ -164,7 +164,8 @@ def find_optima(grid: Grid, points: int | None, *, law: AcceptanceLaw, loss: Los
                 what = "pays" if found else "has an acceptance rate between 0 and 1"
                 raise InputError(
                     f"no draft of {sizes[0]:g} to {sizes[-1]:g} parameters {what} for a target of "
-                    f"{target_params:.3g} with these laws"
+                    f"{target_params:.3g} with these laws ({draft_tokens:.3g} draft tokens, "
+                    f"{target_tokens:.3g} target tokens)"
                 )
             size, interior = float(sizes[place]), 0 < place < len(sizes) - 1
         best.append(size)

@@ -36,11 +36,12 @@ from typing import Any
 import pandas as pd
 
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, drafter_metrics, read
-from draftsmith.config import as_dict, field_types, from_dict
+from draftsmith.config import as_dict, from_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError, nearest
+from draftsmith.plan.observations import part_of
 from draftsmith.provenance import digest, read_json
 
 Option = str | int | float | bool | None
@@ -220,18 +221,20 @@ class Scope:
         """Return a gain per language (`by_tag`: tag), the largest best gain first."""
         if self.base is None or self.top is None:
             return ()
-        parts: dict[str, Mapping[str, Pooled]] = {e.name: getattr(e, part) for e in self.entries}
+        # by their place: settings may have one name
+        parts: list[Mapping[str, Pooled]] = [getattr(entry, part) for entry in self.entries]
+        base, first = (self.entries.index(one) for one in (self.base, self.top))
         out = []
-        for name, pooled in parts.pop(self.base.name).items():
+        for name, pooled in parts[base].items():
             before = pooled.mean
-            values = {entry: own[name].mean for entry, own in parts.items() if name in own}
+            values = {n: own[name].mean for n, own in enumerate(parts) if n != base and name in own}
             if values:
-                best, top = max(values, key=values.__getitem__), values.get(self.top.name)
+                best, top = max(values, key=values.__getitem__), values.get(first)
                 out.append(
                     Gain(
                         name=name,
                         base=before,
-                        best=best,
+                        best=self.entries[best].name,
                         best_value=values[best],
                         best_gain=values[best] / before - 1.0,
                         top_value=top,
@@ -264,15 +267,6 @@ _SHARE = (*_EXPECTED, "tau", "speedup", "speedup_predicted", "quality")
 _OF_TRAINING = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "seed")
 _RESULTS = (*_SHARE, *_OF_TRAINING, "decoding_temperature", "target", "quality_metric")
 """The keys of a run.json that are read as they are."""
-_SUMMARISED = {
-    "label": "name",
-    "decoding_temperature": "temperature",
-    "tau": "tokens_per_step",
-    "alpha_decoded": "acceptance_rate",
-    "speedup": "speedup",
-    "speedup_predicted": "predicted_speedup",
-}
-"""Our names of a drafter's metrics -> those in summary.json."""
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -293,6 +287,19 @@ def _with(
     own = {name: given.get(name) for name in names}
     read = from_dict(RunMetrics, {**own, "label": run.label}, where=where)
     return replace(run, **{name: getattr(read, name) for name in own}, **part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Summarised:
+    """A drafter in summary.json."""
+
+    name: str
+    temperature: float
+    tokens_per_step: float | None = None
+    acceptance_rate: float | None = None
+    speedup: float | None = None
+    predicted_speedup: float | None = None
+    lossy_rule: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,9 +354,11 @@ def _benched(folder: Path) -> Iterator[RunMetrics]:
     wrong = f"expected an object in {path}, expected acceptance"
 
     def measured(entry: Mapping[str, Any], **part: str) -> RunMetrics:
-        given = {ours: entry.get(theirs) for ours, theirs in _SUMMARISED.items()}
-        given |= {"target": values.get("target"), **part}
-        return from_dict(RunMetrics, given, where=str(path))
+        own = part_of(_Summarised, entry, str(path))
+        given = {"label": own.name, "target": values.get("target"), "speedup": own.speedup, **part}
+        given |= {"decoding_temperature": own.temperature, "tau": own.tokens_per_step}
+        more = {"alpha_decoded": own.acceptance_rate, "speedup_predicted": own.predicted_speedup}
+        return from_dict(RunMetrics, {**given, **more}, where=str(path))
 
     expected = {}
     for run, entry in [(measured(entry), entry) for entry in entries]:
@@ -386,8 +395,7 @@ def _distilled(folder: Path) -> _Trained:
     given = _mapping(
         values.get("results"), f"{path} has no results: the run did not end, or wrote none."
     )
-    known = {name: given[name] for name in field_types(_Results) if name in given}
-    training = from_dict(_Results, known, where=str(path))
+    training = part_of(_Results, given, str(path))
     whole = _with(RunMetrics(label=str(folder)), given, str(path), _RESULTS)
     if whole.objective is None and whole.alpha is None and whole.tau is None:
         raise InputError(

@@ -160,7 +160,9 @@ def _by_turns(
     best = [max(e.metrics[scope.ranked_by].mean for e in line.values()) for line in lines]
     table = pd.DataFrame({"objective": firsts, "best": best, "full": [len(line) for line in lines]})
     table["turn"] = (
-        table.sort_values(["full", "best"], ascending=False).groupby("objective").cumcount()
+        table.sort_values(["full", "best"], ascending=False)
+        .groupby("objective", dropna=False)
+        .cumcount()
     )
     return [lines[n] for n in table.sort_values(["turn", "best"], ascending=[True, False]).index]
 
@@ -379,7 +381,8 @@ def bubbles(scope: Scope) -> Drawn:
         return "no setting has both acceptance and tokens per step"
     figure, axis = panel(7.6, 4.4)
     area = 30.0  # per beam
-    named: dict[str, dict[str, Any]] = {}
+    names = (objective_name(entry.setting.objective) or "other" for entry in points)
+    named: dict[str, dict[str, Any]] = {name: {} for name in names}  # in order of rank
     for entry in sorted(points, key=lambda entry: -(entry.setting.beams or 1)):  # small on top
         objective = entry.setting.objective
         marker = "*" if objective == UNDISTILLED else "o"
@@ -387,7 +390,7 @@ def bubbles(scope: Scope) -> Drawn:
         named[objective_name(objective) or "other"] = style
         style |= {"alpha": 0.6, "linewidths": 0.8, "edgecolors": ink()}
         axis.scatter(entry.value(x), entry.value(y), s=area * (entry.setting.beams or 1), **style)
-    for name, style in sorted(named.items()):
+    for name, style in named.items():
         legend_entry(axis, name, marker=style["marker"], color=style["color"])
     for beams in sorted({e.setting.beams for e in points if e.setting.beams}):
         label = f"{beams} trajector{'ies' if beams != 1 else 'y'} per prompt"
@@ -457,7 +460,8 @@ def storage(scope: Scope) -> Drawn:
         kept = tuple(option for option in entry.setting.options if option[0] in _STORED)
         bare = replace(entry.setting, objective=None, teacher_temperature=None, options=kept)
         stores[bare] = entry
-    held = {bare: entry for bare, entry in stores.items() if entry.storage_bytes}
+    ordered = sorted(stores.items(), key=lambda store: -(store[1].storage_bytes or 0))
+    held = {bare: entry for bare, entry in ordered if entry.storage_bytes}
     if not held:
         return "no run says how much its trajectories took"
     bars: list[Bar] = []
@@ -467,7 +471,7 @@ def storage(scope: Scope) -> Drawn:
         own, part = _unit(size)
         per_token = f", {size / tokens:,.0f} bytes per token" if tokens else ""
         text = f"{size / part:.3g} {own}{per_token}"
-        bars.insert(0, Bar(name=name, value=size / power, text=text))
+        bars.append(Bar(name=name, value=size / power, text=text))
     figure, axis = panel(7.6, 0.9 + 0.36 * len(bars))
     bar_rows(axis, bars)
     axis.set_xlabel(unit)
@@ -534,7 +538,7 @@ def gains(scope: Scope) -> Drawn:
         )
         for gain in found
     ]
-    bar_rows(axis, bars, beyond=0.0)
+    bar_rows(axis, bars)
     legend_entry(axis, top.name, marker="s", color=colour_of(scope, top))
     legend_entry(axis, "best setting of the language", **MARK)
     axis.axvline(0, **reference(linestyle="-"))
@@ -571,7 +575,7 @@ def gain_groups(scope: Scope) -> Drawn:
             Bar(name=str(name), value=mean, text=f"{mean:+.0f} % ({count})")
             for name, mean, count in means.itertuples()
         ]
-        bar_rows(axis, bars, beyond=0.0)
+        bar_rows(axis, bars)
         axis.tick_params(axis="both", labelsize=9)
         axis.axvline(0, **reference(linestyle="-"))
         axis.margins(x=0.3)

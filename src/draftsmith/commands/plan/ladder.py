@@ -245,7 +245,9 @@ def _training_tokens(options: PlanLadderOptions) -> float:
     if options.target_tokens is not None:
         return parse_count(options.target_tokens, "--target-tokens")
     try:
-        record: Any = json.loads((Path(options.target or "") / "run.json").read_text("utf-8"))
+        if options.target is None:
+            raise FileNotFoundError
+        record: Any = json.loads((Path(options.target) / "run.json").read_text("utf-8"))
         return parse_count(str(record["results"]["tokens"]), "results.tokens")
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
