@@ -13,8 +13,10 @@ A message is one sentence for the user: what is wrong, where, and what to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class DraftsmithError(Exception):
@@ -57,3 +59,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
+
+
+@contextlib.contextmanager
+def naming(*paths: Path) -> Iterator[None]:
+    """Name the files in an InputError from inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{', '.join(map(str, paths))}: {error}") from None

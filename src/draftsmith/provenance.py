@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -263,13 +264,20 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str = "file") -> Any:
     """Read a JSON file. Raises InputError, which calls it `what`."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read the {what} {path}: {reason}") from None
+
+
+def recorded(path: Path, *keys: str) -> Any:
+    """Look up a value in a JSON file, a run.json say; None where there is none."""
+    with contextlib.suppress(InputError, KeyError, TypeError):
+        return functools.reduce(lambda found, key: found[key], keys, read_json(path))
+    return None
 
 
 def write_json_atomic(path: Path | str, value: object) -> None:

@@ -26,7 +26,7 @@ def is_here(host: str) -> bool:
 def test_its_address_lets_clients_in_and_the_last_words_are_answered_when_it_is_interrupted(
     host: str, how: signal.Signals, forks: Forks
 ) -> None:
-    host = host if is_here(host) else "127.0.0.1"
+    wanted, host = host, host if is_here(host) else "127.0.0.1"
     named = f"[{host}]" if ":" in host else host
     with Running(forks, "--host", host) as running:
         assert running.url == f"http://{named}:{running.port}/"
@@ -45,6 +45,8 @@ def test_its_address_lets_clients_in_and_the_last_words_are_answered_when_it_is_
     assert all(one["final"] and one["text"] for one in got[:4])
     assert code == (130 if how == signal.SIGINT else -signal.SIGTERM)
     assert "Traceback" not in errors
+    if host != wanted:
+        pytest.skip(f"{wanted} is no address of this machine: the signal alone was tested")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *more: str) -> str:

@@ -169,8 +169,10 @@ def test_health_metrics_and_unknown_pages() -> None:
                 talk.source(1, rev, "the " * (rev + 1))
         talk.hear("coalesced")
         assert "live_coalesced_total 0.0" not in served.get("/metrics")[1]
-        for path in ("/page/..%2Fapp.py", "/page/nothing.js", "/page/%2e%2e"):
-            assert served.get(path)[0] == 404
+        for name in ("..%2Fapp.py", "nothing.js", "%2e%2e", "x" * 400 + ".js"):
+            assert served.get(f"/page/{name}")[0] == 404
+        assert served.get("/?name=client.js") == served.get("/")
+        assert served.get("/")[1].startswith("<!doctype html>")
 
 
 def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -> None:

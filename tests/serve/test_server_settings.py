@@ -11,7 +11,7 @@ import pytest
 from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.translator import InFlightUpdate, LiveEngine, LiveTranslator
 from tests.live_cases import a_stream
-from tests.serve.serving import Client, Served
+from tests.serve.serving import LIVE, Client, Served, a_manager
 
 STREAM = [
     (seg, rev, source, final)
@@ -155,3 +155,10 @@ def test_nothing_was_said_and_nothing_is_measured(talk: Client) -> None:
     talk.say("measure")
     found = talk.hear("measured", "error")
     assert (found["updates"], found["speedup"]) == (0, None)
+
+
+def test_sessions_share_no_drafter() -> None:
+    """A drafter behind the divergence keeps the state of one translation."""
+    manager = a_manager(live=replace(LIVE, then="prompt_lookup"))
+    shared, alone = manager.engine, a_manager().engine
+    assert type(shared.drafter) is type(alone.drafter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -288,8 +289,8 @@ def test_an_update_waits_for_its_hypothesis_and_for_the_one_before() -> None:
     records, hypotheses = timed()
     clock = moments(records, hypotheses)
     assert clock is not None
-    assert [one.arrived for one in clock.values()] == [1.0, 2.0, 2.1, 3.0, 5.0]
-    assert [one.shown for one in clock.values()] == pytest.approx([1.3, 2.3, 2.6, 3.3, 5.3])
+    assert [one.arrived for one in clock] == [1.0, 2.0, 2.1, 3.0, 5.0]
+    assert [one.shown for one in clock] == pytest.approx([1.3, 2.3, 2.6, 3.3, 5.3])
 
 
 def test_dropped_hypotheses_need_no_record() -> None:
@@ -297,7 +298,7 @@ def test_dropped_hypotheses_need_no_record() -> None:
     del records[2]
     clock = moments(records, hypotheses)
     assert clock is not None
-    assert [one.shown for one in clock.values()] == pytest.approx([1.3, 2.3, 3.3, 5.3])
+    assert [one.shown for one in clock] == pytest.approx([1.3, 2.3, 3.3, 5.3])
 
 
 def test_without_times_there_is_no_clock() -> None:
@@ -326,12 +327,23 @@ def test_seconds_are_counted_from_the_first_hypothesis_of_a_segment() -> None:
 
 def test_a_first_word_that_goes_again_is_not_the_first_stable_word() -> None:
     records = stream([("a", "x"), ("a b", "w"), ("a b c", "x y")], seconds=0.5)
-    clock = {(0, i): Moment(arrived=float(i), shown=i + 0.5) for i in range(3)}
+    clock = [Moment(arrived=float(i), shown=i + 0.5) for i in range(3)]
     found = latency(records, clock=clock)
     assert found.first_word == Spread(p50=1, p95=1)
     assert found.first_stable_word == Spread(p50=3, p95=3)
     assert found.first_word_seconds == Spread(p50=0.5, p95=0.5)
     assert found.first_stable_word_seconds == Spread(p50=2.5, p95=2.5)
+
+
+def test_a_revision_that_comes_again_has_a_moment_of_its_own() -> None:
+    first, last = stream([("a", ""), ("a b", "x y")])
+    records = [replace(first, shown="x", seconds=1.0), replace(first, shown="x", seconds=4.0), last]
+    hypotheses = [Hypothesis(seg=0, rev=rev, text="t", time=0.0) for rev in (0, 1)]
+    clock = moments(records, hypotheses)
+    assert clock is not None and [one.shown for one in clock] == [1.0, 5.0, 5.0]
+    assert latency(records, clock=clock).first_word_seconds == Spread(p50=1.0, p95=1.0)
+    with pytest.raises(InputError, match="the clock has 2 moments for 3 updates"):
+        latency(records, clock=clock[:2])
 
 
 def test_the_first_word_may_be_one_that_never_comes_back() -> None:

@@ -205,7 +205,10 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    return tmp_path / "checkpoints" / "model.ckpt"
+    path = tmp_path / "checkpoints" / "model.ckpt"
+    path.parent.mkdir()
+    path.touch()
+    return path
 
 
 def test_comet_scores_source_text_and_reference_without_a_download(
@@ -228,6 +231,9 @@ def test_comet_says_what_is_missing_in_the_model_cache(
         patch.setattr(package, "load_from_checkpoint", missing)
         with pytest.raises(InputError, match="xlm-roberta-large"):
             comet([pair("a", "b")])
+    cached.unlink()  # a download that was cut short
+    with pytest.raises(InputError, match=r"model\.ckpt"):
+        comet([pair("a", "b")])
     monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
     with pytest.raises(InputError, match="wmt22-comet-da"):
         comet([pair("a", "b")])

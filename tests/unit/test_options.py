@@ -127,7 +127,7 @@ def test_lists_biases_and_trees_are_parsed(tmp_path: Path) -> None:
         ("[[0], [true]]", "must hold a list of paths"),
         ("[[0], [2]]", "comes without its ancestors"),
         ("[[0, 0]]", "comes without its ancestors"),
-        ("[", "cannot be read"),
+        ("[", "cannot read the --draft-tree"),
     ],
 )
 def test_a_file_of_paths_is_checked(content: str, said: str, tmp_path: Path) -> None:

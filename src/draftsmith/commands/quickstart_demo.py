@@ -8,7 +8,6 @@ how fast plain decoding was in the comparison:
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -45,6 +44,7 @@ from draftsmith.provenance import (
     command_line,
     jsonable,
     portable_text,
+    recorded,
     refuse_file,
     start_run,
     warn_if_busy,
@@ -438,10 +438,8 @@ def check_out(out: Path) -> None:
                 f"--out {out} holds a folder {DISTILLED!r} that no quickstart made; give another."
             )
         return
-    try:
-        verb = json.loads((out / "run.json").read_text(encoding="utf-8"))["verb"]
-    except (OSError, ValueError, KeyError, TypeError):
-        verb = "quickstart"  # interrupted: it never came to its run.json
+    # one that was interrupted never came to its run.json
+    verb = recorded(out / "run.json", "verb") or "quickstart"
     if verb != "quickstart":
         raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
 

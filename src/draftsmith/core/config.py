@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Self
 from draftsmith.config import Configuration, parse_list, require
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import RULES, plugin_names
+from draftsmith.provenance import read_json
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
 FORMS = "4,2,2,1 (children at each depth), 10x6:59 (beams x depth : nodes) or a JSON file of paths"
@@ -115,10 +115,7 @@ def parse_tree(text: str) -> TreeShape:
 
 
 def _read_tree(path: Path) -> TreeShape:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--draft-tree {path} cannot be read: {error}") from error
+    found = read_json(path, "--draft-tree")
     good = isinstance(found, list) and all(
         isinstance(one, list) and one and all(type(rank) is int and rank >= 0 for rank in one)
         for one in found

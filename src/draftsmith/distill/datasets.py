@@ -10,7 +10,6 @@ shard 2   good       ..
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 from collections import Counter
@@ -59,7 +58,7 @@ from draftsmith.distill.trajectories.types import (
     Trajectory,
 )
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import digest, portable_text
+from draftsmith.provenance import digest, portable_text, recorded
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 
@@ -572,11 +571,7 @@ def warn_unfinished(store: TrajectoryStore) -> None:
 def _written(store: TrajectoryStore) -> int | None:
     """How many shards there were when `collect` ended, which may since be at work again; None: it
     has not, or nothing tells."""
-    try:
-        record: Any = json.loads((store.folder / "run.json").read_text(encoding="utf-8"))
-        found = record["results"]["shards"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    found = recorded(store.folder / "run.json", "results", "shards")
     return found if type(found) is int else None
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path
+from draftsmith.provenance import atomic_path, recorded
 from draftsmith.targets import hf as targets_hf
 
 Tokens = NDArray[np.int32]
@@ -83,14 +83,8 @@ def keep(tokenizer: Any, folder: Path, origin: Mapping[str, object]) -> None:
 
 def is_kept(folder: Path, origin: Mapping[str, object] | None = None) -> bool:
     """Whether `folder` holds a tokenizer, and one made from this if it is given."""
-    if not (folder / "tokenizer.json").exists():
-        return False
-    if origin is None:
-        return True
-    try:
-        return bool(json.loads((folder / ORIGIN_FILE).read_text(encoding="utf-8")) == origin)
-    except (OSError, ValueError):
-        return False
+    made = origin is None or bool(recorded(folder / ORIGIN_FILE) == origin)
+    return made and (folder / "tokenizer.json").exists()
 
 
 def kept(folder: Path) -> PreTrainedTokenizerFast:

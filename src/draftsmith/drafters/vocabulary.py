@@ -169,14 +169,15 @@ def reencoded_tree(
         _read(row, known, target.tokenizer, draft.tokenizer)
         keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
     state.cache.rewind(keep)
-    state.fed = [row.ids for row in state.readings]
+    texts = [row.ids for row in state.readings]
     grown = grow(
-        ModelReader(draft, state.cache, state.fed, padded(draft.vocab_size, draft.vocab_size)),
+        ModelReader(draft, state.cache, texts, padded(draft.vocab_size, draft.vocab_size)),
         TreeShape.chain(shape.depth),
         # kept when the target's own draw equals it: the likeliest serves best
-        ChildSelection("greedy", sampler, noise, TextState(state.fed, list(map(len, state.fed)))),
+        ChildSelection("greedy", sampler, noise, TextState(texts, list(map(len, texts)))),
     )
     state.cache.rollback()
+    state.fed = texts
     chains = []
     drafts = grown.tokens_BN.tolist()
     for known, ids, drafted in zip(state.known, state.fed, drafts, strict=True):

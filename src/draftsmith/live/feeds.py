@@ -13,6 +13,7 @@ with `on_bad` it is passed to that function and left out.
 
 from __future__ import annotations
 
+import abc
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +39,7 @@ _AZURE_EVENTS = {"recognizing": False, "recognized": True}
 _NAMES = {str: "a text", bool: "true or false", list: "a list", dict: "an object"}
 
 
-class Feed:
+class Feed(abc.ABC):
     """Reads one input: `parse` of each kind reads a message, and `add` numbers what it holds."""
 
     plain = False
@@ -68,9 +69,9 @@ class Feed:
                 on_bad(named)
         yield from self.close()
 
+    @abc.abstractmethod
     def parse(self, message: Any) -> Iterator[Hypothesis]:
         """Yield the hypotheses of one message."""
-        raise NotImplementedError
 
     def add(
         self, text: str, *, final: bool = False, time: float | None = None

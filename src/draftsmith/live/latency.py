@@ -15,9 +15,9 @@ OmniSTEval; delays d_t count from t = 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -113,8 +113,8 @@ class Moment(NamedTuple):
     """Display of its output."""
 
 
-Clock = Mapping[tuple[int, int], Moment]
-"""The moments of the updates, by segment and revision."""
+Clock = Sequence[Moment]
+"""One per update."""
 
 
 def moments(records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]) -> Clock | None:
@@ -126,20 +126,19 @@ def moments(records: Iterable[UpdateRecord], hypotheses: Iterable[Hypothesis]) -
         InputError: a record has no hypothesis among these.
     """
     times = {(h.seg, h.rev): h.time for h in hypotheses}
-    found: dict[tuple[int, int], Moment] = {}
+    found: list[Moment] = []
     free = 0.0
     for record in records:
-        place = record.seg, record.rev
-        if place not in times:
+        if (record.seg, record.rev) not in times:
             raise InputError(
                 f"no hypothesis for segment {record.seg} revision {record.rev}: give the stream "
                 "from which these records come"
             )
-        arrived = times[place]
+        arrived = times[record.seg, record.rev]
         if arrived is None:
             return None
         free = max(free, arrived) + record.seconds
-        found[place] = Moment(arrived, free)
+        found.append(Moment(arrived, free))
     return found
 
 
@@ -186,9 +185,9 @@ def latency(
     Units of a language without spaces are `CHARACTERS`, or the words of a segmenter.
 
     Raises:
-        InputError: the records are not those of one stream, in order.
+        InputError: the records are not those of one stream, in order, or the clock is not theirs.
     """
-    parts = [_Segment(part, source, target, clock) for part in segments(records)]
+    parts = _measured(records, source, target, clock)
     found = [one for one in parts if one.delays]
     means = [delay_means(one.delays, one.read[-1], one.target_length) for one in found]
     timed = [(one, one.seconds) for one in found if one.seconds is not None]
@@ -211,7 +210,7 @@ class _Segment:
     """One segment: what had been read at each update, and the update that settled each unit."""
 
     def __init__(
-        self, part: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Clock | None
+        self, part: Sequence[UpdateRecord], source: Pieces, target: Pieces, times: Clock
     ) -> None:
         states = [target.split(record.shown) for record in part]
         self.part, self.read = part, source_read([record.source for record in part], source)
@@ -222,19 +221,29 @@ class _Segment:
         translation = target.split(reference(part))
         self.target_length = len(translation or states[-1])
         self.length_of = "reference" if translation else "hypothesis"
-        self.times = None
-        if clock is not None:
-            self.times = [clock[record.seg, record.rev] for record in part]
+        self.times = times
+        """Empty without a clock."""
 
     @property
     def seconds(self) -> list[float] | None:
         """Seconds from the first arrival to the display, per update; None without a clock."""
         times = self.times
-        return None if times is None else [one.shown - times[0].arrived for one in times]
+        return [one.shown - times[0].arrived for one in times] if times else None
 
     def lags(self, position: Sequence[float]) -> list[float]:
         """Distance from the first to the stable appearance of each unit, given update positions."""
         return [position[b] - position[a] for a, b in zip(self.first, self.stable, strict=True)]
+
+
+def _measured(
+    records: Sequence[UpdateRecord], source: Pieces, target: Pieces, clock: Clock | None
+) -> list[_Segment]:
+    if clock is not None and len(clock) != len(records):
+        raise InputError(f"the clock has {len(clock)} moments for {len(records)} updates")
+    times = iter(clock or ())
+    return [
+        _Segment(part, source, target, list(islice(times, len(part)))) for part in segments(records)
+    ]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -262,24 +271,23 @@ def simuleval_lines(
     number of characters.
 
     Raises:
-        InputError: the records are not those of one stream, in order.
+        InputError: the records are not those of one stream, in order, or the clock is not theirs.
     """
     began = 0.0
-    for index, part in enumerate(segments(records)):
-        one = _Segment(part, source, target, clock)
+    for index, one in enumerate(_measured(records, source, target, clock)):
         delays: list[float] = [*one.delays]
         elapsed, length = delays, float(one.read[-1])
-        if one.times is not None:
+        if one.times:
             delays = [1000 * (one.times[update].arrived - began) for update in one.stable]
             elapsed = [1000 * (one.times[update].shown - began) for update in one.stable]
             length = 1000 * (one.times[-1].arrived - began)
             began = one.times[-1].arrived
         yield {
             "index": index,
-            "source": final_source(part),
-            "prediction": part[-1].shown,
+            "source": final_source(one.part),
+            "prediction": one.part[-1].shown,
             "delays": delays,
             "elapsed": elapsed,
             "source_length": length,
-            "reference": reference(part),
+            "reference": reference(one.part),
         }

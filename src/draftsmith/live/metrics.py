@@ -383,6 +383,7 @@ def comet(found: Sequence[Translation]) -> Score:
     )
     try:
         path = Path(snapshot_download(COMET_MODEL, local_files_only=True), "checkpoints/model.ckpt")
+        path.stat()  # a download that was cut short has none, which COMET reports by an Exception
         model = package.load_from_checkpoint(str(path), local_files_only=True)
     except OSError as error:
         raise InputError(
@@ -397,10 +398,9 @@ def comet(found: Sequence[Translation]) -> Score:
 
 def write_texts(found: Sequence[Translation], folder: Path) -> None:
     """Write source.txt, translation.txt and reference.txt, a line per segment, for other tools."""
-    names = ("source", "translation", "reference")
-    for name, texts in zip(names, zip(*found, strict=True), strict=True):
+    for place, name in enumerate(("source", "translation", "reference")):
         # a line break inside a text would misalign the files
-        lines = (" ".join(text.splitlines()) for text in texts)
+        lines = (" ".join(one[place].splitlines()) for one in found)
         write_text_atomic(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
 
 

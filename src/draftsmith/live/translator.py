@@ -141,7 +141,7 @@ class _WholeThenShort(LengthPolicy):
 class LiveEngine:
     """Decodes updates of live translations greedily, alone or several in one batch.
 
-    Of the configuration it follows `redraft`, `resync` and `then`. With a drafter for what lies
+    It follows `redraft`, `resync` and `then` of the configuration. With a drafter for what lies
     behind the divergence it serves one translation, as that drafter's state is not kept for each.
     """
 

@@ -265,15 +265,6 @@ def part_of(kind: type[T], values: object, where: str) -> T:
     return from_dict(kind, values, where=where)
 
 
-@contextlib.contextmanager
-def naming(*paths: Path) -> Iterator[None]:
-    """Name the files in an InputError from inside."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{', '.join(map(str, paths))}: {error}") from None
-
-
 def odd_rows(observations: Sequence[Observation]) -> Iterator[str]:
     """Yield warnings about each model that has several perplexities, and about pairs that have
     several rows."""

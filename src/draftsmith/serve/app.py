@@ -119,13 +119,18 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
 
     app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
 
-    @app.get("/")
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
+
     @app.get("/page/{name}")
-    async def page(name: str = "index.html") -> Response:
-        path = PAGE / name
-        if path.parent != PAGE or path.suffix not in TYPES or not path.is_file():
+    async def page(name: str) -> Response:
+        if name not in files:
             return PlainTextResponse("not found", status_code=404)
+        path = files[name]
         return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
+
+    @app.get("/")
+    async def index() -> Response:
+        return await page("index.html")
 
     @app.get("/healthz")
     async def health() -> Response:

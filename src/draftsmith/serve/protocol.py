@@ -184,7 +184,7 @@ def parse(frame: str) -> Message:
         if kind in ("start", "config"):  # settings are keys of the message itself
             if "settings" in values:
                 raise InputError(f"unknown option 'settings' in {where}")
-            given = {name: values.pop(name) for name in _SETTINGS & values.keys()}
+            given = {name: values.pop(name) for name in [*values] if name in _SETTINGS}
             known = {k: v for k, v in given.items() if v is not None or k in CLEARED}
             checked = from_dict(Settings, known, where=where)
             values["settings"] = {name: getattr(checked, name) for name in known}

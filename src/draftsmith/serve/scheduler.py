@@ -37,7 +37,7 @@ from draftsmith.live.translator import InFlightUpdate, LiveEngine, LiveTranslato
 from draftsmith.serve.protocol import Refused
 
 if TYPE_CHECKING:
-    from draftsmith.serve.sessions import LiveSession
+    from draftsmith.serve.sessions import LiveSession, PendingUpdate
 
 _Batch: TypeAlias = "list[tuple[LiveSession, InFlightUpdate]]"
 _log = logging.getLogger(__name__)
@@ -84,15 +84,18 @@ class ServerMetrics:
 
 
 def speedup_steps(
-    session: LiveSession, drafted: LiveTranslator, plain: LiveTranslator
+    session: LiveSession,
+    updates: Iterable[PendingUpdate],
+    drafted: LiveTranslator,
+    plain: LiveTranslator,
 ) -> Iterator[None]:
-    """Compare drafting with re-translation on the last updates of a session.
+    """Compare drafting with re-translation on these updates of a session.
 
     Each step decodes one update both ways; the result is emitted after the last.
     """
     sides: list[tuple[LiveTranslator, list[UpdateRecord]]] = [(drafted, []), (plain, [])]
     seg: int | None = None
-    for one in session.to_measure():
+    for one in updates:
         for translator, records in sides:
             if seg not in (None, one.seg) and translator.last is not None:
                 translator.close()

@@ -379,6 +379,7 @@ class SessionManager:
     def __init__(
         self, target: BindableTarget, prompt: PromptConfig, live: LiveConfig, limits: SessionLimits
     ) -> None:
+        live = replace(live, then=None)  # a drafter whose state is kept for one translation
         self.target, self._prompt, self._live, self.limits = target, prompt, live, limits
         own, shown = _part(live, _DECODED), _part(live.display, _DISPLAYED)
         self._settings = Settings(target=prompt.language, **own, **shown)
@@ -452,7 +453,8 @@ class SessionManager:
         drafted = LiveTranslator(self.target, template, config, engine=self.engine)
         config = replace(config, redraft=False, resync=0)
         plain = LiveTranslator(self.target, template, config, engine=self._plain_engine)
-        self.scheduler.measure(session, speedup_steps(session, drafted, plain))
+        updates = session.to_measure()
+        self.scheduler.measure(session, speedup_steps(session, updates, drafted, plain))
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -518,6 +520,7 @@ class SessionManager:
 
 
 def _part(values: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return these attributes by name."""
     return {name: getattr(values, name) for name in names}
 
 

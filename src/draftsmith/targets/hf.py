@@ -99,7 +99,7 @@ _STEP = 4
 
 
 def packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """What stands in for the forward of one linear layer."""
+    """Return a packed forward for one linear layer."""
     weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _STEP)
     bias = None if layer.bias is None else layer.bias.detach()
     return lambda input: torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")

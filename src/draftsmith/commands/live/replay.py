@@ -17,7 +17,7 @@ from draftsmith.commands._tables import write_csv
 from draftsmith.config import Leading, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
 from draftsmith.data.jsonl import read_records, write_objects
-from draftsmith.errors import InputError
+from draftsmith.errors import InputError, naming
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import Hypothesis, UpdateRecord, segments, write_lines
 from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
@@ -137,7 +137,9 @@ def read_stream(path: Path, limit: int | None) -> list[list[Hypothesis]]:
     Raises:
         InputError: the stream cannot be read, is empty, or is not in order.
     """
-    parts = segments(read_records(path, Hypothesis), repeats=False)
+    hypotheses = read_records(path, Hypothesis)
+    with naming(path):
+        parts = segments(hypotheses, repeats=False)
     require(bool(parts), f"{path} holds no updates")
     return parts[:limit]
 

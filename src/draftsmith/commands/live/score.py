@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table
 
 from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._tables import show_values
 from draftsmith.config import Leading, as_dict, from_dict, require
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
@@ -125,15 +125,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _show(result: Mapping[str, Mapping[str, Any] | None]) -> None:
-    console = Console(highlight=False, markup=False)
     for title, values in result.items():
-        if values is None:
-            continue
-        table = Table(title=title, show_header=False)
-        for name, value in values.items():
-            if value is not None:
-                table.add_row(name.replace("_", " "), _text(value))
-        console.print(table)
+        known = {name: value for name, value in (values or {}).items() if value is not None}
+        if known:
+            show_values(title, {name.replace("_", " "): _text(one) for name, one in known.items()})
 
 
 def _text(value: object) -> str:

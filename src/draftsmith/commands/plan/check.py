@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import finish, say, show
 from draftsmith.config import Leading, require
 from draftsmith.errors import InputError
-from draftsmith.provenance import start_run
+from draftsmith.provenance import recorded, start_run
 
 if TYPE_CHECKING:
     from draftsmith.plan.ladder import Measured
@@ -141,12 +140,9 @@ def _from_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _from_summary(path: Path) -> list[dict[str, Any]]:
-    try:
-        entries: Any = json.loads(path.read_text(encoding="utf-8"))["drafters"]
-        good = all({"name", "temperature"} <= set(entry) for entry in entries)
-    except (OSError, ValueError, KeyError, TypeError):
-        good = False
-    if not good:
+    entries = recorded(path, "drafters")
+    good = isinstance(entries, list) and all(isinstance(one, dict) for one in entries)
+    if not good or not all({"name", "temperature"} <= entry.keys() for entry in entries):
         raise InputError(f"{path} is no summary of a bench")
     return list(entries)
 
@@ -154,9 +150,5 @@ def _from_summary(path: Path) -> list[dict[str, Any]]:
 def _draft_length(folder: Path) -> int | None:
     """Return the draft length by run.json; None: the drafters' own, a changing one, or not
     recorded."""
-    try:
-        record: Any = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        length = record["options"]["drafting"]["draft_length"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    length = recorded(folder / "run.json", "options", "drafting", "draft_length")
     return length if type(length) is int else None

@@ -33,8 +33,9 @@ class PlanFitOptions(VerbOptions):
 
 def run(options: PlanFitOptions) -> dict[str, Any]:
     """Fit, print, draw."""
+    from draftsmith.errors import naming
     from draftsmith.plan.fit import fit_loss
-    from draftsmith.plan.observations import naming, read_trained
+    from draftsmith.plan.observations import read_trained
 
     record = start_run("plan fit", options, seed=options.seed)
     models = read_trained(options.runs)

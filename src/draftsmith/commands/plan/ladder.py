@@ -14,7 +14,6 @@ What the plan was not told stands in the script as a variable of the shell, whic
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ from draftsmith.distill.model_sizes import (
 )
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
-from draftsmith.provenance import start_run, write_text_atomic
+from draftsmith.provenance import recorded, start_run, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -244,15 +243,12 @@ def _training_tokens(options: PlanLadderOptions) -> float:
     """Return those of the target, by the options or by the run.json beside its config.json."""
     if options.target_tokens is not None:
         return parse_count(options.target_tokens, "--target-tokens")
-    try:
-        if options.target is None:
-            raise FileNotFoundError
-        record: Any = json.loads((Path(options.target) / "run.json").read_text("utf-8"))
-        return parse_count(str(record["results"]["tokens"]), "results.tokens")
-    except (OSError, ValueError, KeyError, TypeError):
+    known = options.target and recorded(Path(options.target, "run.json"), "results", "tokens")
+    if not known:
         raise InputError(
             "give --target-tokens: the number of tokens that the target was trained on is not known"
-        ) from None
+        )
+    return parse_count(str(known), "results.tokens in the target's run.json")
 
 
 def _show(found: Ladder) -> None:

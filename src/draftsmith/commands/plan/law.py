@@ -49,8 +49,9 @@ class PlanLawOptions(VerbOptions):
 
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
+    from draftsmith.errors import naming
     from draftsmith.plan.fit import AffineFit, affine_law, per_target
-    from draftsmith.plan.observations import naming, read_observations
+    from draftsmith.plan.observations import read_observations
     from draftsmith.plan.optimum import NAMES
 
     record = start_run("plan law", options)

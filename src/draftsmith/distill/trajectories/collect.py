@@ -15,15 +15,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.core.types import RequestBatch, Signals
 from draftsmith.distill.config import check_continuation
 from draftsmith.distill.trajectories.beams import auto_search, beam_search, first_width
 from draftsmith.distill.trajectories.teacher import TeacherCost, read_logprobs, score_texts
@@ -34,7 +33,7 @@ from draftsmith.distill.trajectories.types import (
     TopK,
     Trajectory,
 )
-from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.drafters.base import Accepted, DraftState, TextState
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target
@@ -325,19 +324,17 @@ def _batches(jobs: Sequence[Draw], size: int) -> Iterator[list[int]]:
             yield some[start : start + size]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows(DraftState):
-    rows: tuple[int, ...]
+@dataclass
+class _Rows(TextState):
+    rows: list[int]
     """Rows of the request batch."""
 
-    def take(self, rows: Sequence[int]) -> _Rows:
-        return _Rows(tuple(self.rows[row] for row in rows))
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _Rows:
-        return self
+    def take(self, rows: Sequence[int]) -> Self:
+        self.rows = [self.rows[row] for row in rows]
+        return super().take(rows)
 
 
-class LogprobRecorder(Drafter):
+class LogprobRecorder(NoDrafter):
     """Drafts nothing, and keeps the logprobs that every token was taken from.
 
     Args:
@@ -345,24 +342,15 @@ class LogprobRecorder(Drafter):
         num_rows: of the request batch.
     """
 
-    default_shape = TreeShape()
-    longest = 0
-
     def __init__(self, top_k: int | None, num_rows: int) -> None:
         super().__init__()
         self.top_k = top_k
         self.kept: list[list[tuple[TopK, float]]] = [[] for _ in range(num_rows)]
 
     def start(self, request: RequestBatch) -> _Rows:
-        return _Rows(tuple(range(len(request.tokens))))
+        return _Rows(**vars(super().start(request)), rows=list(range(len(request.tokens))))
 
-    def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
-    ) -> DraftTree:
-        assert isinstance(state, _Rows)
-        return DraftTree.empty(len(state.rows))
-
-    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+    def advance(self, state: DraftState, accepted: Accepted) -> TextState:
         assert isinstance(state, _Rows)
         some = [b for b, tokens in enumerate(accepted.emitted) if tokens]
         emitted = [accepted.emitted[b][0] for b in some]
