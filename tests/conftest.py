@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -15,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch  # after the environment is set
 
+from draftsmith.core.transfer import loaded_frozen
 from tests.forks import Forks, start_forks
 
 torch.set_num_threads(1)
@@ -22,8 +24,30 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """All that is imported by now stays: garbage collection need not walk it again and again."""
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.every(n)`: of the parameters of a test all but each n-th are `full`."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("every")) is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker(pytest.mark.full)
+            seen[name] += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded() -> Iterator[None]:
+    """All that is loaded stays: garbage collection need not walk it again and again, nor need those
+    who time something count it."""
+    with loaded_frozen():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_by_a_module() -> Iterator[None]:
+    """What the tests of one module have imported stays, too."""
+    yield
     gc.collect()
     gc.freeze()
 

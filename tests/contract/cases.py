@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import pytest
 
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
@@ -177,3 +179,13 @@ CASES = (
 )
 
 LOSSLESS_RULES = ("match", "rejection")
+
+
+def by_case_in_brief(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """One case of each kind for every edit, all of them in `make test-full`."""
+    seen: set[str] = set()
+    parameters = []
+    for case in cases:
+        parameters.append(pytest.param(case, marks=pytest.mark.full if case.kind in seen else ()))
+        seen.add(case.kind)
+    return pytest.mark.parametrize("case", parameters, ids=str)

@@ -20,7 +20,7 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
 
-from .cases import CASES, TREE, Case
+from .cases import CASES, TREE, Case, by_case_in_brief
 from .following import Following
 from .test_greedy import models, predictions_for, prompts_of
 from .test_rows import PROMPTS, predicted
@@ -29,8 +29,8 @@ from .toys import dense
 CLOSE = 1e-10
 """float64: other batch shapes round differently, in the last digits."""
 TEXT_CASES = [case for case in CASES if not case.tabular_only]
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
-by_text_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+by_case = by_case_in_brief(CASES)
+by_text_case = by_case_in_brief(TEXT_CASES)
 SHAPE = TreeShape(widths=(2, 2, 1))
 LENGTHS = (1, 4, 11)
 
@@ -62,6 +62,7 @@ def check_prefill(target: Target, session: Session, what: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @by_text_case
+@pytest.mark.every(3)
 def test_cache_equals_a_fresh_prefill_after_every_step(case: Case, temperature: float) -> None:
     m, prompts = models(), prompts_of(LENGTHS)
     texts = [m.reference.text(prompt, 20) for prompt in prompts]
@@ -117,6 +118,7 @@ def test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(case: Case) 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @by_text_case
+@pytest.mark.every(2)
 def test_a_consumer_that_goes_away_can_come_back(case: Case, steps: int) -> None:
     """The generator is closed after some steps; the session then goes on to the same text."""
     m, prompts = models(), prompts_of(LENGTHS)
@@ -148,6 +150,7 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("where", ["forward", "advance"])
 @by_text_case
+@pytest.mark.every(3)
 def test_an_interrupted_step_leaves_the_session_usable(
     case: Case, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

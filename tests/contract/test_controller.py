@@ -20,7 +20,7 @@ from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 from draftsmith.targets.base import Target
 
-from .cases import CASES, LOSSLESS_RULES, Case
+from .cases import CASES, LOSSLESS_RULES, Case, by_case_in_brief
 from .checking import check, models, support
 from .oracle import joint_law
 from .test_greedy import LENGTHS, NUM_NEW, TEXT_CASES, predictions_for, prompts_of, run
@@ -52,7 +52,7 @@ def test_the_policy_of_these_tests_switches_drafting_off_and_on() -> None:
 
 
 @pytest.mark.parametrize("rule", LOSSLESS_RULES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@by_case_in_brief(CASES)
 def test_emitted_law_with_a_controller(case: Case, rule: str) -> None:
     target, draft_model = models(case)
     options = DecodeOptions(sampler=SETTINGS["cool"], max_new_tokens=3, rule=rule, policy=SWITCHING)
@@ -90,7 +90,7 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
     check(case, sparse(keep, 0), sparse(keep, 1), options)
 
 
-@pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+@by_case_in_brief(TEXT_CASES)
 def test_greedy_text_with_a_controller_is_plain_text(case: Case) -> None:
     """A ragged batch, in which each row has a length of its own at every step."""
     m = transformers()

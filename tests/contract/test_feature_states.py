@@ -63,10 +63,14 @@ def drafts(
 
 @pytest.mark.parametrize(
     "shape",
-    [TreeShape.chain(3), TreeShape(widths=(4, 3)), TreeShape(widths=(5, 5, 5), keep=20)],
-    ids=["chain", "tree", "dynamic"],
+    [
+        pytest.param(TreeShape.chain(3), id="chain"),
+        pytest.param(TreeShape(widths=(4, 3)), id="tree", marks=pytest.mark.full),
+        pytest.param(TreeShape(widths=(5, 5, 5), keep=20), id="dynamic"),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(4)
 def test_a_state_is_that_of_a_text_which_begins_there(kind: str, shape: TreeShape) -> None:
     target = tiny_target(FEW, layers=8)
     proposed, accepted = drafts(target, kind, PROMPTS, shape, COUNT)

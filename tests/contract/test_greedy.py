@@ -23,7 +23,7 @@ from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-from .cases import CASES, Case
+from .cases import CASES, Case, by_case_in_brief
 from .oracle import exact_law
 
 V, NUM_NEW, CONTEXT = 64, 32, 96
@@ -33,7 +33,7 @@ LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
 """Prompt lengths of the ragged batch."""
 
 TEXT_CASES = [case for case in CASES if not case.tabular_only]
-by_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+by_case = by_case_in_brief(TEXT_CASES)
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.widths))
 
 
@@ -141,6 +141,7 @@ independent = pytest.mark.parametrize(
 
 @by_shape
 @independent
+@pytest.mark.every(3)
 def test_greedy_text_is_plain_text_with_random_weights(case: Case, shape: TreeShape) -> None:
     """The same with a draft model that knows nothing of the target."""
     check_plain_text(case, shape, models().unrelated)
@@ -148,6 +149,7 @@ def test_greedy_text_is_plain_text_with_random_weights(case: Case, shape: TreeSh
 
 @by_shape
 @independent
+@pytest.mark.every(3)
 def test_greedy_text_is_plain_text_with_the_target_as_draft(case: Case, shape: TreeShape) -> None:
     check_plain_text(case, shape, models().target)
 
@@ -172,6 +174,7 @@ def check_plain_text(case: Case, shape: TreeShape, draft: HFTarget) -> None:
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @by_shape
 @by_case
+@pytest.mark.every(3)
 def test_greedy_text_alone_and_with_either_rule(case: Case, shape: TreeShape, rule: str) -> None:
     """A batch of one; where a draft model is asked, one that is often right and one that is not."""
     m = models()

@@ -16,12 +16,12 @@ from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import kinds
 from draftsmith.plan.length_policy import AdaptiveLength
 
-from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case
+from .cases import CASES, CHAIN, LOSSLESS_RULES, TREE, Case, by_case_in_brief
 from .checking import check, models, support
 from .reference_drafters import Sampled
 from .toys import NUM_NEW, PROMPTS, SETTINGS, dense, sparse
 
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_case = by_case_in_brief(CASES)
 by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
 by_setting = pytest.mark.parametrize("setting", SETTINGS)
 
@@ -105,6 +105,7 @@ BROAD = {
 
 @pytest.mark.parametrize("broad", BROAD)
 @pytest.mark.parametrize("case", [case for case in CASES if case.shape is TREE], ids=str)
+@pytest.mark.every(3)
 def test_emitted_law_with_broad_trees(case: Case, broad: str) -> None:
     """Several siblings in a row are rejected, and the residual of the residual is drawn from."""
     shape, keep, num_new = BROAD[broad]

@@ -20,11 +20,11 @@ from draftsmith.targets.hf import HFTarget, load_target
 from tests.llama2c import weights_folder
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
-from .cases import CASES, LOSSLESS_RULES, Case
+from .cases import CASES, LOSSLESS_RULES, Case, by_case_in_brief
 from .test_greedy import disturbed, run
 
 TEXT_CASES = [case for case in CASES if not case.tabular_only]
-by_case = pytest.mark.parametrize("case", TEXT_CASES, ids=str)
+by_case = by_case_in_brief(TEXT_CASES)
 SHAPE = TreeShape.chain(5)
 
 
@@ -44,6 +44,7 @@ def until(text: Sequence[int], stop: str, tokenizer: Any) -> list[int]:
 
 
 @by_case
+@pytest.mark.every(3)
 def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
     """Strings of 1, 2 and 5 characters out of the plain text, in a batch whose rows end apart."""
     target, draft = with_tokenizer()
@@ -83,6 +84,7 @@ def another_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", LOSSLESS_RULES)
+@pytest.mark.every(3)
 def test_a_draft_model_with_another_tokenizer_changes_no_law(rule: str, temperature: float) -> None:
     """Drafts go through text. With `match` the text is that of plain decoding; with rejection the
     rows of a batch are those of the rows alone, and at temperature 0 plain decoding again."""

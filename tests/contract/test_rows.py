@@ -15,7 +15,7 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
-from .cases import CASES, LOSSLESS_RULES, TREE, Case
+from .cases import CASES, LOSSLESS_RULES, TREE, Case, by_case_in_brief
 from .test_greedy import models as transformers
 from .test_greedy import prompts_of
 from .toys import dense
@@ -39,7 +39,7 @@ PROMPTS = [
     [1, 1, 1],
 ]
 
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_case = by_case_in_brief(CASES)
 by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
 by_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 
@@ -93,6 +93,7 @@ def check_neighbours(
 
 @by_sampler
 @by_case
+@pytest.mark.every(2)
 def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -> None:
     """With rejection; what `match` says is compared with plain decoding below."""
     options = DecodeOptions(
@@ -102,7 +103,7 @@ def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -
     check_neighbours(case, target, rounded(1), PROMPTS, options)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.tabular_only], ids=str)
+@by_case_in_brief(case for case in CASES if not case.tabular_only)
 def test_a_row_of_a_transformer_does_not_depend_on_its_neighbours(case: Case) -> None:
     """float64; batch shapes change logits by rounding only, far below what could move a draw."""
     m = transformers()

@@ -81,6 +81,7 @@ def emitted(payload: Any) -> list[tuple[list[int], str]]:
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "lookahead", "draft", *DRAFTERS])
+@pytest.mark.every(3)
 def test_a_drafter_decodes_in_as_many_steps_as_before_and_changes_nothing(
     name: str, old: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_plain_decoding_draws_what_it_drew(old: Path) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "medusa"])
 @pytest.mark.parametrize("shape", ["--draft-length 3", "--draft-tree 2,2,1", "--draft-tree 3x3:6"])
+@pytest.mark.every(4)
 def test_an_old_drafter_drafts_in_every_shape(kind: str, shape: str, old: Path) -> None:
     found = run(f"{TOGETHER} --drafter {kind}:drafters/{kind} {shape}", folder=old).json
     assert emitted(found) == emitted(printed(old, "none", "0"))
@@ -110,6 +112,7 @@ def test_an_old_drafter_drafts_in_every_shape(kind: str, shape: str, old: Path) 
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.every(3)
 def test_an_old_drafter_is_trained_further(kind: str, old: Path, tmp_path: Path) -> None:
     store = "eagle3" if kind == "eagle3" else "features"
     words = f"distill --target target --store stores/{store} {SHORT} {FLOAT32} --hold-out 0.2"
@@ -124,6 +127,7 @@ def test_an_old_drafter_is_trained_further(kind: str, old: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.every(3)
 def test_the_same_drafter_is_learnt_from_an_old_store(kind: str, old: Path, tmp_path: Path) -> None:
     store = "eagle3" if kind == "eagle3" else "features"
     words = f"distill --target target {SHORT} {FLOAT32} --hold-out 0.2 --eval-every 0"
@@ -156,6 +160,7 @@ def test_the_same_draft_model_is_learnt_from_an_old_store(old: Path, tmp_path: P
         "--store stores/samples --text text.txt --text-share 0.5",
     ],
 )
+@pytest.mark.every(3)
 def test_old_stores_are_learnt_from_in_every_way(words: str, old: Path, tmp_path: Path) -> None:
     fixed = f"distill --target target --drafter drafters/pretrained {SHORT} {FLOAT32}"
     found = run(f"{fixed} {words} --out {tmp_path / 'out'} --json", folder=old).json

@@ -231,6 +231,7 @@ def test_a_command_prints_and_writes_what_it_did(name: str, old: Path, tmp_path:
     check(name, ended, tmp_path / "out")
 
 
+@pytest.mark.full
 def test_the_quickstart_prints_and_writes_what_it_did(old: Path, tmp_path: Path) -> None:
     """Its clock runs fast: it fills some minutes with what the machine can do in them."""
     for model, source in {"target": "pretrained", "draft": "independent"}.items():

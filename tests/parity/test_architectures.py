@@ -203,6 +203,7 @@ ROUNDS_INSIDE = {"deepseek-v2", "deepseek-v3"}
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.every(3)
 def test_every_node_of_a_tree_has_the_logits_of_its_path_alone(
     name: str, build_pair: Build
 ) -> None:
@@ -218,6 +219,7 @@ def test_every_node_of_a_tree_has_the_logits_of_its_path_alone(
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.every(4)
 def test_float32_agrees_to_rounding(name: str, build_pair: Build) -> None:
     oracle, model = build_pair(config_of(name), torch.float32)
     logits, texts = two_steps(HFTarget(model))
@@ -227,6 +229,7 @@ def test_float32_agrees_to_rounding(name: str, build_pair: Build) -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.every(4)
 def test_greedy_decoding_equals_transformers_generate(name: str, build_pair: Build) -> None:
     oracle, model = build_pair(config_of(name))
     target = HFTarget(model, end_ids=frozenset())
@@ -247,6 +250,7 @@ def test_greedy_decoding_equals_transformers_generate(name: str, build_pair: Bui
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if "window" in name])
+@pytest.mark.every(4)
 def test_the_window_matters_inside_the_tree(name: str, build_pair: Build) -> None:
     """Without this, agreement would say nothing about windows."""
     oracle, _ = build_pair(config_of(name))

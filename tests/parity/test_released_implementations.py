@@ -271,6 +271,7 @@ def choices(name: str) -> TreeShape:
 
 @pytest.mark.parametrize("kind", [*FEATURE_LEVEL, "medusa"])
 @pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.every(5)
 def test_greedy_texts_and_accepted_lengths(kind: str, first: int, target: HFTarget) -> None:
     """Three prompts with one size of tree, here in one batch."""
     sizes, prompts, texts, accepted = zip(*expected(kind)["e2e"][first : first + 3], strict=True)

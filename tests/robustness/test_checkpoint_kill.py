@@ -49,6 +49,7 @@ def kill_while_saving(forks: Forks, folder: Path, times: int, seed: int) -> int:
     return last
 
 
+@pytest.mark.full
 def test_latest_always_loads_after_a_kill_while_saving(tmp_path: Path, forks: Forks) -> None:
     assert kill_while_saving(forks, tmp_path, times=20, seed=0) > 0
 

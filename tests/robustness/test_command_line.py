@@ -208,6 +208,7 @@ def test_bench_writes_everything_and_prints_one_object(
     assert run["results"] == {"records": 32, "step_seconds": {}}
 
 
+@pytest.mark.full
 def test_what_was_measured_stays_where_the_expectation_behind_it_fails(
     models: Path, suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ def test_bench_refuses_before_it_writes(
     assert not out.exists()
 
 
+@pytest.mark.full
 def test_bench_asks_later_turns_behind_plain_answers(
     models: Path, tmp_path: Path, command: Command
 ) -> None:

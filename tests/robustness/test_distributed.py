@@ -64,6 +64,7 @@ STEPS = [(1, 1e9, math.inf), (2, 1e9, math.inf), (2, 0.05, math.inf), (1, math.i
         if (p + d + s) % 2 == 0
     ],
 )
+@pytest.mark.every(3)
 def test_a_step_of_two_processes_is_the_step_of_one(
     forks: Forks,
     tmp_path: Path,
@@ -198,6 +199,7 @@ def poisoned(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
+@pytest.mark.every(2)
 def test_a_bad_loss_in_one_process_is_skipped_by_all(
     forks: Forks, tmp_path: Path, parallel: str
 ) -> None:

@@ -78,6 +78,7 @@ def a_run(folder: Path, argument: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("drafter", ["llama", "bigram"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
+@pytest.mark.every(3)
 def test_a_run_of_two_processes_is_the_run_of_one(
     forks: Forks, tmp_path: Path, parallel: str, drafter: str
 ) -> None:
@@ -114,6 +115,7 @@ def uncut(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 @pytest.mark.parametrize("drafter", [LONG, "noisy"])
 @pytest.mark.parametrize("parallel", LAYOUTS)
 @pytest.mark.parametrize(("member", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+@pytest.mark.every(3)
 def test_a_signal_to_one_process_stops_all_and_the_run_resumes_exactly(
     forks: Forks,
     uncut: Callable[..., list[Any]],
@@ -145,6 +147,7 @@ def test_a_signal_to_one_process_stops_all_and_the_run_resumes_exactly(
 
 @pytest.mark.parametrize("drafter", [LONG, "bigram"])
 @pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.every(2)
 def test_a_run_goes_on_with_another_number_of_processes(
     forks: Forks, uncut: Callable[..., list[Any]], tmp_path: Path, first: int, drafter: str
 ) -> None:

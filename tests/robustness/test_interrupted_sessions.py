@@ -43,6 +43,7 @@ def answer(target: HFTarget, drafter: Drafter, prompt: list[int], session: Sessi
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
 @pytest.mark.parametrize("after", range(8))
+@pytest.mark.every(3)
 def test_an_interrupted_call_leaves_no_wrong_text_behind(
     make: type[Drafter], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

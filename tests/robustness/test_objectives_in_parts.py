@@ -55,6 +55,7 @@ def three_steps(folder: Path, argument: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "reading"), [one for one in CASES if one[1] != "sampled"])
 @pytest.mark.parametrize(("divided", "size"), DIVIDED)
+@pytest.mark.every(5)
 def test_three_steps_are_those_of_the_whole_batch(
     forks: Forks, tmp_path: Path, name: str, reading: str, divided: dict[str, Any], size: int
 ) -> None:

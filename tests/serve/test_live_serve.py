@@ -23,6 +23,7 @@ def is_here(host: str) -> bool:
 
 
 @pytest.mark.parametrize(("host", "how"), [("127.0.0.2", signal.SIGINT), ("::1", signal.SIGTERM)])
+@pytest.mark.every(2)
 def test_its_address_lets_clients_in_and_the_last_words_are_answered_when_it_is_interrupted(
     host: str, how: signal.Signals, forks: Forks
 ) -> None:

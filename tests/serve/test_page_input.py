@@ -53,6 +53,7 @@ def test_refused_settings_go_back(page: Page, server: FakeServer) -> None:
     until(lambda: page.text("#mask-value") == "0 tokens")
 
 
+@pytest.mark.full
 def test_replay_sends_growing_hypotheses(page: Page, server: FakeServer) -> None:
     page.click("[name=mode][value=replay]")
     assert page.shown("#transcript")
@@ -83,6 +84,7 @@ def test_a_first_visit_opens_with_the_sample(page: Page, server: FakeServer) -> 
     assert page.shown("#typed") and not page.shown("#transcript")
 
 
+@pytest.mark.full
 def test_the_sample_plays_at_a_click(page: Page, server: FakeServer) -> None:
     page.click("#try")
     until(lambda: len(server.of("source")) >= 2)
@@ -93,6 +95,7 @@ def test_the_sample_plays_at_a_click(page: Page, server: FakeServer) -> None:
     until(lambda: finals(server.of("source")))
 
 
+@pytest.mark.full
 def test_changing_the_input_ends_the_segment(page: Page, server: FakeServer) -> None:
     page.type("half a sen")
     until(lambda: server.of("source"))
@@ -143,6 +146,7 @@ def test_while_away_the_text_stays_and_a_banner_says_so(page: Page, server: Fake
     until(lambda: page.text("#status") == "live")
 
 
+@pytest.mark.full
 def test_revisions_ascend_across_connections(page: Page, server: FakeServer) -> None:
     page.type("one two")
     until(lambda: server.of("source"))
@@ -155,6 +159,7 @@ def test_revisions_ascend_across_connections(page: Page, server: FakeServer) -> 
     assert keys == sorted(keys) and {seg for seg, _ in keys} == {0}
 
 
+@pytest.mark.full
 def test_a_reload_shows_the_state_and_goes_on(page: Page, server: FakeServer) -> None:
     server.update(0, 0, "One.", "Eins.", final=True)
     until(lambda: page.row(0, ".translation") == "Eins.")
@@ -166,6 +171,7 @@ def test_a_reload_shows_the_state_and_goes_on(page: Page, server: FakeServer) ->
     assert server.of("source")[0]["seg"] == 1
 
 
+@pytest.mark.full
 def test_a_session_that_is_gone_begins_anew_and_the_text_stays(
     page: Page, server: FakeServer
 ) -> None:
@@ -181,6 +187,7 @@ def test_a_session_that_is_gone_begins_anew_and_the_text_stays(
     assert not page.shown("#banner")
 
 
+@pytest.mark.full
 def test_a_stranger_is_told_why(page: Page, server: FakeServer) -> None:
     error = {"type": "error", "code": "token", "message": "wants its token", "fatal": True}
     server.refuse.append(error)

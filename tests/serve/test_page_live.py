@@ -12,6 +12,8 @@ from draftsmith.live.translator import LiveTranslator
 from tests.serve.driving import Page, until
 from tests.serve.serving import Served, name_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def served() -> Iterator[Served]:

@@ -12,6 +12,8 @@ import pytest
 from tests.serve.driving import Page, until
 from tests.serve.fake_server import FakeServer
 
+pytestmark = pytest.mark.full
+
 # --------------------------------------------------------------------------- history
 
 

@@ -71,6 +71,7 @@ def served_alike(talk: Client) -> list[Any]:
         ),
     ],
 )
+@pytest.mark.every(3)
 def test_a_session_translates_as_it_chose(
     served: Served, chosen: Mapping[str, Any], config: LiveConfig
 ) -> None:

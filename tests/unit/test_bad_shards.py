@@ -78,6 +78,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
 
 @pytest.mark.parametrize("ending", ["parquet", "json"])
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.every(5)
 def test_a_damaged_shard_stops_or_is_left_out(
     folder: Path, tmp_path: Path, command: Command, store: Path, damage: str, ending: str
 ) -> None:
@@ -222,6 +223,7 @@ def assembling() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("damage", [flip_rows, truncate])
+@pytest.mark.every(2)
 def test_damage_met_in_training_keeps_the_steps_that_are_done(
     folder: Path,
     tmp_path: Path,
@@ -266,6 +268,7 @@ def test_an_interrupted_training_leaves_no_thread(
 
 
 @pytest.mark.parametrize("damage", ["not finite", "truncated"])
+@pytest.mark.every(2)
 def test_hidden_states_that_cannot_be_learnt_from_are_met_in_training(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

@@ -140,6 +140,7 @@ def test_narrow_beams_equal_a_search_on_lists(width: int, penalty: float) -> Non
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("make", [TabularTarget, tiny_target])
+@pytest.mark.every(3)
 def test_a_beam_of_one_is_greedy_decoding(make: type[TabularTarget], penalty: float) -> None:
     prompts = [[7], [1, 2, 3], [4, 6], [0, 0, 0, 0, 1]]
     for seed in range(4):
@@ -186,6 +187,7 @@ def test_a_search_goes_on_while_a_long_text_may_still_win() -> None:
 
 @pytest.mark.parametrize("slack", [0, beams.SLACK])
 @pytest.mark.parametrize("ends", [{299}, {3, *range(40, 60), *range(100, 140)}])
+@pytest.mark.every(3)
 def test_transformers_finds_the_same(
     ends: set[int], slack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_probing_forwards_leaves_the_cache_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(18, 1), (40, 1), (40, 3)])
+@pytest.mark.every(3)
 def test_a_step_probe_never_tells_of_drafts_that_were_cut(
     tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_target_as_its_own_draft_is_accepted_always(target: HFTarget) -> Non
         ("sampled", "match", (0.0,)),
     ],
 )
+@pytest.mark.every(3)
 def test_it_is_of_what_is_accepted_alone(
     target: HFTarget,
     draft: HFTarget,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forks import Forks
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
@@ -58,9 +59,13 @@ def make_plan(target: HFTarget, **changes: object) -> BenchPlan:
     return replace(plan, **changes)
 
 
+def a_target() -> HFTarget:
+    return HFTarget(tiny_model().double(), tiny_tokenizer(), end_ids=frozenset({0}))
+
+
 @pytest.fixture(scope="module")
 def target() -> HFTarget:
-    return HFTarget(tiny_model().double(), tiny_tokenizer(), end_ids=frozenset({0}))
+    return a_target()
 
 
 @pytest.fixture(scope="module")
@@ -275,23 +280,24 @@ def test_nothing_is_collected_inside_a_timed_run() -> None:
     assert gc.isenabled()
 
 
-def test_what_is_loaded_is_left_out_inside_and_counts_again_outside(target: HFTarget) -> None:
-    """In a process that has not frozen anything itself."""
-    before = gc.get_freeze_count()
+def freeze_and_thaw() -> None:
+    """In a process that has frozen nothing itself."""
     gc.unfreeze()
-    try:
-        run = Bench(make_plan(target, samplers=(Sampler(),), repeats=1))
-        run.prepare()
-        assert gc.get_freeze_count() == 0
-        for _ in run.records():
-            assert gc.get_freeze_count() > 1000
-        assert gc.get_freeze_count() == 0
+    run = Bench(make_plan(a_target(), samplers=(Sampler(),), repeats=1))
+    run.prepare()
+    assert gc.get_freeze_count() == 0
+    for _ in run.records():
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() == 0
+    with no_garbage_collection():
+        assert gc.get_freeze_count() > 1000
         with no_garbage_collection():
-            assert gc.get_freeze_count() > 1000
-            with no_garbage_collection():
-                pass
-            assert gc.get_freeze_count() > 1000
-        assert gc.get_freeze_count() == 0
-    finally:
-        if before:
-            gc.freeze()
+            pass
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.full
+def test_what_is_loaded_is_left_out_inside_and_counts_again_outside(forks: Forks) -> None:
+    with forks.start(freeze_and_thaw) as child:
+        assert child.wait() == 0, child.errors()

@@ -285,6 +285,7 @@ class Recorder(Callback):
 
 
 @pytest.mark.parametrize("name", ["tokens_per_step", "tokens_per_step_t1"])
+@pytest.mark.every(2)
 def test_the_weights_with_most_tokens_per_step_are_kept(tmp_path: Path, name: str) -> None:
     batches = Held([made("full", seed, vocab=VOCAB) for seed in range(2)])
     recorder = Recorder(name)

@@ -129,6 +129,7 @@ def test_whole_laws_sum_to_one_and_hold_the_truncated_ones(target: HFTarget, way
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("signals", [Signals(), Signals(last_hidden=True, layers=(0, 1))])
+@pytest.mark.every(3)
 def test_a_trajectory_does_not_depend_on_its_batch(
     target: HFTarget, way: str, signals: Signals
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_run_in_parts_and_in_another_order_gives_the_same(target: HFTarget, wa
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("signals", [Signals(), Signals(last_hidden=True)])
+@pytest.mark.every(3)
 def test_long_texts_in_pieces_give_the_same(
     target: HFTarget, way: str, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ DROPS: dict[str, tuple[Callable[[Scope], object], Callable[[RunMetrics], RunMetr
 
 
 @pytest.mark.parametrize("name", DROPS)
+@pytest.mark.every(4)
 def test_a_figure_without_data_gives_its_reason(name: str) -> None:
     draw, drop = DROPS[name]
     assert isinstance(draw(the_comparison().main), Figure)

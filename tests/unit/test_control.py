@@ -220,6 +220,7 @@ def test_the_best_fixed_length_is_hardly_better(rate: float, costs: StepCosts) -
 
 
 @pytest.mark.parametrize("costs", [LOOKUP, MODEL, DEAR], ids=["lookup", "model", "dear"])
+@pytest.mark.every(3)
 def test_a_useless_drafter_costs_little(costs: StepCosts) -> None:
     """The bound holds from the first try on, and in texts as short as an answer."""
     assert loss(lambda place: 0.0, costs, count=256) < 0.03

@@ -99,6 +99,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["from a store", "online and on-policy"])
+@pytest.mark.every(2)
 def test_an_interrupted_run_ends_in_the_same_weights(
     folder: Path,
     tmp_path: Path,

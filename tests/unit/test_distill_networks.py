@@ -60,6 +60,7 @@ def distil(command: Command, kind: str, out: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize(("folder", "kind"), PAIRS, indirect=["folder"])
+@pytest.mark.every(3)
 def test_what_was_trained_from_a_store_decodes_as_the_target(
     folder: Path,
     tmp_path: Path,
@@ -88,6 +89,7 @@ def test_what_was_trained_from_a_store_decodes_as_the_target(
 
 
 @pytest.mark.parametrize("kind", ["griffin", "eagle3", "medusa"])
+@pytest.mark.every(5)
 def test_a_target_in_memory_needs_no_stored_states(
     folder: Path, tmp_path: Path, command: Command, kind: str
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_target_in_memory_needs_no_stored_states(
     assert all(torch.isfinite(one).all() for one in weights.values())
 
 
+@pytest.mark.every(4)
 def test_training_goes_on_from_a_folder(folder: Path, tmp_path: Path, command: Command) -> None:
     store = store_for("griffin", folder, command)
     distil(command, "griffin", tmp_path / "first", "--store", str(store))

@@ -114,6 +114,7 @@ def chosen(name: str, reading: Reading, **more: Any) -> Distillation:
     + [(tail, 0.6) for tail in ("renormalise", "floor", "whole")],
 )
 @pytest.mark.parametrize(("name", "reading"), CASES)
+@pytest.mark.every(4)
 def test_chunks_give_the_value_and_gradient_of_the_dense_twin(
     name: str, reading: Reading, tail: Tail, temperature: float
 ) -> None:

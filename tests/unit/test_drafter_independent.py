@@ -157,6 +157,7 @@ def pair_prompts(target: HFTarget) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.every(2)
 def test_the_same_tokenizer_pair_drafts_well(temperature: float) -> None:
     folder = weights_folder() / "hf"
     target = load_target(str(folder / "stories260K"), dtype="float64")
@@ -170,15 +171,8 @@ def test_the_same_tokenizer_pair_drafts_well(temperature: float) -> None:
         assert ids(made) == ids(texts(target, NoDrafter(), prompts=prompts, tokens=80))
 
 
-@pytest.mark.parametrize(
-    ("temperature", "batch_size"),
-    [
-        (0.0, 3),
-        (0.8, 1),
-        pytest.param(0.0, 1, marks=pytest.mark.full),
-        pytest.param(0.8, 3, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize(("temperature", "batch_size"), [(0.0, 3), (0.8, 1), (0.0, 1), (0.8, 3)])
+@pytest.mark.every(4)
 def test_a_draft_model_with_another_tokenizer_drafts_through_text(
     temperature: float, batch_size: int
 ) -> None:

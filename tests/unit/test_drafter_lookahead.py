@@ -268,6 +268,7 @@ TARGETS = [
     ],
     ids=["seeded", "unseeded"],
 )
+@pytest.mark.every(3)
 def test_text_is_that_of_plain_decoding_in_ragged_batches_and_alone(
     target: Target, temperature: float, options: list[str]
 ) -> None:

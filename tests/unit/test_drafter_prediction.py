@@ -196,6 +196,7 @@ def damaged(text: list[int], vocab_size: int) -> list[int]:
 @pytest.mark.parametrize("target", TARGETS, ids=["plain", "end", "context", "llama"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["right", "damaged", "short", "wrong", "one row only", "none"])
+@pytest.mark.every(5)
 def test_text_is_that_of_plain_decoding_in_ragged_batches_and_alone(
     target: Target, temperature: float, kind: str
 ) -> None:

@@ -209,6 +209,7 @@ TARGETS = [
 @pytest.mark.parametrize("target", TARGETS, ids=["plain", "end", "context", "llama"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("match", ["earliest", "latest"])
+@pytest.mark.every(3)
 def test_text_is_that_of_plain_decoding_in_ragged_batches_and_alone(
     target: Target, temperature: float, match: str
 ) -> None:

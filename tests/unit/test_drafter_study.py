@@ -26,6 +26,7 @@ def test_tables_are_those_of_the_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["drafters-mini-code", "drafters-mini-ende"])
+@pytest.mark.every(2)
 def test_every_picture_of_the_record_can_be_drawn(name: str, tmp_path: Path) -> None:
     from drafters.pictures import save_pictures
 

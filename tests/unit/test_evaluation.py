@@ -247,6 +247,7 @@ def test_the_best_weights_are_copied_with_what_was_measured_of_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
+@pytest.mark.every(3)
 def test_a_resumed_run_has_the_same_best(tmp_path: Path, cut: int) -> None:
     whole = make_trainer(tmp_path / "whole", config=EVERY, evaluation=choosing())
     report = whole.train()
@@ -302,6 +303,7 @@ def uncut(
     + [(cut, "evaluation") for cut in (1, 3, 7, 8, 12)]
     + [(cut, "checkpoint") for cut in (4, 8, 12)],
 )
+@pytest.mark.every(5)
 def test_a_killed_run_has_the_same_best(
     tmp_path: Path, uncut: tuple[TrainerConfig, Path, TrainReport], cut: int, place: str
 ) -> None:

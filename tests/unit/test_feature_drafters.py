@@ -158,6 +158,7 @@ def test_a_static_tree_is_whole_at_every_temperature(
 @pytest.mark.parametrize("cls", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 1.0])
+@pytest.mark.every(4)
 def test_decoding_says_what_the_target_says(
     cls: type[FeatureDrafter], shape: TreeShape, temperature: float, target: HFTarget
 ) -> None:

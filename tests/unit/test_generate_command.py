@@ -82,6 +82,7 @@ def test_json_has_the_promised_fields_in_prompt_order(run_json: Command) -> None
         ["--drafter", "independent:{draft}", "--batch-size", "2"],
     ],
 )
+@pytest.mark.every(3)
 def test_greedy_text_does_not_depend_on_the_drafter(
     drafting: list[str], run_json: Command, models: Path
 ) -> None:

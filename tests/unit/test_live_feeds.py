@@ -269,6 +269,7 @@ def test_there_is_a_round_trip_for_every_feed() -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 @given(segments=st.lists(growing(), max_size=4))
+@pytest.mark.every(3)
 def test_what_a_recogniser_said_comes_out_of_its_feed(name: str, segments: list[Segment]) -> None:
     assert heard(name, list(WRITERS[name](segments))) == [
         (seg, rev, text, rev == len(texts) - 1)
@@ -279,6 +280,7 @@ def test_what_a_recogniser_said_comes_out_of_its_feed(name: str, segments: list[
 
 @pytest.mark.parametrize("name", WRITERS)
 @given(segments=st.lists(growing(), min_size=1, max_size=3), data=st.data())
+@pytest.mark.every(3)
 def test_an_input_that_breaks_off_ends_with_a_final(
     name: str, segments: list[Segment], data: st.DataObject
 ) -> None:

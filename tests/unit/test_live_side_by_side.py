@@ -21,6 +21,7 @@ def target() -> HFTarget:
 
 @pytest.mark.parametrize("bias", [0.0, 0.3])
 @pytest.mark.parametrize("resync", [0, 4])
+@pytest.mark.every(3)
 def test_side_by_side_everyone_gets_what_they_get_alone(
     target: HFTarget, bias: float, resync: int
 ) -> None:
@@ -57,6 +58,7 @@ def test_side_by_side_everyone_gets_what_they_get_alone(
 
 
 @pytest.mark.parametrize(("bias", "resync"), [(0.4, 0), (0.0, 4)])
+@pytest.mark.every(2)
 def test_a_neighbour_with_a_larger_limit_changes_nothing(bias: float, resync: int) -> None:
     """Where the source shrinks, the last output may be longer than the next one can be."""
     cut = redrafted = 0

@@ -31,6 +31,7 @@ def records(translator: LiveTranslator, seed: int) -> list[UpdateRecord]:
 # --------------------------------------------------------------------------- exactness
 
 
+@pytest.mark.full
 def test_without_a_bias_every_output_is_that_of_retranslation_from_scratch() -> None:
     """60 streams with rewrites on 20 models; half of the streams look for the old tail.
 

@@ -172,6 +172,7 @@ def words_for(folder: Path, drafter: str, out: Path, *words: str) -> list[str]:
 
 @pytest.mark.parametrize("drafter", ["smaller", "larger"])
 @pytest.mark.parametrize("way", ["store", "teacher", "online"])
+@pytest.mark.every(4)
 def test_a_run_with_a_padded_head_ends_well(
     folder: Path, tmp_path: Path, command: Command, store: Path, drafter: str, way: str
 ) -> None:

@@ -44,6 +44,7 @@ def nats(ids: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("longest", [2048, 12])
 @pytest.mark.parametrize("piece", [None, 1, 5, 11, 64])
+@pytest.mark.every(3)
 def test_it_is_that_of_the_model_fed_token_by_token(
     model: HFTarget, longest: int, piece: int | None
 ) -> None:

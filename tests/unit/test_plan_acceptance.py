@@ -263,6 +263,7 @@ def covered(found: Sequence[RateEstimate], alpha: float) -> float:
     ("alpha", "prompts", "same"),
     [(0.7, 16, True), (0.9, 10, True), (0.4, 30, True), (0.7, 16, False)],
 )
+@pytest.mark.every(4)
 def test_by_prompts_intervals_cover_and_the_test_keeps_its_level(
     alpha: float, prompts: int, same: bool
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_fitted_loss_law_can_be_planned_with(plan: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", list("123456789"))
+@pytest.mark.every(4)
 def test_every_table_is_recomputed_printed_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
 ) -> None:

@@ -39,6 +39,7 @@ from draftsmith.errors import BackendError, InputError
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("cut", [1, 2, 5, 6, 9, 11])
+@pytest.mark.every(4)
 def test_a_resumed_run_ends_in_bit_equal_weights(
     tmp_path: Path, cut: int, accumulation: int
 ) -> None:

@@ -49,6 +49,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> tuple[CutSource, Trainer,
 @pytest.mark.parametrize("anew", [True, False], ids=["a new process", "the same trainer"])
 @pytest.mark.parametrize("part", [1, 2, 3])
 @pytest.mark.parametrize("step", [1, 6, 8, 11])
+@pytest.mark.every(5)
 def test_a_run_cut_within_a_step_ends_in_bit_equal_weights(
     tmp_path: Path,
     uncut: tuple[CutSource, Trainer, TrainReport],

@@ -101,6 +101,7 @@ def sent(tree: DraftTree, *, shape_too: bool) -> DraftTree:
     ],
     ids=lambda value: getattr(value, "name", None),
 )
+@pytest.mark.every(3)
 def test_the_verdict_is_that_of_the_host(
     rule: Rule, kind: Proposal, sampler: str, shape_too: bool
 ) -> None:
@@ -252,6 +253,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 4]]
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_a_step_looks_once(name: str) -> None:
     """... and its tokens are those of the host."""
     build, shape, sampler, looks = CASES[name]
