@@ -1,10 +1,12 @@
 """Decoding speed of this checkout against another one, on the shipped models:
 
-    git worktree add ../before COMMIT && python benchmarks/checkouts.py ../before [--rounds 15]
+    git worktree add ../before COMMIT && python benchmarks/checkouts.py ../before [--pairs 8]
 
-One worker process per checkout loads the models once; the workers take turns (A B, B A, ...), so
-that a machine that changes its pace changes it for both. A figure is the median over rounds of the
-ratio of the two times of a round; its interval is a bootstrap over rounds. Texts must be equal.
+One worker process per checkout loads the models once; the two take turns (A B, B A, ...), so that a
+machine that changes its pace changes it for both. One process is faster than another of the same
+code by several per cent for as long as it lives (where its weights lie in memory), so there are
+several pairs of processes. A figure is the mean over pairs of the median ratio of a round's two
+times; its interval is a bootstrap over pairs. Texts must be equal.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class Worker:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path, nargs="?", help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=8, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=7, help="times that both decode each text")
+    parser.add_argument("--case", choices=CASES, action="append", help="default: all of them")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -98,22 +102,32 @@ def main() -> None:
         return
     if options.before is None or not (options.before / "src" / "draftsmith").is_dir():
         parser.error("name the folder of a checkout that has src/draftsmith")
-    workers = {"now": Worker(HERE), "before": Worker(options.before.resolve())}
+    cases = options.case or list(CASES)
+    found: dict[str, list[float]] = {case: [] for case in cases}
+    for _ in range(options.pairs):
+        workers = {"now": Worker(HERE), "before": Worker(options.before.resolve())}
+        for case in cases:
+            found[case].append(compare(workers, case, options.rounds))
+        for worker in workers.values():
+            worker.close()
     rng = np.random.default_rng(0)
-    for case in CASES:
-        ratios = []
-        for number in range(-2, options.rounds):  # two rounds of warm-up
-            order = list(workers) if number % 2 else list(workers)[::-1]
-            taken = {name: workers[name].run(case) for name in order}
-            if taken["now"][1] != taken["before"][1]:
-                raise SystemExit(f"{case}: the checkouts wrote different texts")
-            if number >= 0:
-                ratios.append(taken["before"][0] / taken["now"][0])
-        draws = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    for case, ratios in found.items():
+        draws = rng.choice(ratios, (2000, len(ratios))).mean(axis=1)
         low, high = np.quantile(draws, [0.025, 0.975])
-        print(f"{case}: {np.median(ratios):.3f} of the speed before ({low:.3f} to {high:.3f})")
-    for worker in workers.values():
-        worker.close()
+        print(f"{case}: {np.mean(ratios):.3f} of the speed before ({low:.3f} to {high:.3f})")
+
+
+def compare(workers: dict[str, Worker], case: str, rounds: int) -> float:
+    """The median ratio of a round's two times."""
+    ratios = []
+    for number in range(-2, rounds):  # two rounds of warm-up
+        order = list(workers) if number % 2 else list(workers)[::-1]
+        taken = {name: workers[name].run(case) for name in order}
+        if taken["now"][1] != taken["before"][1]:
+            raise SystemExit(f"{case}: the checkouts wrote different texts")
+        if number >= 0:
+            ratios.append(taken["before"][0] / taken["now"][0])
+    return float(np.median(ratios))
 
 
 if __name__ == "__main__":
