@@ -277,9 +277,9 @@ def test_beams_too_poor_to_count_are_mixed_among_themselves_behind_the_end_of_th
     poor = trajectory((1,), (2, 5, END), index=2, score=-3.0)
     even = replace(good, index=3)
     multi = Multi(aggregate="mixture", weights="score", score_temperature=temperature)
-    first, *others = multi.share(plain(best, good, poor, even))
-    assert [first.weight, *(other.weight for other in others)] == [1.0, 0.0, 0.0, 0.0]
-    for other in others:
+    shares = multi.share(plain(best, good, poor, even))
+    assert [share for _, share in shares] == [1.0, 0.0, 0.0, 0.0]
+    for other, _ in shares[1:]:
         top = other.top()
         assert top is not None
         for t, token in enumerate((END, 3, END)):  # the best while it goes on, then good and even

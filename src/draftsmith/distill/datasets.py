@@ -96,6 +96,8 @@ Aggregate = Literal["per_beam", "mixture"]
 Weights = Literal["uniform", "score"]
 SharesOf = Callable[[Sequence[Trajectory | StoredText]], Sequence[float]]
 """What each of some trajectories of one prompt counts beside the others; their sum is 1."""
+Shares = list[tuple[TrainingExample, float]]
+"""Texts, and what each counts beside others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,25 +131,23 @@ class Multi:
 
         `cache`: mixtures are computed when a batch asks, and kept there; None: at once.
         """
-        out = self.share(documents, cache)
-        tokens = sum(item.trajectory.answer_length for item in out)
-        total = sum(item.weight * item.trajectory.answer_length for item in out)
-        return scaled(out, tokens / total if total else 1.0)
+        shares = self.share(documents, cache)
+        tokens = sum(one.trajectory.answer_length for one, _ in shares)
+        total = sum(share * one.trajectory.answer_length for one, share in shares)
+        return weighted(shares, tokens / total if total else 1.0)
 
-    def share(
-        self, documents: Iterable[TrainingExample], cache: ByteCache | None = None
-    ) -> list[TrainingExample]:
-        """All with weights whose sum over a prompt is 1: they depend on no other prompt."""
+    def share(self, documents: Iterable[TrainingExample], cache: ByteCache | None = None) -> Shares:
+        """All, and what each counts; the sum over a prompt is 1 and depends on no other prompt."""
         groups: dict[str, list[TrainingExample]] = {}
         for document in documents:
             groups.setdefault(document.trajectory.prompt_id, []).append(document)
-        out: list[TrainingExample] = []
+        out: Shares = []
         for group in groups.values():
             ordered = sorted(_best(group, self.most), key=_place) if len(group) > 1 else group
             shares = self.shares_of([document.trajectory for document in ordered])
             if self.aggregate == "mixture":
                 ordered = mixed(ordered, self.shares_of, cache)
-            out += [replace(one, weight=share) for one, share in zip(ordered, shares, strict=True)]
+            out += zip(ordered, shares, strict=True)
         return out
 
     def shares_of(self, group: Sequence[Trajectory | StoredText]) -> list[float]:
@@ -159,9 +159,9 @@ class Multi:
         return [value / sum(raw) for value in raw]
 
 
-def scaled(documents: Iterable[TrainingExample], factor: float) -> list[TrainingExample]:
-    """All weights times the factor."""
-    return [replace(one, weight=one.weight * factor) for one in documents]
+def weighted(shares: Shares, factor: float) -> list[TrainingExample]:
+    """Each text with its share times the factor as its weight."""
+    return [replace(one, weight=share * factor) for one, share in shares]
 
 
 def mixed(
@@ -317,12 +317,12 @@ class Online:
                 seeded, forcing="sample", temperatures=(1.0,), samples=1, top_p=1.0, top_k=1
             )
             shares = [*self._drawn(self.student, ours, plain), *shares]
-        texts = scaled(shares, self._texts_per_prompt(len(own)))
+        texts = weighted(shares, self._texts_per_prompt(len(own)))
         return assemble(pack(texts, self.length), self.length, self.end_id)
 
     def _drawn(
         self, backend: Backend, requests: Sequence[CollectRequest], settings: CollectSettings
-    ) -> list[TrainingExample]:
+    ) -> Shares:
         """Continuations with their shares; a prompt that comes twice in a step counts twice."""
         if not requests:
             return []
@@ -331,7 +331,7 @@ class Online:
         shares = self.multi.share(
             TrainingExample(trajectory=one).without_logprobs() for one in made
         )
-        return [replace(s, weight=s.weight * times[s.trajectory.prompt_id]) for s in shares]
+        return [(one, share * times[one.trajectory.prompt_id]) for one, share in shares]
 
     def _texts_per_prompt(self, own: int) -> float:
         """Mean over the whole step, of which the student continues `own` prompts. Shares times this
