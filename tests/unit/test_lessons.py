@@ -116,8 +116,8 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
     decoded: list[int] = []
     decode = shards.decode
 
-    def counted(laws: shards.EncodedLaws) -> TopK:
-        top = decode(laws)
+    def counted(columns: dict[str, bytes]) -> TopK:
+        top = decode(columns)
         decoded.append(len(top))
         return top
 

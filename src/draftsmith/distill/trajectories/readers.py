@@ -327,9 +327,9 @@ class ShardReader:
     def logprobs(self, row: int) -> TopK | None:
         """The teacher's logprobs of a row, decoded; None: none are stored. Raises BackendError."""
         group, place = self._group(row)
-        parts = [group.column(name)[place].as_py() for name in shards.LAW_COLUMNS]
+        columns = {name: group.column(name)[place].as_py() for name in shards.LAW_COLUMNS}
         try:
-            return None if parts[0] is None else shards.decode(shards.EncodedLaws(*parts))
+            return None if columns["laws_head"] is None else shards.decode(columns)
         except BackendError as error:
             raise self.unreadable(f"row {row}: {error}") from error
 

@@ -36,7 +36,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -93,18 +93,14 @@ _P = np.exp(_LOG_P.astype(np.float64))
 _CELLS = 1 << 22  # at a time: bounds the memory of whole laws over a large vocabulary
 
 
-class EncodedLaws(NamedTuple):
-    """The laws of N places in parts (see the drawing); `head` names the version and the sizes."""
-
-    head: bytes
-    ids_low: bytes
-    ids_high: bytes
-    codes_low: bytes
-    codes_high: bytes
+# A column per part (see the drawing): each compresses by itself, the upper parts well. The head
+# names the version and the sizes.
+LAW_COLUMNS = ("laws_head", "laws_ids_low", "laws_ids_high", "laws_codes_low", "laws_codes_high")
 
 
-def encode(top: TopK, vocab_size: int) -> EncodedLaws:
-    """Laws over ids below `vocab_size`. Rows need not be sorted; they come back ascending.
+def encode(top: TopK, vocab_size: int) -> dict[str, bytes]:
+    """The columns that hold laws over ids below `vocab_size`. Rows need not be sorted; they come
+    back ascending.
 
     Raises:
         InputError: shapes, ids or probabilities that no law has.
@@ -131,34 +127,31 @@ def encode(top: TopK, vocab_size: int) -> EncodedLaws:
             low.append(low_bits)
             high.append(high_bits)
     pairs = codes_NK.reshape(-1).view(np.uint8)
-    return EncodedLaws(
-        head=_HEAD.pack(VERSION, whole, N, K, vocab_size),
-        ids_low=_pack(low),
-        ids_high=_pack(high),
-        codes_low=pairs[0::2].tobytes(),
-        codes_high=pairs[1::2].tobytes(),
-    )
+    head = _HEAD.pack(VERSION, whole, N, K, vocab_size)
+    codes = pairs[0::2].tobytes(), pairs[1::2].tobytes()
+    return dict(zip(LAW_COLUMNS, (head, _pack(low), _pack(high), *codes), strict=True))
 
 
-def decode(laws: EncodedLaws) -> TopK:
+def decode(columns: Mapping[str, bytes]) -> TopK:
     """The laws again. Raises BackendError for bytes that `encode` did not write."""
-    if len(laws.head) != _HEAD.size or laws.head[0] != VERSION:
-        version = laws.head[0] if laws.head else "none"
+    head, *parts = (columns[name] for name in LAW_COLUMNS)
+    if len(head) != _HEAD.size or head[0] != VERSION:
+        version = head[0] if head else "none"
         raise BackendError(
             f"the laws are encoded in version {version}, this draftsmith reads version {VERSION}; "
             "read them with the draftsmith that wrote them, or collect again"
         )
-    _, whole, N, K, V = _HEAD.unpack(laws.head)
+    _, whole, N, K, V = _HEAD.unpack(head)
     low_bits, line_bits = (0, 0) if whole else _bits(K, V)
     sizes = (-(-N * low_bits * K // 8), -(-N * line_bits // 8), N * K, N * K)
-    if tuple(map(len, laws[1:])) != sizes:
+    if tuple(map(len, parts)) != sizes:
         raise BackendError(f"the encoded laws of {N} places are cut short or too long")
-    pairs_MC = np.stack([np.frombuffer(part, np.uint8) for part in laws[3:]], axis=-1)
+    pairs_MC = np.stack([np.frombuffer(part, np.uint8) for part in parts[2:]], axis=-1)
     log_p_NK = _LOG_P[pairs_MC.view("<u2").reshape(N, K)]
     if whole:
         ids_NK = np.tile(np.arange(K, dtype=np.int32), (N, 1))
     else:
-        ids_NK = _join_ids(laws.ids_low, laws.ids_high, N, K, V)
+        ids_NK = _join_ids(parts[0], parts[1], N, K, V)
     return TopK(ids_NK=ids_NK, log_p_NK=log_p_NK, vocab_size=V)
 
 
@@ -288,8 +281,6 @@ _PLAIN = {
     "language": pa.string(),
     "tag": pa.string(),
 }
-# A column per part of the laws: each compresses by itself, the upper parts well.
-LAW_COLUMNS = tuple(f"laws_{part}" for part in EncodedLaws._fields)
 _SCHEMA = pa.schema(_PLAIN | {column: pa.large_binary() for column in LAW_COLUMNS})
 
 
@@ -325,9 +316,8 @@ def to_parquet(trajectories: Sequence[Trajectory], vocab_size: int) -> pa.Buffer
     columns: dict[str, list[Any]] = {
         name: [getattr(trajectory, name) for trajectory in trajectories] for name in _PLAIN
     }
-    nothing = (None,) * len(LAW_COLUMNS)
-    laws = [nothing if one.top is None else encode(one.top, vocab_size) for one in trajectories]
-    columns |= {name: [law[i] for law in laws] for i, name in enumerate(LAW_COLUMNS)}
+    laws = [{} if one.top is None else encode(one.top, vocab_size) for one in trajectories]
+    columns |= {name: [law.get(name) for law in laws] for name in LAW_COLUMNS}
     table = pa.table(columns, schema=_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -345,13 +335,13 @@ def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
     """The trajectories of `to_parquet`, with the hidden signals of `hidden_signals`."""
     out = []
     for number, row in enumerate(pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()):
-        laws = EncodedLaws(*(row.pop(name) for name in LAW_COLUMNS))
+        laws = {name: row.pop(name) for name in LAW_COLUMNS}
         features = hidden.get(str(number))
         row |= {"prompt": tuple(row["prompt"]), "tokens": tuple(row["tokens"])}
         out.append(
             Trajectory(
                 **row,
-                top=None if laws.head is None else decode(laws),
+                top=None if laws["laws_head"] is None else decode(laws),
                 features=None if features is None else features.float().numpy(),
             )
         )
