@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.core.types import FullLaws, TopLaws
-from draftsmith.distill.batches import TrainingExample
-from draftsmith.distill.datasets import Online
+from draftsmith.distill.datasets import Online, Shares
 from draftsmith.distill.evaluation import FIGURES, Chains
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.distill.objectives.divergence import Reading
@@ -210,9 +209,9 @@ class Drawn:
         self.students: list[int] = []
         draw = Online._drawn
 
-        def noted(source: Online, backend: Backend, *rest: Any) -> list[TrainingExample]:
+        def noted(source: Online, backend: Backend, *rest: Any) -> Shares:
             shares = draw(source, backend, *rest)
-            tokens = [token for one in shares for token in one.trajectory.tokens]
+            tokens = [token for one, _ in shares for token in one.trajectory.tokens]
             (self.students if backend is source.student else self.teachers).extend(tokens)
             return shares
 
