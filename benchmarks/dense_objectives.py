@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, TeacherLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, TeacherLogprobs, TrajectoryBatch
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.distillation import (
     Distillation,
@@ -64,7 +64,7 @@ def dense_distillation(
     return LossTerms(total=(nats_BT * weights_BT).sum(), weight=weights_BT.sum())
 
 
-def _dense_cells(objective: Distillation, laws: TeacherLaws, logits_NV: Tensor) -> TokenBins:
+def _dense_cells(objective: Distillation, laws: TeacherLogprobs, logits_NV: Tensor) -> TokenBins:
     """Both laws with a cell for every vocabulary entry, and after a `bucket` one more."""
     kept, logits_NV = over_both(laws, logits_NV)
     log_q_NV = torch.log_softmax(logits_NV, dim=-1)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.drafters.base import Drafter
 from tests.small_laws import top
 
@@ -87,7 +87,9 @@ def made(laws: str, seed: int, *, rows: int = B, vocab: int = V) -> TrajectoryBa
     hidden = torch.randn(rows * T, H, generator=generator, dtype=torch.float64)
     weight = torch.randn(vocab, H, generator=generator, dtype=torch.float64)
     known = torch.rand(rows, T, generator=generator) < 0.9
-    kept: TopLaws | FullLaws = FullLaws(hidden_NH=hidden, head=lambda states: states @ weight.T)
+    kept: TopLogprobs | FullLogprobs = FullLogprobs(
+        hidden_NH=hidden, head=lambda states: states @ weight.T
+    )
     if laws == "top":
         kept = top(torch.log_softmax(hidden @ weight.T, -1), K)
         kept.ids_NK[::5, -1], kept.log_p_NK[::5, -1] = 0, -math.inf  # some kept fewer
@@ -99,7 +101,7 @@ def law_at(batch: TrajectoryBatch, b: int, t: int) -> dict[int, float] | None:
     row = -1 if batch.law_row_BT is None else int(batch.law_row_BT[b, t])
     if row < 0:
         return None
-    if isinstance(batch.laws, FullLaws):
+    if isinstance(batch.laws, FullLogprobs):
         return dict(enumerate(batch.laws.head(batch.laws.hidden_NH[row]).softmax(-1).tolist()))
     assert batch.laws is not None
     pairs = zip(batch.laws.ids_NK[row].tolist(), batch.laws.log_p_NK[row].tolist(), strict=True)

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from draftsmith.core.types import TopLaws
+from draftsmith.core.types import TopLogprobs
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import (
     DIVERGENCES,
@@ -39,10 +39,10 @@ def law(seed: int, places: int = PLACES) -> Tensor:
     return torch.log_softmax(logits(seed, places), dim=-1)
 
 
-def top(log_p_NV: Tensor, k: int) -> TopLaws:
+def top(log_p_NV: Tensor, k: int) -> TopLogprobs:
     """The k most probable tokens, ids ascending as the store keeps them."""
     ids_NK = log_p_NV.topk(k, dim=-1).indices.sort(-1).values
-    return TopLaws(ids_NK=ids_NK, log_p_NK=log_p_NV.gather(-1, ids_NK))
+    return TopLogprobs(ids_NK=ids_NK, log_p_NK=log_p_NV.gather(-1, ids_NK))
 
 
 def knobs_for(cells: TokenBins, reading: Reading = "exact") -> Knobs:
@@ -51,7 +51,9 @@ def knobs_for(cells: TokenBins, reading: Reading = "exact") -> Knobs:
     return Knobs(rewards=rewards, reading=reading, uniform_N=uniform)
 
 
-def truncated(name: str, laws: TopLaws, logits_NV: Tensor, tail: Tail, **more: float) -> TokenBins:
+def truncated(
+    name: str, laws: TopLogprobs, logits_NV: Tensor, tail: Tail, **more: float
+) -> TokenBins:
     record = DIVERGENCES[name]
     return truncated_cells(laws, logits_NV, tail=tail, divergence=record, **more)
 

@@ -32,7 +32,7 @@ class Kept:
 
     path: Path
     of: str
-    """Digest of what all runs have in common: models, lessons."""
+    """Digest of what all runs have in common: models, training texts."""
     _lines: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Kept:
         if others:
             print(
                 f"{others} of {len(self._lines)} exams in {self.path.name} are of other models or "
-                "lessons than the study's: they are left out",
+                "texts than the study's: they are left out",
                 file=sys.stderr,
             )
 

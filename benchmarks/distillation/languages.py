@@ -73,7 +73,7 @@ SEEDS = 3
 STEPS = {"target": 2000, "draft": 1500}
 QUICK_STEPS = 4
 JOINED = {"German": 2, "Chinese": 2, "Japanese": 3}
-"""Sentences of a lesson, so that it is about as long as those of the exam."""
+"""Sentences of a training text, so that it is about as long as those of the exam."""
 MOST_JOINED = {"German": mini_ende.MOST_JOINED, "Chinese": 2, "Japanese": mini_ende.MOST_JOINED}
 """Sentences of an example to pre-train on; those into Chinese are news, and more would not fit."""
 EAST_ASIAN = ("\u2e80", "\uffef")
@@ -292,7 +292,7 @@ def write(
 
 
 def claims(lab: Lab) -> list[Claim]:
-    """Which texts are the better lessons, over all divergences."""
+    """Which texts teach more, over all divergences."""
 
     def on(store: str) -> tuple[Run, ...]:
         return tuple(lab.run(store, objective) for objective in OBJECTIVES)

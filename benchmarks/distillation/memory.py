@@ -20,9 +20,9 @@ import torch
 
 from draftsmith.core.types import (
     DraftPrediction,
-    FullLaws,
-    TeacherLaws,
-    TopLaws,
+    FullLogprobs,
+    TeacherLogprobs,
+    TopLogprobs,
     TrajectoryBatch,
 )
 from draftsmith.distill.objectives.distillation import CELLS, Distillation
@@ -153,15 +153,15 @@ def step(objective: Distillation, kind: str, sizes: Sizes, *, dense: bool):
     return run
 
 
-def laws(kind: str, sizes: Sizes, generator: torch.Generator) -> TeacherLaws:
+def laws(kind: str, sizes: Sizes, generator: torch.Generator) -> TeacherLogprobs:
     """The teacher's laws: states and a head, or the most probable tokens with 95 % of the mass."""
     if kind == "whole":
         weight = torch.randn(sizes.vocab, sizes.hidden, generator=generator)
         states = torch.randn(sizes.places, sizes.hidden, generator=generator)
-        return FullLaws(hidden_NH=states, head=lambda h: h @ weight.T)
+        return FullLogprobs(hidden_NH=states, head=lambda h: h @ weight.T)
     starts = torch.randint(0, sizes.vocab - KEPT + 1, (sizes.places, 1), generator=generator)
     scores = torch.randn(sizes.places, KEPT, generator=generator)
-    return TopLaws(
+    return TopLogprobs(
         ids_NK=starts + torch.arange(KEPT),
         log_p_NK=torch.log_softmax(scores, -1) + torch.tensor(0.95).log(),
     )

@@ -133,11 +133,11 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
 def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     tokenizer = load_tokenizer(options.target)
     student = open_student(options, tokenizer)
-    lesson = distilling.make_lesson(options, tokenizer, student)
-    counting = Counting(lesson.source)
+    data = distilling.training_data(options, tokenizer, student)
+    counting = Counting(data.source)
     accelerator = start_accelerator(options)
-    lesson = replace(lesson, source=counting)
-    return distilling.make_trainer(options, student, lesson, accelerator), counting
+    data = replace(data, source=counting)
+    return distilling.make_trainer(options, student, data, accelerator), counting
 
 
 def measure(folder: Path, size: Size, out: ExitStack) -> list[Figure]:

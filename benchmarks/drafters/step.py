@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftsmith.core.types import FullLaws, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, TrajectoryBatch
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hidden.unroll import attend_rollout
@@ -124,7 +124,7 @@ def work(name: str, size: Size, *, noise: float = 0.2) -> Work:
         tokens_BT=tokens_BT,
         loss_mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
         documents_BT=torch.zeros_like(tokens_BT),
-        laws=FullLaws(hidden_NH=features_BTH[0], head=target.head),
+        laws=FullLogprobs(hidden_NH=features_BTH[0], head=target.head),
         law_row_BT=torch.arange(-1, size.places - 1)[None],
         features_BTS=features_BTH,
     )

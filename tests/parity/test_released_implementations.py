@@ -23,7 +23,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
-    FullLaws,
+    FullLogprobs,
     Proposal,
     RequestBatch,
     TargetOutput,
@@ -357,7 +357,7 @@ def recorded_batch(recorded: dict[str, Tensor], target: HFTarget) -> TrajectoryB
         tokens_BT=tokens.roll(1, dims=1),  # nobody reads the first one
         loss_mask_BT=counts.roll(2, dims=1),
         features_BTS=features,
-        laws=FullLaws(hidden_NH=features[0], head=target.head),
+        laws=FullLogprobs(hidden_NH=features[0], head=target.head),
         law_row_BT=torch.arange(-1, tokens.shape[1] - 1)[None],  # the state before says a token
     )
 
@@ -366,7 +366,7 @@ def entropy(prediction: DraftPrediction, batch: TrajectoryBatch) -> Tensor:
     """[N]: of the target's laws, where a prediction counts."""
     counted_BT = prediction.mask_BT & batch.mask_ahead(prediction.ahead)
     rows = batch.law_ahead(prediction.ahead)[counted_BT]
-    assert isinstance(batch.laws, FullLaws)
+    assert isinstance(batch.laws, FullLogprobs)
     log_p = batch.laws.head(batch.laws.hidden_NH[rows]).log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 

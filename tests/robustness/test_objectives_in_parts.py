@@ -14,7 +14,7 @@ from tests.small_laws import CASES
 from tests.small_trainer import VOCAB, build, check_close, make_source, named, whole
 from torch import Tensor
 
-from draftsmith.core.types import TopLaws, TrajectoryBatch
+from draftsmith.core.types import TopLogprobs, TrajectoryBatch
 from draftsmith.distill.batches import PackedBlocks
 from draftsmith.distill.objectives.distillation import Distillation
 
@@ -38,7 +38,7 @@ class Taught(PackedBlocks):
         plain_BT = (batch.tokens_BT * 3 + before_BT) % 7 == 0
         return replace(
             batch,
-            laws=TopLaws(ids_NK=best.indices, log_p_NK=best.values),
+            laws=TopLogprobs(ids_NK=best.indices, log_p_NK=best.values),
             law_row_BT=rows_BT.masked_fill(plain_BT, -1),
         )
 

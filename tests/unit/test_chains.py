@@ -16,7 +16,7 @@ from tests.small_laws import top
 from tests.small_trainer import CONFIG, VOCAB, Bigram, make_trainer
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.distributed import Learner
 from draftsmith.distill.evaluation import (
@@ -162,7 +162,7 @@ def test_survival_in_drawn_texts_is_exactly_that_of_drawn_chains(tmp_path: Path,
     batch = TrajectoryBatch(
         tokens_BT=tokens,
         loss_mask_BT=drawn,
-        laws=FullLaws(hidden_NH=log_p, head=lambda x: x) if laws == "full" else top(log_p, V),
+        laws=FullLogprobs(hidden_NH=log_p, head=lambda x: x) if laws == "full" else top(log_p, V),
         law_row_BT=torch.full_like(tokens, -1).masked_scatter(drawn, torch.arange(len(log_p))),
         weights_BT=own.sum(1).exp()[:, None].expand(tokens.shape),
         features_BTS=features.expand(*tokens.shape, H),
@@ -195,7 +195,7 @@ class Agreement:
         taught_BT, _ = masks(prediction, batch, None)
         places = gather(prediction, batch, taught_BT)
         laws = places.laws()
-        assert isinstance(laws, TopLaws)
+        assert isinstance(laws, TopLogprobs)
         best_N1 = laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))
         same_N = best_N1[:, 0] == head(places.hidden_NH).argmax(-1)
         return LossTerms(total=(same_N * places.weights_N).sum(), weight=places.weights_N.sum())

@@ -149,7 +149,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(
         ["--beam-weights", "score", "--beams", "2"],
     ],
 )
-def test_every_kind_of_lesson_moves_the_weights(
+def test_every_kind_of_data_moves_the_weights(
     folder: Path, tmp_path: Path, command: Command, store: Path, words: list[str]
 ) -> None:
     out = tmp_path / "out"

@@ -145,7 +145,7 @@ def test_so_many_processes_are_as_many_parts(
 def test_weights_of_terms_are_judged_before_the_stores_are_read(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftsmith.distill.distilling.make_lesson", None)
+    monkeypatch.setattr("draftsmith.distill.distilling.training_data", None)
     own = ["--drafter", "hass", "--objective", "sft", "--top-weight", "1"]
     said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
     assert "learns from tokens, not from laws" in said

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dense_objectives import dense_distillation
-from draftsmith.core.types import DraftPrediction, FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.distill.objectives import distillation
 from draftsmith.distill.objectives.distillation import (
     Acceptance,
@@ -60,10 +60,10 @@ class Setup:
     def head(self, hidden: Tensor) -> Tensor:
         return hidden @ self.weight.T
 
-    def full(self) -> FullLaws:
-        return FullLaws(hidden_NH=self.teacher_hidden, head=lambda h: h @ self.teacher_weight.T)
+    def full(self) -> FullLogprobs:
+        return FullLogprobs(hidden_NH=self.teacher_hidden, head=lambda h: h @ self.teacher_weight.T)
 
-    def top(self, k: int = K) -> TopLaws:
+    def top(self, k: int = K) -> TopLogprobs:
         laws = top(self.log_p, k)
         if k < self.log_p.shape[1]:  # a place that kept fewer tokens than others
             laws.ids_NK[4, -1], laws.log_p_NK[4, -1] = 0, -math.inf
@@ -72,7 +72,9 @@ class Setup:
     def prediction(self, ahead: int = 1) -> DraftPrediction:
         return DraftPrediction(hidden_BTH=self.hidden, mask_BT=self.mask, ahead=ahead)
 
-    def run(self, compute: Compute, laws: TopLaws | FullLaws, ahead: int = 1) -> list[Tensor]:
+    def run(
+        self, compute: Compute, laws: TopLogprobs | FullLogprobs, ahead: int = 1
+    ) -> list[Tensor]:
         """Value, weight, and the gradients in the states and the head's weight."""
         for leaf in (self.hidden, self.weight, self.teacher_weight):
             leaf.grad = None
@@ -144,7 +146,7 @@ def test_a_whole_law_may_stand_in_any_order(name: str) -> None:
     setup = Setup()
     objective, laws = chosen(name, "exact"), setup.top(V)
     order = torch.randperm(V, generator=torch.Generator().manual_seed(1))
-    mixed = TopLaws(ids_NK=laws.ids_NK[:, order], log_p_NK=laws.log_p_NK[:, order])
+    mixed = TopLogprobs(ids_NK=laws.ids_NK[:, order], log_p_NK=laws.log_p_NK[:, order])
     assert not torch.equal(mixed.ids_NK, laws.ids_NK)
     assert_same(setup.run(objective.loss, mixed), setup.run(objective.loss, laws))
 
@@ -334,7 +336,7 @@ def test_logits_are_made_again_in_the_backward_pass_not_kept() -> None:
 # --------------------------------------------------------------------------- acceptance
 
 
-def accept(setup: Setup, laws: TopLaws | FullLaws) -> LossTerms:
+def accept(setup: Setup, laws: TopLogprobs | FullLogprobs) -> LossTerms:
     batch = replace(setup.batch, laws=laws)
     with pytest.MonkeyPatch.context() as patch:  # four places at a time
         patch.setattr(distillation, "FEWEST", 1)
@@ -379,7 +381,7 @@ def test_acceptance_of_truncated_laws_is_a_lower_bound_that_closes() -> None:
 def test_the_lower_bound_is_attained_by_a_flat_teacher() -> None:
     """Each of K kept tokens has 1 / V; a student that drafts no others."""
     setup = Setup()
-    flat = TopLaws(
+    flat = TopLogprobs(
         ids_NK=torch.arange(K).expand(B * T, K),
         log_p_NK=torch.full((B * T, K), -math.log(V), dtype=torch.float64),
     )

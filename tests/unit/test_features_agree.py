@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, PretrainedConfig
 
 from draftsmith.core.cache import lay_out
-from draftsmith.core.types import FullLaws, Signals, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, Signals, TrajectoryBatch
 from draftsmith.distill.batches import (
     InLoop,
     PackedBlocks,
@@ -97,7 +97,7 @@ def test_a_teacher_in_the_loop_hears_what_decoding_hears(
     assert max(len(block) for block in blocks) >= 2
     batch = taught(assemble(blocks, LENGTH, END), target, signals)
     check_as_decoded(target, batch, signals)
-    assert isinstance(batch.laws, FullLaws)
+    assert isinstance(batch.laws, FullLogprobs)
 
 
 @pytest.mark.parametrize("family", [MistralConfig, Gemma2Config])
@@ -165,7 +165,7 @@ def test_parts_stand_in_the_order_in_which_they_are_named(target: HFTarget) -> N
 def test_the_state_after_the_norm_is_the_one_that_laws_come_from(target: HFTarget) -> None:
     texts = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     batch = taught(assemble(pack(texts, LENGTH), LENGTH, END), target, Signals(last_hidden=True))
-    assert isinstance(batch.laws, FullLaws) and batch.features_BTS is not None
+    assert isinstance(batch.laws, FullLogprobs) and batch.features_BTS is not None
     counted = batch.mask_ahead(1)
     rows = batch.law_ahead(1)[counted]
     assert torch.equal(batch.laws.take(rows).hidden_NH.float(), batch.features_BTS[counted])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dense_objectives import dense_distillation
-from draftsmith.core.types import DraftPrediction, FullLaws, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TrajectoryBatch
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.errors import InputError
 
@@ -32,7 +32,7 @@ def made(*, feature: bool = True) -> tuple[DraftPrediction, TrajectoryBatch, Ten
     batch = TrajectoryBatch(
         tokens_BT=torch.randint(0, V, (B, T), generator=generator),
         loss_mask_BT=wanted,
-        laws=FullLaws(hidden_NH=features[before], head=lambda hidden: hidden @ weight.T),
+        laws=FullLogprobs(hidden_NH=features[before], head=lambda hidden: hidden @ weight.T),
         law_row_BT=rows,
         weights_BT=torch.rand(B, T, generator=generator),
         features_BTS=features,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from draftsmith.core.types import (
     DraftPrediction,
-    FullLaws,
+    FullLogprobs,
     NarrowHead,
-    TeacherLaws,
-    TopLaws,
+    TeacherLogprobs,
+    TopLogprobs,
     TrajectoryBatch,
 )
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
@@ -31,10 +31,10 @@ def made(laws: str) -> tuple[DraftPrediction, TrajectoryBatch, Tensor, Tensor]:
     teacher_VH, student_DH, hidden_NH = 2 * normal(V, H), normal(len(IDS), H), normal(T - 2, H)
     log_p_NV = torch.log_softmax(hidden_NH @ teacher_VH.T, -1)
     top = log_p_NV.topk(V if laws == "all" else 6)
-    kept: dict[str, TeacherLaws] = {
-        "full": FullLaws(hidden_NH=hidden_NH, head=lambda hidden: hidden @ teacher_VH.T),
-        "all": TopLaws(ids_NK=top.indices, log_p_NK=top.values),
-        "top": TopLaws(ids_NK=top.indices, log_p_NK=top.values),
+    kept: dict[str, TeacherLogprobs] = {
+        "full": FullLogprobs(hidden_NH=hidden_NH, head=lambda hidden: hidden @ teacher_VH.T),
+        "all": TopLogprobs(ids_NK=top.indices, log_p_NK=top.values),
+        "top": TopLogprobs(ids_NK=top.indices, log_p_NK=top.values),
     }
     rows = torch.full((1, T), -1)
     rows[0, 2:] = torch.arange(T - 2)

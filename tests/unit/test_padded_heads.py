@@ -16,7 +16,7 @@ from tests.unit.test_distillation import B, H, Setup, T, V, accept, assert_same,
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftsmith.core.types import FullLaws, TopLaws
+from draftsmith.core.types import FullLogprobs, TopLogprobs
 from draftsmith.distill.datasets import Online, Shares
 from draftsmith.distill.evaluation import FIGURES, Chains
 from draftsmith.distill.objectives.distillation import Objective
@@ -51,10 +51,10 @@ class Heads:
         self.cut.weight = wide[:common].clone().requires_grad_()
         self.common = said[:common]
 
-    def laws(self, kind: str, *, cut: bool = False) -> FullLaws | TopLaws:
+    def laws(self, kind: str, *, cut: bool = False) -> FullLogprobs | TopLogprobs:
         weight = self.common if cut else self.teacher
         if kind == "in memory":
-            return FullLaws(hidden_NH=self.setup.teacher_hidden, head=lambda h: h @ weight.T)
+            return FullLogprobs(hidden_NH=self.setup.teacher_hidden, head=lambda h: h @ weight.T)
         log_p_NV = torch.log_softmax(self.setup.teacher_hidden @ weight.T, -1)
         return replace(top(log_p_NV, len(weight)), vocab_size=len(weight))
 
@@ -116,12 +116,12 @@ def test_laws_of_the_best_tokens_beyond_the_students_head_are_refused(objective:
     """Also beside whole ones, in a batch of two stores."""
     heads = Heads(V + 3, V)
     laws = heads.laws("stored")
-    assert isinstance(laws, TopLaws)
+    assert isinstance(laws, TopLogprobs)
     nothing = laws.log_p_NK.clone()
     nothing[:, : V - 1] = -torch.inf
     for mixed in (
         replace(laws, log_p_NK=nothing),
-        TopLaws(ids_NK=laws.ids_NK[:, -3:], log_p_NK=laws.log_p_NK[:, -3:], vocab_size=V + 3),
+        TopLogprobs(ids_NK=laws.ids_NK[:, -3:], log_p_NK=laws.log_p_NK[:, -3:], vocab_size=V + 3),
     ):
         setup = heads.setup
         with pytest.raises(InputError, match=f"hold token {V + 2}, the student's .* has {V}"):

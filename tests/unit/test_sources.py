@@ -11,7 +11,7 @@ import torch
 from tests.tiny_models import tiny_model
 from tests.unit.test_packing import END, plain, trajectory
 
-from draftsmith.core.types import FullLaws, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, TrajectoryBatch
 from draftsmith.distill.batches import InLoop, PackedBlocks, TextRows, TrajectoryBlocks
 from draftsmith.distill.datasets import Multi, Online
 from draftsmith.distill.trajectories.types import (
@@ -319,7 +319,7 @@ def test_a_teacher_in_the_loop_says_its_own_law_of_every_counted_token() -> None
         teacher=target,
     )
     batch = source.batch(0, 0, 1)
-    assert isinstance(batch.laws, FullLaws)
+    assert isinstance(batch.laws, FullLogprobs)
     counted = batch.mask_ahead(1)
     rows = batch.law_ahead(1)[counted]
     assert sorted(rows.tolist()) == list(range(len(batch.laws)))

@@ -13,7 +13,7 @@ import torch
 from tests.unit.test_packing import END, plain, trajectory
 from tests.unit.test_store import header, make
 
-from draftsmith.core.types import TopLaws
+from draftsmith.core.types import TopLogprobs
 from draftsmith.distill.batches import TrainingExample, assemble, pack
 from draftsmith.distill.datasets import Multi
 from draftsmith.distill.trajectories import readers, shards
@@ -133,7 +133,7 @@ def test_a_batch_of_stored_texts_is_that_of_texts_in_memory(tmp_path: Path) -> N
     kept = [TrainingExample(trajectory=text) for text in texts_of(there)]
     decoded = plain(*(one for one in there.read(0) if one.tokens))
     one, other = (assemble(pack(texts, 20), 20, END) for texts in (kept, decoded))
-    assert isinstance(one.laws, TopLaws) and isinstance(other.laws, TopLaws)
+    assert isinstance(one.laws, TopLogprobs) and isinstance(other.laws, TopLogprobs)
     assert torch.equal(one.laws.ids_NK, other.laws.ids_NK)
     assert torch.equal(one.laws.log_p_NK, other.laws.log_p_NK)
     for name in ("tokens_BT", "loss_mask_BT", "documents_BT", "law_row_BT", "weights_BT"):
@@ -188,7 +188,7 @@ def test_a_batch_decodes_an_old_row_group_once(monkeypatch: pytest.MonkeyPatch) 
     kept = [[one for one in old.read(number) if one.tokens] for number in old.shards()]
     loaded = plain(*[text for pair in zip(*kept, strict=False) for text in pair])
     wanted = assemble(pack(loaded, 40), 40, END)
-    assert isinstance(found.laws, TopLaws) and isinstance(wanted.laws, TopLaws)
+    assert isinstance(found.laws, TopLogprobs) and isinstance(wanted.laws, TopLogprobs)
     assert torch.equal(found.laws.log_p_NK, wanted.laws.log_p_NK)
     for name in ("tokens_BT", "loss_mask_BT", "law_row_BT"):
         assert torch.equal(getattr(found, name), getattr(wanted, name))

@@ -22,7 +22,7 @@ from tests.small_trainer import (
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from draftsmith.core.types import FullLaws, TopLaws, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.distill import distributed
 from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.distributed import make_accelerator, to_device
@@ -89,8 +89,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 @pytest.mark.parametrize("full", [False, True])
 def test_everything_in_a_batch_moves_to_the_device(full: bool) -> None:
     grid = torch.zeros(2, 4, dtype=torch.long)
-    top = TopLaws(ids_NK=torch.zeros(3, 2), log_p_NK=torch.zeros(3, 2))
-    whole = FullLaws(hidden_NH=torch.zeros(3, 8), head=nn.Identity())
+    top = TopLogprobs(ids_NK=torch.zeros(3, 2), log_p_NK=torch.zeros(3, 2))
+    whole = FullLogprobs(hidden_NH=torch.zeros(3, 8), head=nn.Identity())
     batch = TrajectoryBatch(
         tokens_BT=grid,
         loss_mask_BT=grid,

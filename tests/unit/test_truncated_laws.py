@@ -24,7 +24,7 @@ from tests.small_laws import (
 )
 from torch import Tensor
 
-from draftsmith.core.types import TopLaws
+from draftsmith.core.types import TopLogprobs
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.divergence import Reading, Tail, TokenBins
 from draftsmith.errors import InputError
@@ -111,7 +111,7 @@ def test_empty_cells_of_a_law_change_nothing(name: str, tail: Tail, reading: Rea
     log_p = torch.log_softmax(log_p, -1)
     laws = top(log_p, 4)
     assert (laws.ids_NK[0] == 0).any() and not (laws.ids_NK[1] == 0).any()
-    padded = TopLaws(
+    padded = TopLogprobs(
         ids_NK=torch.cat([laws.ids_NK, torch.zeros(2, 3, dtype=torch.long)], -1),
         log_p_NK=torch.nn.functional.pad(laws.log_p_NK, (0, 3), value=-math.inf),
     )
@@ -230,7 +230,7 @@ def test_a_bucket_has_no_meaning_at_another_temperature() -> None:
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_law_that_sums_to_more_than_one_by_rounding_stays_finite(name: str, tail: Tail) -> None:
     log_p = torch.tensor([[0.7, 0.3]]).log() + 1e-6
-    laws = TopLaws(ids_NK=torch.tensor([[2, 5]]), log_p_NK=log_p)
+    laws = TopLogprobs(ids_NK=torch.tensor([[2, 5]]), log_p_NK=log_p)
     student = logits(1, 1).float()
     values, gradient = with_gradient(lambda z: nats(name, truncated(name, laws, z, tail)), student)
     assert torch.isfinite(values).all() and torch.isfinite(gradient).all()
@@ -250,7 +250,7 @@ def test_saturated_students_keep_finite_gradients(name: str, tail: Tail, reading
 
 def test_a_tiny_mass_outside_keeps_its_digits() -> None:
     """q(rest) of 1e-12 is nothing beside 1 in float32; the pull towards p(rest) must survive."""
-    laws = TopLaws(ids_NK=torch.tensor([[0, 1]]), log_p_NK=torch.tensor([[0.6, 0.3]]).log())
+    laws = TopLogprobs(ids_NK=torch.tensor([[0, 1]]), log_p_NK=torch.tensor([[0.6, 0.3]]).log())
     student = torch.full((1, VOCAB), -28.0)
     student[0, :2] = torch.tensor([0.6, 0.4]).log()
     results = []

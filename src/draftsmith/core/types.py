@@ -190,7 +190,7 @@ class LengthPolicy(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopLaws:
+class TopLogprobs:
     """The teacher's most probable tokens at N positions: true probabilities at temperature 1, not
     renormalised, so that they sum to less than 1 by what lies outside."""
 
@@ -206,13 +206,13 @@ class TopLaws:
     def __len__(self) -> int:
         return len(self.ids_NK)
 
-    def take(self, rows_N: Tensor) -> TopLaws:
+    def take(self, rows_N: Tensor) -> TopLogprobs:
         """The laws at these positions (indices or a mask)."""
         return replace(self, ids_NK=self.ids_NK[rows_N], log_p_NK=self.log_p_NK[rows_N])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullLaws:
+class FullLogprobs:
     """The teacher's whole laws at N positions, as states and the head that turns them into logits:
     the laws of a few positions at a time are made when they are needed."""
 
@@ -223,12 +223,12 @@ class FullLaws:
     def __len__(self) -> int:
         return len(self.hidden_NH)
 
-    def take(self, rows_N: Tensor) -> FullLaws:
+    def take(self, rows_N: Tensor) -> FullLogprobs:
         """The laws at these positions (indices or a mask)."""
-        return FullLaws(hidden_NH=self.hidden_NH[rows_N], head=self.head)
+        return FullLogprobs(hidden_NH=self.hidden_NH[rows_N], head=self.head)
 
 
-TeacherLaws = TopLaws | FullLaws
+TeacherLogprobs = TopLogprobs | FullLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ class TrajectoryBatch:
     """True where a token counts as something to be predicted (position of the *token*)."""
     documents_BT: Tensor | None = None
     """Document number inside the packed block; None: attention may cross documents."""
-    laws: TeacherLaws | None = None
+    laws: TeacherLogprobs | None = None
     """The teacher's distributions, position after position."""
     law_row_BT: Tensor | None = None
     """Row of `laws` that the token at this position was drawn from; -1: no law, learn the token."""

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, Signals, TopLogprobs, TrajectoryBatch
 from draftsmith.distill.tokenizer_training import Tokens
 from draftsmith.distill.trajectories.readers import StoredText
 from draftsmith.distill.trajectories.types import TopK, Trajectory
@@ -522,7 +522,7 @@ def _features(laid: Sequence[_Place], shape: tuple[int, int]) -> Tensor | None:
     return out_BTS
 
 
-def _stack(laws: Sequence[TopK]) -> TopLaws:
+def _stack(laws: Sequence[TopK]) -> TopLogprobs:
     """One after the other; narrower ones are filled up with cells of probability 0."""
     width = max(law.ids_NK.shape[1] for law in laws)
 
@@ -534,7 +534,7 @@ def _stack(laws: Sequence[TopK]) -> TopLaws:
     log_p = np.concatenate([wide(law.log_p_NK, -np.inf) for law in laws])
     sizes = {law.vocab_size for law in laws}
     whole = bool((log_p.max(axis=1) > -np.inf).all())
-    return TopLaws(
+    return TopLogprobs(
         ids_NK=torch.from_numpy(ids.astype(np.int64)),
         log_p_NK=torch.from_numpy(log_p),
         vocab_size=sizes.pop() if len(sizes) == 1 else None,
@@ -658,7 +658,7 @@ def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> Traje
     row_BT = torch.full_like(batch.tokens_BT, -1)
     # logprobs of position t + 1 are computed at position t
     row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
-    laws = FullLaws(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
+    laws = FullLogprobs(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
     signals_BTS = captured.signals_BTS
     features_BTS = batch.features_BTS if signals_BTS is None else signals_BTS.float()
     return replace(batch, laws=laws, law_row_BT=row_BT, features_BTS=features_BTS)

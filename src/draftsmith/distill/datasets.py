@@ -581,7 +581,7 @@ def _written(store: TrajectoryStore) -> int | None:
 
 
 @no_garbage_collection()
-def stored_lesson(
+def stored_data(
     options: DistillConfig,
     tokenizer: Any,
     vocab_size: int,
@@ -714,7 +714,7 @@ def _counts(texts: Iterable[StoredText], vocab_size: int) -> Tensor:
     return torch.from_numpy(counts)
 
 
-def online_lesson(
+def online_data(
     options: DistillConfig,
     tokenizer: Any,
     teacher: HFTarget,

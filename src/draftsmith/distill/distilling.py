@@ -18,7 +18,7 @@ from draftsmith.config import as_dict
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
-from draftsmith.distill.datasets import online_lesson, stored_lesson
+from draftsmith.distill.datasets import online_data, stored_data
 from draftsmith.distill.distributed import precision, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.students import Student, open_student, weights_digest
@@ -71,24 +71,24 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         assert drawing is not None
         trainer.copy_into(Independent.learner(drawing.model))
 
-    lesson = make_lesson(options, tokenizer, student, drawing, refresh)
-    top_k = lesson.facts["top_k"]
+    data = training_data(options, tokenizer, student, drawing, refresh)
+    top_k = data.facts["top_k"]
     if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
         raise InputError(
             f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
             f"--teacher-temperature {token.teacher_temperature:g}: give --tail renormalise or "
             "floor, or --laws teacher"
         )
-    student.set_token_counts(lesson.count_tokens)
+    student.set_token_counts(data.count_tokens)
     accelerator = start_accelerator(options)
-    trainer = make_trainer(options, student, lesson, accelerator)
+    trainer = make_trainer(options, student, data, accelerator)
     figure, before = student.figure, trainer.evaluate()
     if figure in before:
         _log.info(f"held-out {figure} before: {before[figure]:.4f}")
     _log.info(f"{trainer.config.steps} steps")
     report = trainer.train()
     finished = student.fresh_copy()  # the trained one may be in parts
-    finished.set_token_counts(lesson.count_tokens)
+    finished.set_token_counts(data.count_tokens)
     if report.best is None:
         after = report.evaluation
         trainer.copy_into(finished.learner)
@@ -108,7 +108,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         **student.facts(after),
         "held_out": after,
         "held_out_before": before,
-        **lesson.facts,
+        **data.facts,
     }
     if accelerator.is_main_process:
         finished.write(options, record, results, _readme(results))
@@ -146,7 +146,7 @@ def _acceptance(values: dict[str, float]) -> float | None:
     return values.get("acceptance", values.get("acceptance_1"))
 
 
-def make_lesson(
+def training_data(
     options: DistillConfig,
     tokenizer: Any,
     student: Student,
@@ -165,7 +165,7 @@ def make_lesson(
     signals = student.learner.signals
     if not options.online:
         vocab_size = tokenizer_training.text_config(options.target).vocab_size
-        lesson = stored_lesson(options, tokenizer, vocab_size, teacher, signals)
+        data = stored_data(options, tokenizer, vocab_size, teacher, signals)
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
@@ -173,26 +173,26 @@ def make_lesson(
         own = None
         if drawing is not None:
             own = TransformersBackend(VocabLimitedTarget(drawing, known))
-        lesson = online_lesson(options, tokenizer, teacher, signals, draws, own, refresh)
-    student.check(lesson)
+        data = online_data(options, tokenizer, teacher, signals, draws, own, refresh)
+    student.check(data)
     digest = None if teacher is None else weights_digest(teacher.model.state_dict())
-    return replace(lesson, teacher=digest)
+    return replace(data, teacher=digest)
 
 
 def make_trainer(
     options: DistillConfig,
     student: Student,
-    lesson: datasets.TrainingData,
+    data: datasets.TrainingData,
     accelerator: Accelerator,
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    held, forcing = lesson.held_out, lesson.facts["forcing"]
+    held, forcing = data.held_out, data.facts["forcing"]
     evaluation = None if held is None else student.evaluation(held, forcing)
     identity = {
-        "data": lesson.facts["data"],
+        "data": data.facts["data"],
         **student.identity,
-        "teacher": lesson.teacher,
+        "teacher": data.teacher,
         "objective": as_dict(chosen),
         "multi": [
             options.aggregate,
@@ -220,8 +220,8 @@ def make_trainer(
     return Trainer(
         drafter=student.learner,
         objective=student.objective(Distillation(**vars(options.objective))),
-        source=lesson.source,
-        config=trainer_config(options, lesson.steps_per_epoch),
+        source=data.source,
+        config=trainer_config(options, data.steps_per_epoch),
         folder=options.out / "work",
         identity=identity,
         evaluation=evaluation,

@@ -151,21 +151,21 @@ class ModelStudent(StudentBase):
         tau = None if alpha is None else float(tokens_per_step(alpha, gamma))
         return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
 
-    def check(self, lesson: TrainingData) -> None:
+    def check(self, data: TrainingData) -> None:
         assert self.vocab_size is not None
-        if lesson.highest is not None and lesson.highest >= self.vocab_size:
+        if data.highest is not None and data.highest >= self.vocab_size:
             raise InputError(
                 f"{self._source} has a head of {self.vocab_size} entries, and a text holds token "
-                f"{lesson.highest}, from the padding of the target's larger head: enlarge it (in "
-                f"transformers model.resize_token_embeddings({lesson.highest + 1})), or leave such "
+                f"{data.highest}, from the padding of the target's larger head: enlarge it (in "
+                f"transformers model.resize_token_embeddings({data.highest + 1})), or leave such "
                 "prompts out when you collect"
             )
         config = self.model.config.get_text_config(decoder=True)
         context: int | None = getattr(config, "max_position_embeddings", None)
-        if context is not None and lesson.furthest > context:
+        if context is not None and data.furthest > context:
             raise InputError(
                 f"{self._source} has a context of {context} tokens, and the longest text has up to "
-                f"{lesson.furthest}: give --block-length {context} or less, which cuts what is "
+                f"{data.furthest}: give --block-length {context} or less, which cuts what is "
                 "longer, or with --long-texts drop leaves it out of what a --store holds"
             )
 
@@ -225,12 +225,12 @@ class NetworkStudent(StudentBase):
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
         }
 
-    def check(self, lesson: TrainingData) -> None:
+    def check(self, data: TrainingData) -> None:
         least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
-        if lesson.longest < least:
+        if data.longest < least:
             raise InputError(
                 f"{self._kind} with {self.learner.num_steps} forwards learns from texts of at "
-                f"least {least} tokens, and the longest that fits has {lesson.longest}: give a "
+                f"least {least} tokens, and the longest that fits has {data.longest}: give a "
                 "larger --block-length, longer answers or fewer forwards"
             )
 

@@ -32,9 +32,9 @@ from torch.utils.checkpoint import checkpoint
 from draftsmith.config import require
 from draftsmith.core.types import (
     DraftPrediction,
-    FullLaws,
-    TeacherLaws,
-    TopLaws,
+    FullLogprobs,
+    TeacherLogprobs,
+    TopLogprobs,
     TrajectoryBatch,
 )
 from draftsmith.distill.config import DivergenceConfig
@@ -138,12 +138,12 @@ class LossPositions:
     weights_N: Tensor
     uniform_N: Tensor
     """A number in [0, 1), for objectives that draw."""
-    all_laws: TeacherLaws | None
+    all_laws: TeacherLogprobs | None
 
     def __len__(self) -> int:
         return len(self.tokens_N)
 
-    def laws(self) -> TeacherLaws:
+    def laws(self) -> TeacherLogprobs:
         """The laws of these places."""
         assert self.all_laws is not None
         return self.all_laws.take(self.rows_N)
@@ -152,7 +152,7 @@ class LossPositions:
         """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
         else `CELLS`."""
         width = self.hidden_NH.shape[-1]
-        if isinstance(self.all_laws, FullLaws):
+        if isinstance(self.all_laws, FullLogprobs):
             width = max(width, self.all_laws.hidden_NH.shape[-1])
         cached = None if cells else cached_places(vocab, width, self.hidden_NH.device)
         size = cached or max(1, (cells or CELLS) // vocab)
@@ -192,7 +192,7 @@ def gather(
 
 def check_laws(places: LossPositions, vocab: int) -> None:
     """InputError when truncated laws cannot be those of this student's vocabulary."""
-    if not len(places) or isinstance(places.all_laws, FullLaws):
+    if not len(places) or isinstance(places.all_laws, FullLogprobs):
         return
     if places.all_laws is None:
         raise InputError("the batch names rows of laws but carries no laws; read them with it")
@@ -212,7 +212,7 @@ def check_laws(places: LossPositions, vocab: int) -> None:
         raise InputError("logprobs without any token; collect the trajectories again")
 
 
-def over_both(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor | TopLaws, Tensor]:
+def over_both(laws: TeacherLogprobs, logits_NV: Tensor) -> tuple[Tensor | TopLogprobs, Tensor]:
     """The teacher's logits (no gradient) or kept logprobs, and the student's logits, over the
     entries that both heads have.
 
@@ -220,7 +220,7 @@ def over_both(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor | TopLaws, T
     what lies outside of these is no single entry to them.
     """
     vocab = logits_NV.shape[-1]
-    if isinstance(laws, FullLaws):
+    if isinstance(laws, FullLogprobs):
         with torch.no_grad():
             teacher_NV = laws.head(laws.hidden_NH).to(logits_NV.dtype)
         size = min(teacher_NV.shape[-1], vocab)
@@ -234,7 +234,7 @@ def over_both(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor | TopLaws, T
     log_p_NK = laws.log_p_NK.masked_fill(~inside_NK, -math.inf)
     log_p_NK = log_p_NK.log_softmax(-1).where(_whole(laws), log_p_NK)
     there_K = inside_NK.any(0)  # where ids stand in order, just the student's
-    inside = TopLaws(
+    inside = TopLogprobs(
         ids_NK=laws.ids_NK.where(inside_NK, 0)[:, there_K],
         log_p_NK=log_p_NK[:, there_K],
         vocab_size=vocab,
@@ -242,7 +242,9 @@ def over_both(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor | TopLaws, T
     return inside, logits_NV
 
 
-def logprobs(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+def logprobs(
+    laws: TeacherLogprobs, logits_NV: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """log p and log q at temperature 1, [N, C] each, of the tokens that the teacher kept; their
     ids, None where these are all in order; and the student's logits over what both heads have."""
     kept, logits_NV = over_both(laws, logits_NV)
@@ -253,7 +255,7 @@ def logprobs(laws: TeacherLaws, logits_NV: Tensor) -> tuple[Tensor, Tensor, Tens
     return kept.log_p_NK.to(log_q_NV.dtype), log_q_NV.gather(-1, ids_NK), ids_NK, logits_NV
 
 
-def _whole(laws: TopLaws) -> Tensor:
+def _whole(laws: TopLogprobs) -> Tensor:
     """[N, 1]: laws of every entry of the teacher's head. A batch may hold others beside them."""
     kept_N1 = (laws.log_p_NK > -math.inf).sum(-1, keepdim=True)
     return kept_N1 == (math.inf if laws.vocab_size is None else laws.vocab_size)
@@ -435,9 +437,9 @@ def _own_ids(ids: Tensor, ids_D: Tensor) -> Tensor:
     return order_D[at].where(known_D[at] == ids, -1)
 
 
-def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
+def _known_best(laws: TeacherLogprobs, ids_D: Tensor) -> Tensor:
     """[N]: whether the drafter knows the target's most probable token."""
-    if isinstance(laws, TopLaws):
+    if isinstance(laws, TopLogprobs):
         best_N1 = laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))
         return torch.isin(best_N1[:, 0].long(), ids_D)
     with torch.no_grad():
@@ -446,10 +448,10 @@ def _known_best(laws: TeacherLaws, ids_D: Tensor) -> Tensor:
     return torch.isin(torch.cat(best_N), ids_D)
 
 
-def _cut(laws: TeacherLaws, ids_D: Tensor) -> TeacherLaws:
+def _cut(laws: TeacherLogprobs, ids_D: Tensor) -> TeacherLogprobs:
     """Laws over the drafter's tokens. What a cut law does not say is taken to lie inside, unless it
     says all that is inside."""
-    if isinstance(laws, FullLaws):
+    if isinstance(laws, FullLogprobs):
         return replace(laws, head=lambda hidden: laws.head(hidden)[..., ids_D])
     used_NK = laws.log_p_NK > -math.inf
     own_NK = _own_ids(laws.ids_NK, ids_D)
@@ -459,7 +461,7 @@ def _cut(laws: TeacherLaws, ids_D: Tensor) -> TeacherLaws:
     all_N1 = kept_NK.sum(-1, keepdim=True) == len(ids_D)
     inside_N1, outside_N1 = ((p_NK * one).sum(-1, keepdim=True) for one in (kept_NK, outside_NK))
     left_N1 = inside_N1.where(all_N1, 1 - outside_N1).clamp(min=torch.finfo(p_NK.dtype).tiny)
-    return TopLaws(
+    return TopLogprobs(
         ids_NK=own_NK.where(kept_NK, 0),
         log_p_NK=(laws.log_p_NK - left_N1.log()).masked_fill(~kept_NK, -math.inf).clamp(max=0.0),
         highest=None if laws.highest is None else len(ids_D) - 1,

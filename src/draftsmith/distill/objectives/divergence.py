@@ -34,7 +34,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftsmith.core.types import TopLaws
+from draftsmith.core.types import TopLogprobs
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import OBJECTIVES, load_plugin, plugin_names, wrong_plugin
 
@@ -284,7 +284,7 @@ REST = 2.0**-23
 
 
 def truncated_cells(
-    laws: TopLaws,
+    laws: TopLogprobs,
     logits_NV: Tensor,
     *,
     tail: Tail,

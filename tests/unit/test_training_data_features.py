@@ -17,10 +17,10 @@ from tests.unit.test_store import header
 from tests.unit.test_stored_features import rewrite
 
 from draftsmith.commands.distill import DistillOptions
-from draftsmith.core.types import FullLaws, Signals, TopLaws, TrajectoryBatch
+from draftsmith.core.types import FullLogprobs, Signals, TopLogprobs, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
-from draftsmith.distill.datasets import Aggregate, online_lesson, stored_lesson
+from draftsmith.distill.datasets import Aggregate, online_data, stored_data
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.readers import FeatureFile
 from draftsmith.distill.trajectories.store import TrajectoryStore
@@ -67,20 +67,20 @@ def options(tmp_path: Path, target: HFTarget) -> DistillOptions:
     )
 
 
-def every_batch(lesson: datasets.TrainingData) -> None:
+def every_batch(data: datasets.TrainingData) -> None:
     """Read all texts, held-out ones too."""
-    for step in range(math.ceil(lesson.steps_per_epoch)):
-        lesson.source.batch(step, 0, 1)
-    assert lesson.held_out is not None
-    for step in range(lesson.held_out.num_batches):
-        lesson.held_out.batch(step, 0, 1)
+    for step in range(math.ceil(data.steps_per_epoch)):
+        data.source.batch(step, 0, 1)
+    assert data.held_out is not None
+    for step in range(data.held_out.num_batches):
+        data.held_out.batch(step, 0, 1)
 
 
 def from_store(
     options: DistillOptions, signals: Signals, teacher: HFTarget | None = None
 ) -> datasets.TrainingData:
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    return stored_lesson(options, tokenizer, VOCAB, teacher, signals)
+    return stored_data(options, tokenizer, VOCAB, teacher, signals)
 
 
 def near(batch: TrajectoryBatch, options: DistillOptions) -> None:
@@ -110,13 +110,13 @@ def near(batch: TrajectoryBatch, options: DistillOptions) -> None:
 def test_a_store_gives_its_hidden_states_with_its_laws(
     options: DistillOptions, aggregate: Aggregate
 ) -> None:
-    lesson = from_store(replace(options, aggregate=aggregate), LAST)
+    data = from_store(replace(options, aggregate=aggregate), LAST)
     for step in (0, 3, 1):
-        batch = lesson.source.batch(step, 0, 1)
-        assert isinstance(batch.laws, TopLaws)
+        batch = data.source.batch(step, 0, 1)
+        assert isinstance(batch.laws, TopLogprobs)
         near(batch, options)
-    assert lesson.held_out is not None
-    near(lesson.held_out.batch(0, 0, 1), options)
+    assert data.held_out is not None
+    near(data.held_out.batch(0, 0, 1), options)
 
 
 def test_they_are_read_when_a_batch_asks_and_for_no_other(
@@ -130,9 +130,9 @@ def test_they_are_read_when_a_batch_asks_and_for_no_other(
         return read(self, row, many)
 
     monkeypatch.setattr(FeatureFile, "read", counted)
-    lesson = from_store(options, LAST)
+    data = from_store(options, LAST)
     assert places == []
-    batch = lesson.source.batch(0, 0, 1)
+    batch = data.source.batch(0, 0, 1)
     assert batch.features_BTS is not None
     assert sum(places) == int(batch.features_BTS.any(-1).sum())
 
@@ -148,20 +148,20 @@ def test_one_that_is_not_a_number_is_named_when_it_is_read(
     rows["1"][-1, -1] = torch.nan
     rewrite(store, rows, number)
     said = rf"shard {number} of .*, trajectory 1: its hidden states hold NaN"
-    lesson = from_store(options, LAST)
+    data = from_store(options, LAST)
     with pytest.raises(BackendError, match=said):
-        every_batch(lesson)
-    lesson = from_store(replace(options, fitting=FittingConfig(on_bad_shard="skip")), LAST)
-    assert lesson.facts["bad_shards"] == 1
-    learnt = lesson.facts["prompts"] + lesson.facts["held_out_prompts"]
+        every_batch(data)
+    data = from_store(replace(options, fitting=FittingConfig(on_bad_shard="skip")), LAST)
+    assert data.facts["bad_shards"] == 1
+    learnt = data.facts["prompts"] + data.facts["held_out_prompts"]
     assert learnt == len({one.prompt for one in store.read(0)})
 
 
 def test_a_drafter_that_reads_none_gets_none(options: DistillOptions) -> None:
-    lesson = from_store(options, Signals())
-    assert lesson.source.batch(0, 0, 1).features_BTS is None
-    assert lesson.held_out is not None
-    assert lesson.held_out.batch(0, 0, 1).features_BTS is None
+    data = from_store(options, Signals())
+    assert data.source.batch(0, 0, 1).features_BTS is None
+    assert data.held_out is not None
+    assert data.held_out.batch(0, 0, 1).features_BTS is None
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_a_store_with_others_is_refused_with_the_command_to_use(
     with pytest.raises(InputError, match=said + ".*--laws teacher"):
         from_store(replace(options, store=(folder,)), wanted)
     # with the target in memory it does not matter what the store holds
-    lesson = from_store(replace(options, store=(folder,)), wanted, target)
-    check_as_decoded(target, lesson.source.batch(0, 0, 1), wanted)
+    data = from_store(replace(options, store=(folder,)), wanted, target)
+    check_as_decoded(target, data.source.batch(0, 0, 1), wanted)
 
 
 def test_hidden_states_that_a_store_lacks_or_of_another_width_are_named(
@@ -207,9 +207,9 @@ def test_hidden_states_that_a_store_lacks_or_of_another_width_are_named(
         spoilt = replace(options, store=(folder, *options.store))
         with pytest.raises(BackendError, match=said[name]):
             from_store(spoilt, LAST)
-        lesson = from_store(replace(spoilt, fitting=FittingConfig(on_bad_shard="skip")), LAST)
-        assert lesson.facts["bad_shards"] == 1
-        assert lesson.facts["data"][1:] == from_store(options, LAST).facts["data"]
+        data = from_store(replace(spoilt, fitting=FittingConfig(on_bad_shard="skip")), LAST)
+        assert data.facts["bad_shards"] == 1
+        assert data.facts["data"][1:] == from_store(options, LAST).facts["data"]
 
 
 def test_text_needs_the_target_in_memory(
@@ -222,7 +222,7 @@ def test_text_needs_the_target_in_memory(
     batch = from_store(mixed, FUSED, target).source.batch(0, 0, 1)
     assert len(batch.tokens_BT) == 2
     check_as_decoded(target, batch, FUSED)
-    assert isinstance(batch.laws, FullLaws)
+    assert isinstance(batch.laws, FullLogprobs)
     assert bool((batch.law_ahead(1)[batch.mask_ahead(1)] >= 0).all())
     # a draft model learns the tokens of the text, as before
     plain = from_store(mixed, Signals(), target).source.batch(0, 0, 1)
@@ -244,7 +244,7 @@ def test_online_the_target_says_them(
         training=replace(options.training, duration="3steps"),
     )
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    lesson = online_lesson(drawn, tokenizer, target, FUSED, target, None, None)
-    check_as_decoded(target, lesson.source.batch(0, 0, 1), FUSED)
-    assert lesson.held_out is not None
-    check_as_decoded(target, lesson.held_out.batch(0, 0, 1), FUSED)
+    data = online_data(drawn, tokenizer, target, FUSED, target, None, None)
+    check_as_decoded(target, data.source.batch(0, 0, 1), FUSED)
+    assert data.held_out is not None
+    check_as_decoded(target, data.held_out.batch(0, 0, 1), FUSED)

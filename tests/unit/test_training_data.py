@@ -14,11 +14,11 @@ from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
 from tests.unit.test_store import header, make_laws
 
 from draftsmith.commands.distill import DistillOptions
-from draftsmith.core.types import Signals, TopLaws, TrajectoryBatch
+from draftsmith.core.types import Signals, TopLogprobs, TrajectoryBatch
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.batches import Prefetched, TrainingExample, TrajectoryBlocks
 from draftsmith.distill.config import FittingConfig, ScheduleConfig
-from draftsmith.distill.datasets import Aggregate, Multi, online_lesson, stored_lesson
+from draftsmith.distill.datasets import Aggregate, Multi, online_data, stored_data
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import TopK, Trajectory
@@ -79,16 +79,16 @@ def from_memory(options: DistillOptions) -> TrajectoryBlocks:
     return TrajectoryBlocks(documents, end_id=0, length=32, batch_blocks=2, seed=0)
 
 
-def blocks_of(lesson: datasets.TrainingData) -> TrajectoryBlocks:
+def blocks_of(data: datasets.TrainingData) -> TrajectoryBlocks:
     """The blocks that a thread assembles in advance."""
-    assert isinstance(lesson.source, Prefetched)
-    assert isinstance(lesson.source.source, TrajectoryBlocks)
-    return lesson.source.source
+    assert isinstance(data.source, Prefetched)
+    assert isinstance(data.source.source, TrajectoryBlocks)
+    return data.source.source
 
 
 def dense(batch: TrajectoryBatch) -> torch.Tensor:
     """[N, V]: probabilities of the laws."""
-    assert isinstance(batch.laws, TopLaws)
+    assert isinstance(batch.laws, TopLogprobs)
     p_NV = torch.zeros(len(batch.laws), VOCAB)
     return p_NV.scatter_add(1, batch.laws.ids_NK, batch.laws.log_p_NK.exp())
 
@@ -97,11 +97,11 @@ def dense(batch: TrajectoryBatch) -> torch.Tensor:
 def test_batches_are_those_of_laws_in_memory(options: DistillOptions, aggregate: Aggregate) -> None:
     options = replace(options, aggregate=aggregate)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
+    data = stored_data(options, tokenizer, VOCAB, None, Signals())
     wanted = from_memory(options)
-    assert lesson.steps_per_epoch == wanted.steps_per_epoch
+    assert data.steps_per_epoch == wanted.steps_per_epoch
     for step in (0, 3, 1):
-        one, other = lesson.source.batch(step, 0, 1), wanted.batch(step)
+        one, other = data.source.batch(step, 0, 1), wanted.batch(step)
         for name in ("tokens_BT", "loss_mask_BT", "documents_BT", "law_row_BT", "weights_BT"):
             assert torch.equal(getattr(one, name), getattr(other, name))
         if aggregate == "per_beam":
@@ -123,13 +123,13 @@ def test_laws_are_decoded_when_a_batch_asks_and_for_no_other(
 
     monkeypatch.setattr(shards, "decode", counted)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
+    data = stored_data(options, tokenizer, VOCAB, None, Signals())
     assert decoded == []
-    batch = lesson.source.batch(0, 0, 1)
-    assert isinstance(batch.laws, TopLaws)
-    assert sum(decoded) == len(batch.laws) < lesson.facts["answer_tokens"]
-    assert lesson.held_out is not None
-    assert isinstance(lesson.held_out.batch(0, 0, 1).laws, TopLaws)
+    batch = data.source.batch(0, 0, 1)
+    assert isinstance(batch.laws, TopLogprobs)
+    assert sum(decoded) == len(batch.laws) < data.facts["answer_tokens"]
+    assert data.held_out is not None
+    assert isinstance(data.held_out.batch(0, 0, 1).laws, TopLogprobs)
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.1, 1), (0.25, 2), (0.6, 6)])
@@ -142,16 +142,16 @@ def test_text_takes_its_share_of_the_batch(
     training = replace(options.training, batch_tokens=10 * 32)
     options = replace(options, training=training, text=(str(text),), text_share=share)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
+    data = stored_data(options, tokenizer, VOCAB, None, Signals())
     for step in range(3):
-        batch = lesson.source.batch(step, 0, 1)
+        batch = data.source.batch(step, 0, 1)
         assert batch.tokens_BT.numel() == training.batch_tokens
         assert batch.law_row_BT is not None
         assert int((batch.law_row_BT < 0).all(1).sum()) == rows
-        parts = [lesson.source.batch(step, part, 2).tokens_BT.numel() for part in range(2)]
+        parts = [data.source.batch(step, part, 2).tokens_BT.numel() for part in range(2)]
         assert sum(parts) == training.batch_tokens
-    without = stored_lesson(replace(options, text=()), tokenizer, VOCAB, None, Signals())
-    assert lesson.steps_per_epoch == pytest.approx(without.steps_per_epoch * 10 / (10 - rows))
+    without = stored_data(replace(options, text=()), tokenizer, VOCAB, None, Signals())
+    assert data.steps_per_epoch == pytest.approx(without.steps_per_epoch * 10 / (10 - rows))
 
 
 @pytest.mark.parametrize(("share", "lacks"), [(0.1, "text"), (0.9, "answers")])
@@ -161,7 +161,7 @@ def test_a_batch_without_text_or_without_answers_is_refused(
     options = replace(options, text=("text.txt",), text_share=share)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
-        stored_lesson(options, tokenizer, VOCAB, None, Signals())
+        stored_data(options, tokenizer, VOCAB, None, Signals())
 
 
 def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
@@ -178,16 +178,14 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     store.write(0, [replace(a_text(rng, "long", 0), prompt=prompt) for prompt in prompts])
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     both = replace(options, store=(*options.store, tmp_path / "long"))
-    lesson, plain = (
-        stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (both, options)
-    )
-    assert (lesson.facts["too_long"], plain.facts["too_long"]) == (3, 0)
+    data, plain = (stored_data(one, tokenizer, VOCAB, None, Signals()) for one in (both, options))
+    assert (data.facts["too_long"], plain.facts["too_long"]) == (3, 0)
     said = "left out 3 texts: the prompt alone fills --block-length 32"
     assert caplog.messages == [said]
-    assert lesson.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
+    assert data.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
     with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
-        stored_lesson(alone, tokenizer, VOCAB, None, Signals())
+        stored_data(alone, tokenizer, VOCAB, None, Signals())
 
 
 def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
@@ -200,7 +198,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
     dropping = replace(short, fitting=FittingConfig(long_texts="drop"))
     texts = [one for folder in options.store for one in TrajectoryStore.open(folder).trajectories()]
     too_long = sum(len(one.prompt) + len(one.tokens) > length for one in texts)
-    cut, left = (stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping))
+    cut, left = (stored_data(one, tokenizer, VOCAB, None, Signals()) for one in (short, dropping))
     assert 0 < too_long < len(texts)
     assert (cut.facts["too_long"], left.facts["too_long"]) == (0, too_long)
     assert (cut.facts["cut"], left.facts["cut"]) == (too_long, 0)
@@ -213,7 +211,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
             assert one.trajectory.prompt_length + one.trajectory.answer_length <= length
     nothing = replace(dropping, training=replace(options.training, block_length=4))
     with pytest.raises(InputError, match="every text is longer than --block-length 4"):
-        stored_lesson(nothing, tokenizer, VOCAB, None, Signals())
+        stored_data(nothing, tokenizer, VOCAB, None, Signals())
 
 
 @pytest.mark.parametrize(
@@ -248,20 +246,20 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
         hold_out=0.0,
         training=replace(options.training, block_length=length, batch_tokens=2 * length),
     )
-    lesson = online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
-    assert lesson.facts["skipped"] == {"empty prompt": 2, reason: 1}
-    assert (lesson.facts["prompts"], lesson.facts["tight"]) == (2, 0)
+    data = online_data(online, tokenizer, teacher, Signals(), teacher, None, None)
+    assert data.facts["skipped"] == {"empty prompt": 2, reason: 1}
+    assert (data.facts["prompts"], data.facts["tight"]) == (2, 0)
     said = ["left out 2 prompts: empty prompt", f"left out 1 prompts: {reason}"]
     assert caplog.messages == said
-    assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
+    assert data.source.batch(0, 0, 1).loss_mask_BT.any()
     shorter, longer = sorted((sizes[0], sizes[3]))
     tight = replace(online, max_new_tokens=length - longer + 1)
-    lesson = online_lesson(tight, tokenizer, teacher, Signals(), teacher, None, None)
-    assert lesson.facts["tight"] == (2 if shorter == longer else 1)
+    data = online_data(tight, tokenizer, teacher, Signals(), teacher, None, None)
+    assert data.facts["tight"] == (2 if shorter == longer else 1)
     assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in caplog.text
     path.write_text(json.dumps({"prompt": ""}))
     with pytest.raises(InputError, match="can be continued and used: empty prompt"):
-        online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
+        online_data(online, tokenizer, teacher, Signals(), teacher, None, None)
 
 
 def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
@@ -277,22 +275,22 @@ def test_prompts_of_tokens_that_are_not_known_are_left_out_online(
     online = replace(
         options, store=(), online=True, prompts=path, prompts_per_step=2, max_new_tokens=3
     )
-    lesson = online_lesson(online, tokenizer, teacher, Signals(), teacher, None, None)
-    assert lesson.facts["skipped"] == {"token outside the vocabulary of 300": 1}
+    data = online_data(online, tokenizer, teacher, Signals(), teacher, None, None)
+    assert data.facts["skipped"] == {"token outside the vocabulary of 300": 1}
     assert "left out 1 prompts: token outside" in caplog.text
-    assert lesson.source.batch(0, 0, 1).loss_mask_BT.any()
+    assert data.source.batch(0, 0, 1).loss_mask_BT.any()
     fewer = VocabLimitedTarget(
         teacher, max(tokenizer.encode("the dog"))
     )  # as a draft with less padding
-    lesson = online_lesson(online, tokenizer, teacher, Signals(), fewer, None, None)
-    assert lesson.facts["skipped"] == {f"token outside the vocabulary of {fewer.vocab_size}": 2}
+    data = online_data(online, tokenizer, teacher, Signals(), fewer, None, None)
+    assert data.facts["skipped"] == {f"token outside the vocabulary of {fewer.vocab_size}": 2}
 
 
 def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     alone = replace(options, fitting=FittingConfig(one_per_block=True))
     packed, single = (
-        stored_lesson(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
+        stored_data(one, tokenizer, VOCAB, None, Signals()) for one in (options, alone)
     )
     alone, together = blocks_of(single).blocks, blocks_of(packed).blocks
     assert {len(block) for block in alone} == {1}
@@ -303,11 +301,11 @@ def test_tokens_are_counted_in_the_answers_that_are_learnt(options: DistillOptio
     """Not in prompts, and not in what is held out."""
     options = replace(options, hold_out=0.4)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    lesson = stored_lesson(options, tokenizer, VOCAB, None, Signals())
+    data = stored_data(options, tokenizer, VOCAB, None, Signals())
     wanted = torch.zeros(VOCAB, dtype=torch.int64)
     documents = [one for block in from_memory(options).blocks for one in block]
     for document in documents:
         wanted += torch.bincount(torch.tensor(document.trajectory.tokens), minlength=VOCAB)
-    assert lesson.count_tokens is not None and lesson.facts["held_out_prompts"] > 0
-    assert torch.equal(lesson.count_tokens(), wanted)
+    assert data.count_tokens is not None and data.facts["held_out_prompts"] > 0
+    assert torch.equal(data.count_tokens(), wanted)
     assert gc.isenabled()
