@@ -60,9 +60,7 @@ def test_a_recurrent_state_is_refused_by_class(class_name: str) -> None:
     model_class = getattr(transformers, class_name, None)
     if model_class is None:
         pytest.skip(f"transformers {transformers.__version__} has no {class_name}")
-    with pytest.raises(
-        UnsupportedModel, match=rf"{class_name} keeps a recurrent state .* roll back"
-    ):
+    with pytest.raises(UnsupportedModel, match=rf"{class_name}.*recurrent"):
         refuse_by_class(model_class, class_name)
 
 
@@ -203,7 +201,7 @@ def test_the_self_check_refuses_in_every_dtype_and_passes_in_every_dtype(
 def test_an_unknown_keyword_to_attention_is_refused(build_pair: Build) -> None:
     _, model = build_pair(config_of("LlamaConfig", **SMALL))
     _strange(model, lambda given: given.update(position_bias=torch.zeros(1)))
-    with pytest.raises(UnsupportedModel, match="passes 'position_bias' to its attention"):
+    with pytest.raises(UnsupportedModel, match=r"'position_bias'.*attention"):
         HFTarget(model, check=False)
 
 

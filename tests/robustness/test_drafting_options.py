@@ -207,7 +207,7 @@ def test_a_model_folder_is_a_draft_model(tmp_path: Path) -> None:
 
 def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "weights.bin").write_text("{")
-    with pytest.raises(InputError, match=r"has no config\.json: give a folder with a transformers"):
+    with pytest.raises(InputError, match=r"config\.json.*transformers"):
         load_drafter(str(tmp_path))
     manifest = tmp_path / "drafter.json"
     for content in ("{", "[]", '{"kind": "eagle"}', '{"kind": "eagle", "options": 3}'):

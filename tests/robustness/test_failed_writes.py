@@ -48,7 +48,7 @@ def test_an_atomic_write_says_what_a_library_wrapped(tmp_path: Path, error: Exce
             part.write_text("half")
             raise error
 
-    with pytest.raises(BackendError, match="model: no space is left") as caught:
+    with pytest.raises(BackendError, match=r"model.*space") as caught:
         write()
     assert caught.value.__cause__ is error
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["model"]
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_written_leaves_the_checkpoint_and_one_sentence(
             patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", refuse)
         else:
             patch.setattr("draftsmith.provenance._sync", refuse)
-        with pytest.raises(BackendError, match="the training checkpoint is kept") as caught:
+        with pytest.raises(BackendError, match="checkpoint is kept") as caught:
             write_model(out)
     text = str(caught.value)
     assert "half-written" in text and "\n" not in text and "os error" not in text

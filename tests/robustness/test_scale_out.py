@@ -110,7 +110,7 @@ def test_shards_of_earlier_runs_are_checked_before_anything_is_computed(
     whole = [undisturbed.file(number).read_bytes() for number in (1, 2)]
     for number in (1, 2):
         undisturbed.file(number).write_bytes(b"")
-    with pytest.raises(BackendError, match=r"shard 1 is empty \(also of shards 2\)"):
+    with pytest.raises(BackendError, match=r"shard 1.*\(also of shards 2\)"):
         again(on_check=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert lines(notes) == [] and not undisturbed.has(0)

@@ -185,7 +185,7 @@ def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: bytes) -> Non
 def test_shards_without_a_manifest_are_not_taken_over(tmp_path: Path) -> None:
     make_store(tmp_path, shards=1)
     (tmp_path / MANIFEST).unlink()
-    with pytest.raises(BackendError, match=r"holds shards but no manifest\.json"):
+    with pytest.raises(BackendError, match=r"shards.*manifest\.json"):
         TrajectoryStore.create(tmp_path, HEADER)
 
 
@@ -199,7 +199,7 @@ def test_a_shard_of_another_store_is_noticed(tmp_path: Path) -> None:
     for path in (tmp_path / "mine").glob("shard-00000.*"):  # and one in a wrong place
         shutil.copy(path, path.with_name(path.name.replace("00000", "00009")))
     for number in (5, 9):
-        with pytest.raises(BackendError, match=f"shard {number} .* belongs to another store"):
+        with pytest.raises(BackendError, match=rf"shard {number}.*belongs"):
             mine.read(number)
     assert is_shard(mine.read(1), 1)
 
@@ -273,7 +273,7 @@ def test_a_full_disk_when_a_store_is_created_leaves_nothing(tmp_path: Path) -> N
         folder = tmp_path / str(fail_at)
         with pytest.MonkeyPatch.context() as patch:
             count_writes(patch, fail_at, full)
-            with pytest.raises(BackendError, match=r"manifest\.json: no space is left"):
+            with pytest.raises(BackendError, match=r"manifest\.json.*space"):
                 TrajectoryStore.create(folder, HEADER)
         assert names(folder) == []
         make_store(folder, shards=1)

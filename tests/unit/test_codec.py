@@ -280,7 +280,7 @@ def test_parts_of_the_wrong_length_are_refused(part: str, cut: str) -> None:
 
 def test_another_version_is_named() -> None:
     laws = encode(make_laws(4, 6, 200), 200)
-    with pytest.raises(BackendError, match="version 2, this draftsmith reads version 1"):
+    with pytest.raises(BackendError, match=r"version 2.*version 1"):
         decode(laws | {"laws_head": b"\2" + laws["laws_head"][1:]})
 
 

@@ -185,7 +185,7 @@ def test_a_summary_without_a_list_of_drafters_is_refused(
     if not with_records:
         (bench / "records.jsonl").unlink()
     write_json_atomic(bench / "summary.json", {"target": "t", "drafters": 5})
-    with pytest.raises(InputError, match=r"summary\.json has no list of drafters"):
+    with pytest.raises(InputError, match=r"summary\.json.*drafters"):
         read_runs([bench])
 
 

@@ -135,7 +135,7 @@ def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
 
 
 def test_a_missing_required_option_is_named_with_its_file() -> None:
-    with pytest.raises(InputError, match=r"'width' of Outer is missing in x\.json"):
+    with pytest.raises(InputError, match=r"'width'.*Outer.*x\.json"):
         from_dict(Outer, {}, where="x.json")
 
 
@@ -192,7 +192,7 @@ def test_a_wrong_override_is_named(word: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["1e3MB", "1e-3GB", "1e999GB", "5.GB", "0", "GB", "5XB"])
 def test_a_text_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--size must be a size such as 500MB"):
+    with pytest.raises(InputError, match=r"--size.*size.*500MB"):
         parse_bytes(text, "--size")
 
 

@@ -509,5 +509,5 @@ def test_costs_that_cannot_be_are_refused(
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
 def test_a_step_in_vain_takes_its_time(seconds: float) -> None:
-    with pytest.raises(ValueError, match="in_vain must be finite and positive"):
+    with pytest.raises(ValueError, match=r"in_vain.*positive"):
         StepCosts(target_D=(1.0, 2.0), draft_D=(0.0, 0.0), in_vain=seconds)

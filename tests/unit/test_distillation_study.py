@@ -157,7 +157,7 @@ def test_marks_of_a_run_by_other_options_are_refused(tmp_path: Path) -> None:
     run.options.out.mkdir(parents=True)
     (run.options.out / "run.json").write_text(json.dumps({"options": options}))
     (run.options.out.parent / f"marks-{lab.exam.key[:12]}.json").write_text("{}")
-    with pytest.raises(InputError, match=r"training.learning_rate 3e-05, and the study now has"):
+    with pytest.raises(InputError, match=r"training.learning_rate.*3e-05.*study"):
         study.examine([run], lab.exam, tmp_path, 1)
 
 
@@ -266,7 +266,7 @@ def test_marks_count_for_the_same_run_alone(tmp_path: Path, capsys: Any) -> None
     again = keep(tmp_path / "record", tmp_path, lab.models, (lab.ask,), lab.amounts.prompts)
     assert again.find(run, lab.exam) == some_marks(31)
     (tmp_path / "draft" / "model.safetensors").write_text("another")
-    with pytest.raises(InputError, match="was begun with other models or prompts"):
+    with pytest.raises(InputError, match="other models"):
         keep(tmp_path / "record", tmp_path, lab.models, (lab.ask,), lab.amounts.prompts)
     (tmp_path / "new").mkdir()
     other = keep(tmp_path / "record", tmp_path / "new", lab.models, (lab.ask,), lab.amounts.prompts)

@@ -130,7 +130,7 @@ def test_a_released_folder_with_an_embedding_loads(target: HFTarget, tmp_path: P
     drafter = made("eagle", target, str(tmp_path))
     assert torch.equal(tensors(drafter)["fc.weight"], written["fc.weight"])
     torch.save(everything | {"embed_tokens.weight": embedding + 1}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(BackendError, match="another target: its copy of the embedding"):
+    with pytest.raises(BackendError, match="copy of the embedding"):
         made("eagle", target, str(tmp_path))
 
 
@@ -263,7 +263,7 @@ def test_a_whole_vocabulary_has_no_other_order(target: HFTarget, tmp_path: Path)
     found = load_file(tmp_path / "model.safetensors")
     found["d2t"][-1] = 500
     save_file(found, tmp_path / "model.safetensors")
-    with pytest.raises(BackendError, match="no ascending token ids below 64"):
+    with pytest.raises(BackendError, match=r"ascending.*64"):
         made("eagle3", target, str(tmp_path))
 
 
@@ -276,7 +276,7 @@ def test_weights_that_are_not_finite_are_named(
     name = sorted(found)[3]
     found[name].view(-1)[0] = value
     save_file(found, tmp_path / "model.safetensors")
-    with pytest.raises(BackendError, match=f"not finite, in {name}"):
+    with pytest.raises(BackendError, match=rf"finite.*{name}"):
         made("griffin", target, str(tmp_path))
 
 

@@ -92,7 +92,7 @@ def test_layers_that_the_target_has_not_are_refused(
     said: object, target: HFTarget, tmp_path: Path
 ) -> None:
     folder = released("eagle3", target, tmp_path, eagle_config={IDS: said})
-    with pytest.raises(BackendError, match="should be three numbers from 0 to 7"):
+    with pytest.raises(BackendError, match=r"numbers.*0.*7"):
         loaded("eagle3", target, folder)
 
 
@@ -102,9 +102,7 @@ def test_quantised_weights_are_refused(kind: str, target: HFTarget, tmp_path: Pa
     found = load_file(path)
     name = "layers.0.self_attn.q_proj.weight"
     save_file(found | {name: found[name].to(getattr(torch, kind))}, path)
-    with pytest.raises(
-        BackendError, match=f"holds {name} as {kind}, where floating-point numbers of 16"
-    ):
+    with pytest.raises(BackendError, match=rf"{name}.*{kind}.*floating-point.*16"):
         loaded("eagle", target, tmp_path)
 
 
@@ -136,7 +134,7 @@ def test_a_copy_of_another_embedding_is_noticed(
         other = embedding[:, :16].clone() if change == "narrow" else torch.tensor(1.0)
         found["embed_tokens.weight"] = other
     save_file(found, path)
-    with pytest.raises(BackendError, match="its copy of the embedding is not this target's"):
+    with pytest.raises(BackendError, match=r"embedding.*target's"):
         loaded("eagle", target, tmp_path)
 
 
@@ -159,5 +157,5 @@ def test_a_folder_of_a_kind_that_is_not_installed_says_so(target: HFTarget, tmp_
     released("eagle", target, tmp_path)
     said = {"kind": "eagel", "options": {}, "target": {}}
     (tmp_path / "drafter.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match="of the kind 'eagel', which is not installed here; did"):
+    with pytest.raises(InputError, match=r"'eagel'.*installed"):
         load_drafter(str(tmp_path))

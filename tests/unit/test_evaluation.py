@@ -394,7 +394,7 @@ def test_a_full_disk_while_keeping_the_best_is_one_sentence(
         real(tensors, path)
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(BackendError, match=r"could not write the checkpoint .*best/step-00000002"):
+    with pytest.raises(BackendError, match=r"checkpoint.*best/step-00000002"):
         trainer.train()
     assert best_of(tmp_path)[0] == 1
 

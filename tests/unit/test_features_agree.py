@@ -177,7 +177,7 @@ def test_without_signals_nothing_is_heard_and_what_was_there_stays(target: HFTar
     assert torch.equal(taught(batch, target, Signals()).features_BTS, batch.features_BTS)
     bare = [TrainingExample(trajectory=one) for one in collected(target, Signals())]
     assert taught(assemble(pack(bare, 40), 40, END), target, Signals()).features_BTS is None
-    with pytest.raises(InputError, match="layer 2 cannot be read"):
+    with pytest.raises(InputError, match=r"layer.*2"):
         taught(batch, target, Signals(layers=(2,)))
 
 
@@ -228,7 +228,7 @@ def test_text_beside_trajectories_is_heard_like_them(target: HFTarget, parts: in
 def test_text_without_hidden_states_does_not_stand_beside_trajectories_with_them(
     target: HFTarget,
 ) -> None:
-    with pytest.raises(InputError, match="rows of plain text have no hidden states"):
+    with pytest.raises(InputError, match=r"plain text.*hidden states"):
         TextRows(first=training(target), text=text_rows()).batch(0, 0, 1)
 
 

@@ -59,7 +59,7 @@ def test_the_revision_of_a_folder_is_a_digest_of_its_weights(hub: Path, work: Pa
 
 
 def test_a_model_that_is_nowhere_is_named(hub: Path) -> None:
-    with pytest.raises(BackendError, match="Cannot load the configuration of 'some/none'"):
+    with pytest.raises(BackendError, match=r"configuration.*'some/none'"):
         revision_of("some/none")
 
 

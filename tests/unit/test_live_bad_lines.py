@@ -88,7 +88,7 @@ def test_a_time_that_is_none_is_refused(time: Any) -> None:
 
 @pytest.mark.parametrize("values", [{"time": math.nan}, {"time": math.inf}, {"seg": 2**53}])
 def test_a_hypothesis_has_numbers_that_every_reader_can_read(values: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="must be 0 or more"):
+    with pytest.raises(InputError, match="0 or more"):
         Hypothesis(**{"seg": 0, "rev": 0, "text": "to", **values})
 
 
@@ -135,7 +135,7 @@ def test_a_line_that_is_no_message_is_refused_by_its_number(
     name: str, line: str, words: str
 ) -> None:
     feed = [*WRITERS[name]([["a", "a"]]), "", line]
-    with pytest.raises(InputError, match=f"line {len(feed)}.*{words}"):
+    with pytest.raises(InputError, match=rf"line.*{len(feed)}.*{words}"):
         heard(name, feed)
 
 

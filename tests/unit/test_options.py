@@ -230,5 +230,5 @@ def test_what_a_command_is_about_may_stand_in_first_place(
 
 
 def test_only_the_first_place_is_for_prompts() -> None:
-    with pytest.raises(InputError, match="'b' belongs to no option"):
+    with pytest.raises(InputError, match=r"'b'.*belongs"):
         parse("generate", ["--target", "t", "b"])

@@ -90,7 +90,7 @@ def test_a_short_context_is_where_documents_end() -> None:
 def test_documents_of_one_token_say_nothing(model: HFTarget) -> None:
     with_some = perplexity(model, ["t", *DOCUMENTS, ""])
     assert with_some == perplexity(model, DOCUMENTS)
-    with pytest.raises(InputError, match=r"perplexity of tiny.*no document has two tokens"):
+    with pytest.raises(InputError, match=r"tiny.*two tokens"):
         perplexity(model, ["t", ""])
 
 
@@ -107,7 +107,7 @@ def test_a_tokenizer_of_another_model_is_refused(model: HFTarget) -> None:
     tokenizer.add_tokens(["zebra"])
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     other = HFTarget(tiny_model().double(), tokenizer, name="other")
-    with pytest.raises(InputError, match=r"other gives token \d+, outside the vocabulary of 300"):
+    with pytest.raises(InputError, match=r"\d+.*vocabulary.*300"):
         perplexity(other, ["a zebra sat"])
 
 

@@ -306,13 +306,13 @@ def test_a_draft_is_known_by_as_much_of_its_folder_as_is_said(
 def test_a_draft_that_may_be_several_is_refused(tmp_path: Path) -> None:
     predictions = read_predictions(a_ladder(tmp_path))
     both = [a_measured("/a/runs/l/tiny-pretrained"), a_measured("/b/runs/l/tiny-pretrained")]
-    with pytest.raises(InputError, match=r"/a/runs.* and /b/runs.* may both be .*runs/l/tiny-"):
+    with pytest.raises(InputError, match=r"/a/runs.*/b/runs.*both.*runs/l/tiny-"):
         compare(predictions, both)
     once = [a_measured("/a/runs/l/tiny-pretrained"), a_measured("tiny-pretrained")]
     assert len(compare(predictions, once)[0]) == 1
     folders = {"pretrained": "one/draft", "distilled": "two/draft"}
     alike = read_predictions(a_ladder(tmp_path, drafts=folders))
-    with pytest.raises(InputError, match=r"draft may be any of .* one/draft, two/draft"):
+    with pytest.raises(InputError, match=r"draft.*one/draft.*two/draft"):
         compare(alike, [a_measured("draft")])
     assert compare(alike, [a_measured("two/draft")])[0][0].kind == "distilled"
 

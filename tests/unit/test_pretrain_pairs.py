@@ -56,13 +56,13 @@ def test_examples_and_plain_text_do_not_mix(pairs: Path, tmp_path: Path) -> None
     plain = tmp_path / "z.txt"
     plain.write_text("plain text")
     files = text.find_files([str(pairs), str(plain)])
-    with pytest.raises(InputError, match=r"z\.txt is plain text, and others here are JSONL"):
+    with pytest.raises(InputError, match=r"z\.txt.*plain"):
         list(text.examples(files))
 
 
 def test_a_line_that_is_no_example_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "a"}])
-    with pytest.raises(InputError, match=r"a\.jsonl, line 2: expected texts in the fields"):
+    with pytest.raises(InputError, match=r"a\.jsonl.*2.*expected"):
         list(text.examples(text.find_files([str(path)])))
 
 

@@ -147,7 +147,7 @@ def test_a_draft_model_that_can_read_no_prompt_is_refused_at_the_start(
     save_pair(folder, context=4)
     shutil.rmtree(folder / "target")
     shutil.copytree(models / "target", folder / "target")
-    with pytest.raises(InputError, match="into the context of 4 tokens"):
+    with pytest.raises(InputError, match=r"context.*4"):
         Quickstart(QuickstartOptions(models=folder, out=tmp_path / "out"))
 
 

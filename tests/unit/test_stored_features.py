@@ -138,20 +138,18 @@ def test_what_does_not_fit_its_text_or_is_not_there_is_named(tmp_path: Path) -> 
     reader = store.reader(3, ByteCache(), 6)
     assert reader.features is not None
     stored, whole_TS = every(store)[1]
-    with pytest.raises(BackendError, match=rf"trajectory {stored.row}: .* its text has 99 tokens"):
+    with pytest.raises(BackendError, match=rf"trajectory.*{stored.row}.*99"):
         reader.features.check_shapes({stored.row: 99}, 6)
-    with pytest.raises(BackendError, match="6 wide, those of this target 7"):
+    with pytest.raises(BackendError, match=r"6.*target.*7"):
         reader.features.check_shapes({stored.row: len(whole_TS)}, 7)
     lacking = store.read(3)[BARE]
     assert lacking.features is None
-    with pytest.raises(
-        BackendError, match=rf"shard 3 .*, trajectory {BARE}: .*cannot be read .*none of"
-    ):
+    with pytest.raises(BackendError, match=rf"shard 3.*trajectory.*{BARE}"):
         reader.features.check_shapes({BARE: lacking.prompt_length}, 6)
     reader.features.check_shapes({stored.row: len(whole_TS)}, 6)
     (path,) = tmp_path.glob("*.safetensors")
     path.unlink()
-    with pytest.raises(BackendError, match=rf"cannot read {path}: .*No such file"):
+    with pytest.raises(BackendError, match=rf"read.*{path}"):
         stored.states(1)
-    with pytest.raises(BackendError, match=rf"cannot read {path}: .*No such file"):
+    with pytest.raises(BackendError, match=rf"read.*{path}"):
         reader.features.check_shapes({stored.row: len(whole_TS)}, 6)

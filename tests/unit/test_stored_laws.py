@@ -123,7 +123,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, ending: str) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(BackendError, match=rf"shard 0 .* is damaged: {path.name}"):
+    with pytest.raises(BackendError, match=rf"shard 0.*damaged.*{path.name}"):
         there.reader(0, ByteCache(), 0).check()
 
 

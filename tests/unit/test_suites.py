@@ -253,7 +253,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_neither_file_nor_suite_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"there is no prompt file.* 'nothing'"):
+    with pytest.raises(InputError, match=r"prompt.*'nothing'"):
         load_suite("nothing")
     with pytest.raises(InputError, match="does not exist"):
         load_suite("nothing.jsonl")
@@ -285,7 +285,7 @@ def test_prompts_of_the_command_line() -> None:
     assert [p.text for p in plain_prompts(["a", "b"])] == ["a", "b"]
     with pytest.raises(InputError, match="prompt 2 is empty"):
         plain_prompts(["a", " \n"])
-    with pytest.raises(InputError, match="prompt 2: expected whole characters"):
+    with pytest.raises(InputError, match=r"2.*characters"):
         plain_prompts(["a", "caf\udce9"])
 
 

@@ -120,9 +120,9 @@ def test_a_kill_loses_only_steps_since_the_last_checkpoint(tmp_path: Path) -> No
 
 def test_a_checkpoint_of_another_run_is_refused_and_says_which_option(tmp_path: Path) -> None:
     make_trainer(tmp_path).train()
-    with pytest.raises(InputError, match="data = 'x', now it is 'y'"):
+    with pytest.raises(InputError, match=r"data.*'x'.*'y'"):
         make_trainer(tmp_path, identity={"data": "y", "seed": 5}).train()
-    with pytest.raises(InputError, match="can only change while the learning rate is constant"):
+    with pytest.raises(InputError, match="learning rate"):
         make_trainer(tmp_path, config=replace(CONFIG, steps=20)).train()
 
 
@@ -130,7 +130,7 @@ def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
     make_trainer(tmp_path).train()
     other = Bigram()
     other.norm = nn.Parameter(torch.ones(4))
-    with pytest.raises(BackendError, match="other shapes, such as norm"):
+    with pytest.raises(BackendError, match=r"shapes.*norm"):
         make_trainer(tmp_path, drafter=other).train()
 
 
@@ -326,7 +326,7 @@ class Silent:
 
 def test_too_many_steps_in_a_row_that_teach_nothing_stop_the_run(tmp_path: Path) -> None:
     config = replace(CONFIG, max_skipped=3)
-    with pytest.raises(BackendError, match=r"4 steps in a row \(now step 4\) had no gradient"):
+    with pytest.raises(BackendError, match=r"4.*\(now.*4\).*gradient"):
         make_trainer(tmp_path, config=config, objective=Silent(lambda call: True)).train()
     report = make_trainer(
         tmp_path / "b", config=config, objective=Silent(lambda call: call % 4 > 0)

@@ -160,7 +160,7 @@ def test_a_batch_without_text_or_without_answers_is_refused(
 ) -> None:
     options = replace(options, text=("text.txt",), text_share=share)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
-    with pytest.raises(InputError, match=f"of 2 blocks .* less than one block for the {lacks}"):
+    with pytest.raises(InputError, match=rf"2.*blocks.*{lacks}"):
         stored_data(options, tokenizer, VOCAB, None, Signals())
 
 
@@ -184,7 +184,7 @@ def test_texts_whose_prompt_fills_a_block_are_left_out_and_counted(
     assert caplog.messages == [said]
     assert data.facts["held_out_prompts"] == plain.facts["held_out_prompts"]
     alone = replace(options, store=(tmp_path / "long",))
-    with pytest.raises(InputError, match=r"none of .* begins within a block of 32"):
+    with pytest.raises(InputError, match=r"begins.*32"):
         stored_data(alone, tokenizer, VOCAB, None, Signals())
 
 
@@ -210,7 +210,7 @@ def test_texts_that_do_not_fit_into_a_block_are_cut_or_can_be_left_out(
         for one in block:
             assert one.trajectory.prompt_length + one.trajectory.answer_length <= length
     nothing = replace(dropping, training=replace(options.training, block_length=4))
-    with pytest.raises(InputError, match="every text is longer than --block-length 4"):
+    with pytest.raises(InputError, match=r"longer.*--block-length.*4"):
         stored_data(nothing, tokenizer, VOCAB, None, Signals())
 
 
@@ -258,7 +258,7 @@ def test_prompts_that_cannot_be_continued_online_are_counted_by_their_reason(
     assert data.facts["tight"] == (2 if shorter == longer else 1)
     assert f"leave less than --max-new-tokens {tight.max_new_tokens}" in caplog.text
     path.write_text(json.dumps({"prompt": ""}))
-    with pytest.raises(InputError, match="can be continued and used: empty prompt"):
+    with pytest.raises(InputError, match="empty prompt"):
         online_data(online, tokenizer, teacher, Signals(), teacher, None, None)
 
 
