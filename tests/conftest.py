@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`@pytest.mark.every(n)`: of the parameters of a test all but each n-th are `full`."""
     seen: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("every")) is not None:
+        mark = item.get_closest_marker("every")
+        if mark is not None and item.get_closest_marker("full") is None:
             name = item.nodeid.partition("[")[0]
             if seen[name] % mark.args[0]:
                 item.add_marker(pytest.mark.full)
