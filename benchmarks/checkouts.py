@@ -5,8 +5,9 @@
 One worker process per checkout loads the models once; the two take turns (A B, B A, ...), so that a
 machine that changes its pace changes it for both. One process is faster than another of the same
 code by several per cent for as long as it lives (where its weights lie in memory), so there are
-several pairs of processes. A figure is the mean over pairs of the median ratio of a round's two
-times; its interval is a bootstrap over pairs. Texts must be equal.
+several pairs of processes, and each checkout is started first in half of them. A figure is the mean
+over pairs of the median ratio of a round's two times, with its t interval of 95 % over the pairs.
+Texts must be equal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 HERE = Path(__file__).resolve().parents[1]
 PROMPTS = (
@@ -93,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path, nargs="?", help="folder of the other checkout")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of processes")
-    parser.add_argument("--rounds", type=int, default=7, help="times that both decode each text")
+    parser.add_argument("--rounds", type=int, default=8, help="times that both decode each text")
     parser.add_argument("--case", choices=CASES, action="append", help="default: all of them")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -102,19 +104,22 @@ def main() -> None:
         return
     if options.before is None or not (options.before / "src" / "draftsmith").is_dir():
         parser.error("name the folder of a checkout that has src/draftsmith")
-    cases = options.case or list(CASES)
-    found: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(options.pairs):
-        workers = {"now": Worker(HERE), "before": Worker(options.before.resolve())}
-        for case in cases:
-            found[case].append(compare(workers, case, options.rounds))
-        for worker in workers.values():
-            worker.close()
-    rng = np.random.default_rng(0)
+    if options.pairs < 2 or options.pairs % 2 or options.rounds < 2 or options.rounds % 2:
+        parser.error("--pairs and --rounds must be even, so that each checkout is first in half")
+    found: dict[str, list[float]] = {case: [] for case in options.case or CASES}
+    places = [("now", HERE), ("before", options.before.resolve())]
+    for pair in range(options.pairs):
+        workers = {name: Worker(path) for name, path in (places if pair % 2 else places[::-1])}
+        try:
+            for case, ratios in found.items():
+                ratios.append(compare(workers, case, options.rounds))
+        finally:
+            for worker in workers.values():
+                worker.close()
     for case, ratios in found.items():
-        draws = rng.choice(ratios, (2000, len(ratios))).mean(axis=1)
-        low, high = np.quantile(draws, [0.025, 0.975])
-        print(f"{case}: {np.mean(ratios):.3f} of the speed before ({low:.3f} to {high:.3f})")
+        mean, error = np.mean(ratios), scipy.stats.sem(ratios)
+        low, high = scipy.stats.t.interval(0.95, len(ratios) - 1, mean, error)
+        print(f"{case}: {mean:.3f} of the speed before ({low:.3f} to {high:.3f})")
 
 
 def compare(workers: dict[str, Worker], case: str, rounds: int) -> float:

@@ -46,9 +46,9 @@ def loaded() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loaded_by_a_module() -> Iterator[None]:
-    """What the tests of one module have imported stays, too."""
-    yield
+def loaded_by_modules() -> None:
+    """What the tests of the modules before have imported stays, too. Not at a module's end: its
+    last test still holds its fixtures then."""
     gc.collect()
     gc.freeze()
 

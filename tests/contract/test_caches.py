@@ -62,7 +62,6 @@ def check_prefill(target: Target, session: Session, what: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @by_text_case
-@pytest.mark.every(3)
 def test_cache_equals_a_fresh_prefill_after_every_step(case: Case, temperature: float) -> None:
     m, prompts = models(), prompts_of(LENGTHS)
     texts = [m.reference.text(prompt, 20) for prompt in prompts]
@@ -118,7 +117,6 @@ def test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(case: Case) 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @by_text_case
-@pytest.mark.every(2)
 def test_a_consumer_that_goes_away_can_come_back(case: Case, steps: int) -> None:
     """The generator is closed after some steps; the session then goes on to the same text."""
     m, prompts = models(), prompts_of(LENGTHS)
@@ -150,7 +148,6 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("where", ["forward", "advance"])
 @by_text_case
-@pytest.mark.every(3)
 def test_an_interrupted_step_leaves_the_session_usable(
     case: Case, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,11 +63,8 @@ def drafts(
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        pytest.param(TreeShape.chain(3), id="chain"),
-        pytest.param(TreeShape(widths=(4, 3)), id="tree", marks=pytest.mark.full),
-        pytest.param(TreeShape(widths=(5, 5, 5), keep=20), id="dynamic"),
-    ],
+    [TreeShape.chain(3), TreeShape(widths=(4, 3)), TreeShape(widths=(5, 5, 5), keep=20)],
+    ids=["chain", "tree", "dynamic"],
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.every(4)

@@ -174,7 +174,6 @@ def check_plain_text(case: Case, shape: TreeShape, draft: HFTarget) -> None:
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @by_shape
 @by_case
-@pytest.mark.every(3)
 def test_greedy_text_alone_and_with_either_rule(case: Case, shape: TreeShape, rule: str) -> None:
     """A batch of one; where a draft model is asked, one that is often right and one that is not."""
     m = models()

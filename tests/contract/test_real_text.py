@@ -44,7 +44,6 @@ def until(text: Sequence[int], stop: str, tokenizer: Any) -> list[int]:
 
 
 @by_case
-@pytest.mark.every(3)
 def test_stop_strings_end_the_text_inside_a_block(case: Case) -> None:
     """Strings of 1, 2 and 5 characters out of the plain text, in a batch whose rows end apart."""
     target, draft = with_tokenizer()

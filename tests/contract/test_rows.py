@@ -93,7 +93,6 @@ def check_neighbours(
 
 @by_sampler
 @by_case
-@pytest.mark.every(2)
 def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -> None:
     """With rejection; what `match` says is compared with plain decoding below."""
     options = DecodeOptions(

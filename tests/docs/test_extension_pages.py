@@ -255,7 +255,7 @@ def test_built_in_names_are_taken(install: Install) -> None:
         (OBJECTIVES, "kl", divergence.DIVERGENCES),
         (RULES, "match", ("match",)),
     ):
-        with pytest.raises(InputError, match=rf"'{name}'.*built"):
+        with pytest.raises(InputError, match=rf"'{name}'.*built in"):
             load_plugin(group, name, known)
     with pytest.raises(InputError, match="package d "):
         drafter_class("griffin")

@@ -48,7 +48,7 @@ def test_an_atomic_write_says_what_a_library_wrapped(tmp_path: Path, error: Exce
             part.write_text("half")
             raise error
 
-    with pytest.raises(BackendError, match=r"model.*space") as caught:
+    with pytest.raises(BackendError, match=r"model.*no space") as caught:
         write()
     assert caught.value.__cause__ is error
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["model"]

@@ -463,7 +463,7 @@ def test_a_target_without_hidden_states_says_so() -> None:
             return super().forward(tokens_BT, block, keep, Signals())
 
     wanted = CollectSettings(max_new_tokens=2, top_k=2, signals=Signals(last_hidden=True))
-    with pytest.raises(InputError, match="hidden states"):
+    with pytest.raises(InputError, match=r"tabular.*hidden states"):
         TransformersBackend(Mute(8)).collect(requests([(1, 2)]), wanted)
 
 

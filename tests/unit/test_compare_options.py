@@ -166,7 +166,7 @@ def test_where_a_file_holds_no_options_its_results_say_some(tmp_path: Path) -> N
 def test_options_that_are_no_object_are_refused_with_their_file(tmp_path: Path) -> None:
     content = {"options": 3, "results": {"objective": "kl", "alpha": 0.7}}
     write_json_atomic(tmp_path / "run.json", content)
-    with pytest.raises(InputError, match=r"expected.*run\.json.*3"):
+    with pytest.raises(InputError, match=r"run\.json.*got 3\b"):
         read_runs([tmp_path])
 
 

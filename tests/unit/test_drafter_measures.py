@@ -92,7 +92,7 @@ def test_layers_that_the_target_has_not_are_refused(
     said: object, target: HFTarget, tmp_path: Path
 ) -> None:
     folder = released("eagle3", target, tmp_path, eagle_config={IDS: said})
-    with pytest.raises(BackendError, match=r"numbers.*0.*7"):
+    with pytest.raises(BackendError, match=r"numbers from 0 to 7\b"):
         loaded("eagle3", target, folder)
 
 
@@ -134,7 +134,7 @@ def test_a_copy_of_another_embedding_is_noticed(
         other = embedding[:, :16].clone() if change == "narrow" else torch.tensor(1.0)
         found["embed_tokens.weight"] = other
     save_file(found, path)
-    with pytest.raises(BackendError, match=r"embedding.*target's"):
+    with pytest.raises(BackendError, match="copy of the embedding"):
         loaded("eagle", target, tmp_path)
 
 
@@ -157,5 +157,5 @@ def test_a_folder_of_a_kind_that_is_not_installed_says_so(target: HFTarget, tmp_
     released("eagle", target, tmp_path)
     said = {"kind": "eagel", "options": {}, "target": {}}
     (tmp_path / "drafter.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"'eagel'.*installed"):
+    with pytest.raises(InputError, match=r"'eagel'.*not installed"):
         load_drafter(str(tmp_path))

@@ -135,7 +135,7 @@ def test_options_and_predictions_are_checked() -> None:
     with pytest.raises(InputError, match="length"):
         PredictionDrafter.Config(length=0)
     target = TabularTarget(8)
-    with pytest.raises(InputError, match=r"2.*predictions"):
+    with pytest.raises(InputError, match=r"2 prompts.*predictions"):
         run(target, drafter, [[1], [2]], predictions=[[1]])
     with pytest.raises(InputError, match="Prediction 0 holds token 8"):
         run(target, drafter, [[1]], predictions=[[1, 8]])

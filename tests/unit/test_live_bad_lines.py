@@ -135,7 +135,7 @@ def test_a_line_that_is_no_message_is_refused_by_its_number(
     name: str, line: str, words: str
 ) -> None:
     feed = [*WRITERS[name]([["a", "a"]]), "", line]
-    with pytest.raises(InputError, match=rf"line.*{len(feed)}.*{words}"):
+    with pytest.raises(InputError, match=rf"line {len(feed)}\b.*{words}"):
         heard(name, feed)
 
 

@@ -163,10 +163,10 @@ def test_features_are_cut_where_their_document_is() -> None:
 def test_without_features_there_are_none_and_some_are_refused() -> None:
     bare, rich = trajectory((1,), (2, END)), heard(trajectory((3,), (4, END)), 1)
     assert assemble(pack(plain(bare), 12), 12, END).features_BTS is None
-    with pytest.raises(InputError, match=r"1.*2.*trajectories"):
+    with pytest.raises(InputError, match="1 of 2 trajectories"):
         assemble(pack(plain(bare, rich), 12), 12, END)
     wide = heard(trajectory((3,), (4, END)), 1, width=3)
-    with pytest.raises(InputError, match=r"hidden.*3.*2"):
+    with pytest.raises(InputError, match=r"width 3 and 2\b"):
         assemble(pack(plain(rich, wide), 12), 12, END)
 
 

@@ -59,7 +59,7 @@ def test_counts_have_units_of_a_thousand(text: str, count: float) -> None:
     ],
 )
 def test_other_units_and_amounts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--tokens.*count.*1"):
+    with pytest.raises(ValueError, match=r"--tokens.*1 or more"):
         parse_count(text, "--tokens")
 
 
@@ -180,7 +180,7 @@ def test_runs_and_counts_that_cannot_be_used(
 
 
 def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"read.*absent\.csv"):
+    with pytest.raises(ValueError, match=r"absent\.csv.*No such file"):
         read_observations(tmp_path / "absent.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(ValueError, match="cannot read"):

@@ -150,15 +150,15 @@ def test_a_draft_that_does_not_pay_is_said_to_slow_down() -> None:
 def test_sizes_without_a_rate_are_left_out_or_refused() -> None:
     found = ladder(replace(OPT_13B, cost_floor=0.9), {"tiny": 1e5, **SIZES}, exactly)
     assert "tiny (1e+05 parameters) is left out: the law gives it an accept" in found.warnings[1]
-    with pytest.raises(InputError, match=r"tried.*\(1e\+11\)"):
+    with pytest.raises(InputError, match=r"huge \(1e\+11\).*plan law"):
         ladder(OPT_13B, {}, lambda params: ("huge", 1e11))
 
 
 @pytest.mark.parametrize("budget", [TokenBudget(amount=50, name="X"), FlopBudget(amount=1e9)])
 def test_a_budget_that_is_too_small_is_to_blame(budget: TokenBudget | FlopBudget) -> None:
-    with pytest.raises(InputError, match=rf"budget.*{budget.name}"):
+    with pytest.raises(InputError, match=rf"{budget.name} = .*larger budget"):
         ladder(replace(OPT_13B, budget=budget), SIZES, exactly)
-    with pytest.raises(InputError, match=rf"{budget.name}.*count.*1.*0.5"):
+    with pytest.raises(InputError, match=rf"{budget.name}.*1 or more.*0\.5"):
         replace(budget, amount=0.5)
 
 

@@ -152,13 +152,13 @@ def test_a_speedup_that_grows_until_the_law_breaks_has_no_best_size(
 ) -> None:
     setting = replace(OPT_13B, law=AcceptanceLaw(*law))
     for integer in (False, True):
-        with pytest.raises(ValueError, match=r"acceptance.*1") as error:
+        with pytest.raises(ValueError, match="acceptance of 1 or more") as error:
             best_draft(setting, integer=integer)
         said = re.search(r"for ([0-9.e+]+) parameters", str(error.value))
         assert said is not None
         named = float(said[1])  # to three digits
         assert setting.alpha(named * 1.01) > 1 > setting.alpha(named * 0.97)
-    with pytest.raises(ValueError, match=r"acceptance.*1"):
+    with pytest.raises(ValueError, match="acceptance of 1 or more"):
         optimal_params(setting)
 
 
@@ -173,7 +173,7 @@ def test_sizes_without_their_unit_are_to_blame_and_not_the_coefficients() -> Non
     with pytest.raises(ValueError, match="M = 1 parameters"):
         best_draft(replace(OPT_13B, target_params=1.0))
     for name in ("target_params", "target_tokens"):
-        with pytest.raises(ValueError, match=rf"{name}.*count.*1.*0.5"):
+        with pytest.raises(ValueError, match=rf"{name}.*1 or more.*0\.5"):
             replace(OPT_13B, **{name: 0.5})
 
 
@@ -194,7 +194,7 @@ def test_a_given_draft_is_measured_by_its_size_or_its_seconds() -> None:
     slow = draft_of(OPT_13B, 125e6, cost_ratio=0.2)
     assert slow.speedup < by_size.speedup and slow.gamma < by_size.gamma
     assert draft_of(OPT_13B, 125e6, cost_ratio=0.9).speedup == 1.0
-    with pytest.raises(ValueError, match="smaller"):
+    with pytest.raises(ValueError, match="not smaller"):
         draft_of(OPT_13B, 13e9)
     with pytest.raises(ValueError, match="does not hold there"):
         draft_of(OPT_13B, 1e5)

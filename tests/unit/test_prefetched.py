@@ -85,7 +85,7 @@ def test_an_error_is_raised_at_its_batch_and_again_when_that_is_asked_again() ->
             assert (4, 0) in noted.asked
         assert same(ahead.batch(step, 0, 1), plain.batch(step, 0, 1))
     for _ in range(2):
-        with pytest.raises(BackendError, match=r"4.*damaged"):
+        with pytest.raises(BackendError, match=r"step 4\b"):
             ahead.batch(4, 0, 1)
         assert not assembling()
     noted.bad_step = None
@@ -153,7 +153,7 @@ def test_training_in_advance_is_training(tmp_path: Path) -> None:
     def ahead(bad_step: int | None) -> Trainer:
         return make_trainer(tmp_path / "ahead", source=Prefetched(Noted(bad_step)))
 
-    with pytest.raises(BackendError, match=r"7.*damaged"):
+    with pytest.raises(BackendError, match=r"step 7\b"):
         ahead(7).train()
     assert not assembling()
     found = ahead(None)

@@ -339,7 +339,7 @@ def test_a_store_of_other_weights_is_refused(
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError, match=r"trajectory.*manifest\.json"):
+        with pytest.raises(InputError, match=r"no manifest\.json"):
             TrajectoryStore.open(folder)
     file = tmp_path / "file"
     file.write_text("")
@@ -409,7 +409,7 @@ def test_hidden_signals_that_float16_cannot_hold_are_refused(tmp_path: Path) -> 
 def test_a_shard_is_written_once(tmp_path: Path) -> None:
     store = TrajectoryStore.create(tmp_path, header())
     store.write(0, make(3))
-    with pytest.raises(InputError, match=r"shard 0.*already"):
+    with pytest.raises(InputError, match=r"shard 0\b.*exists"):
         store.write(0, make(2))
     check_same(store.read(0), make(3))
     with pytest.raises(InputError, match="numbered from 0"):
@@ -436,11 +436,11 @@ def test_rows_are_parsed_as_they_were_checked(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", lambda _: next(reads))
         check_same(store.read(0), make(3))
-        with pytest.raises(BackendError, match=r"shard 0.*damaged"):
+        with pytest.raises(BackendError, match=r"shard 0\b.*damaged"):
             store.read(0)
     with monkeypatch.context() as patch:
         patch.setattr(shards.pq, "ParquetFile", partial(fail, pa.ArrowInvalid("odd rows")))
-        with pytest.raises(BackendError, match=r"read.*shard-00000\.parquet"):
+        with pytest.raises(BackendError, match=r"shard-00000\.parquet: odd rows"):
             store.read(0)
     path.unlink()
     with pytest.raises(BackendError, match=r"cannot read .*shard-00000\.parquet"):

@@ -285,7 +285,7 @@ def test_prompts_of_the_command_line() -> None:
     assert [p.text for p in plain_prompts(["a", "b"])] == ["a", "b"]
     with pytest.raises(InputError, match="prompt 2 is empty"):
         plain_prompts(["a", " \n"])
-    with pytest.raises(InputError, match=r"2.*characters"):
+    with pytest.raises(InputError, match=r"prompt 2\b.*characters"):
         plain_prompts(["a", "caf\udce9"])
 
 

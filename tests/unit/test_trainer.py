@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_says_which_option(tmp_path: 
     make_trainer(tmp_path).train()
     with pytest.raises(InputError, match=r"data.*'x'.*'y'"):
         make_trainer(tmp_path, identity={"data": "y", "seed": 5}).train()
-    with pytest.raises(InputError, match="learning rate"):
+    with pytest.raises(InputError, match="learning rate is constant"):
         make_trainer(tmp_path, config=replace(CONFIG, steps=20)).train()
 
 
@@ -326,7 +326,7 @@ class Silent:
 
 def test_too_many_steps_in_a_row_that_teach_nothing_stop_the_run(tmp_path: Path) -> None:
     config = replace(CONFIG, max_skipped=3)
-    with pytest.raises(BackendError, match=r"4.*\(now.*4\).*gradient"):
+    with pytest.raises(BackendError, match=r"4 steps.*step 4\b.*gradient"):
         make_trainer(tmp_path, config=config, objective=Silent(lambda call: True)).train()
     report = make_trainer(
         tmp_path / "b", config=config, objective=Silent(lambda call: call % 4 > 0)

@@ -115,7 +115,7 @@ def test_processes_that_accelerate_does_not_join_are_refused(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # of a kind without groups
     alone = SimpleNamespace(num_processes=1, device="mps")
     monkeypatch.setattr(distributed, "Accelerator", lambda **options: alone)
-    with pytest.raises(BackendError, match=r"3.*processes.*1"):
+    with pytest.raises(BackendError, match=r"3 processes.*1 of them on mps"):
         make_accelerator("float32")
 
 
@@ -123,7 +123,7 @@ def test_a_group_that_nobody_numbers_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BackendError, match=r"WORLD_SIZE.*2.*start"):
+    with pytest.raises(BackendError, match=r"WORLD_SIZE is 2\b.*RANK"):
         make_accelerator("float32")
 
 

@@ -132,6 +132,11 @@ def encode(top: TopK, vocab_size: int) -> dict[str, bytes]:
     return dict(zip(LAW_COLUMNS, (head, _pack(low), _pack(high), *codes), strict=True))
 
 
+def stored_laws(columns: Mapping[str, Any]) -> TopK | None:
+    """The laws of a row; None: none are stored. Raises BackendError as `decode` does."""
+    return None if columns[LAW_COLUMNS[0]] is None else decode(columns)
+
+
 def decode(columns: Mapping[str, bytes]) -> TopK:
     """The laws again. Raises BackendError for bytes that `encode` did not write."""
     head, *parts = (columns[name] for name in LAW_COLUMNS)
@@ -341,7 +346,7 @@ def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
         out.append(
             Trajectory(
                 **row,
-                top=None if laws["laws_head"] is None else decode(laws),
+                top=stored_laws(laws),
                 features=None if features is None else features.float().numpy(),
             )
         )
