@@ -161,7 +161,7 @@ class Multi:
 
 def weighted(shares: Shares, factor: float) -> list[TrainingExample]:
     """Each text with its share times the factor as its weight."""
-    return [  # `replace` takes four times as long, and a store may hold millions of texts
+    return [  # `replace` takes nearly twice as long, and a store may hold millions of texts
         TrainingExample(
             trajectory=one.trajectory, weight=share * factor, mixed_logprobs=one.mixed_logprobs
         )

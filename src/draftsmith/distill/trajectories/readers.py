@@ -329,7 +329,7 @@ class ShardReader:
         group, place = self._group(row)
         columns = {name: group.column(name)[place].as_py() for name in shards.LAW_COLUMNS}
         try:
-            return shards.stored_laws(columns)
+            return shards.stored_logprobs(columns)
         except BackendError as error:
             raise self.unreadable(f"row {row}: {error}") from error
 

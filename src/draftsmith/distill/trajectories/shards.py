@@ -132,7 +132,7 @@ def encode(top: TopK, vocab_size: int) -> dict[str, bytes]:
     return dict(zip(LAW_COLUMNS, (head, _pack(low), _pack(high), *codes), strict=True))
 
 
-def stored_laws(columns: Mapping[str, Any]) -> TopK | None:
+def stored_logprobs(columns: Mapping[str, Any]) -> TopK | None:
     """The laws of a row; None: none are stored. Raises BackendError as `decode` does."""
     return None if columns[LAW_COLUMNS[0]] is None else decode(columns)
 
@@ -346,7 +346,7 @@ def from_parquet(data: bytes, hidden: Mapping[str, Tensor]) -> list[Trajectory]:
         out.append(
             Trajectory(
                 **row,
-                top=stored_laws(laws),
+                top=stored_logprobs(laws),
                 features=None if features is None else features.float().numpy(),
             )
         )
