@@ -48,12 +48,16 @@ def dense_distillation(
         assert batch.laws is not None
         laws = batch.laws.take(batch.law_ahead(prediction.ahead)[taught_BT])
         cells = _dense_cells(objective, laws, logits_BTV[taught_BT])
-        draws = objective.record.pools_cells and objective.reading == "sampled"
+        uniform_N = drawn_N1 = None
+        if objective.record.pools_cells and objective.reading in div.DRAWING:
+            uniform_N = torch.rand(len(laws), device=logits_BTV.device)
+            if objective.reading == "draws":
+                drawn_N1 = div.drawn(cells.log_q_NC, uniform_N)
         knobs = Knobs(
             beta=objective.beta,
             reading=objective.reading,
-            rewards=Rewards.of(div.count_rewards(cells)),
-            uniform_N=torch.rand(len(laws), device=logits_BTV.device) if draws else None,
+            rewards=Rewards.of(div.count_rewards(cells, drawn_N1)),
+            uniform_N=uniform_N,
         )
         nats_N = objective.record.nats(cells, knobs)
         if objective.top_weight:

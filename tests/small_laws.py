@@ -47,7 +47,8 @@ def top(log_p_NV: Tensor, k: int) -> TopLogprobs:
 
 def knobs_for(cells: TokenBins, reading: Reading = "exact") -> Knobs:
     uniform = torch.linspace(0.05, 0.95, len(cells.log_q_NC), dtype=torch.float64)
-    rewards = Rewards.of(div.count_rewards(cells))
+    drawn = div.drawn(cells.log_q_NC, uniform) if reading == "draws" else None
+    rewards = Rewards.of(div.count_rewards(cells, drawn))
     return Knobs(rewards=rewards, reading=reading, uniform_N=uniform)
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from draftsmith.core.types import TopLogprobs, TrajectoryBatch
 from draftsmith.distill.batches import PackedBlocks
+from draftsmith.distill.objectives import divergence
 from draftsmith.distill.objectives.distillation import Distillation
+from draftsmith.distill.objectives.divergence import DRAWING, drawn
 
 DIVIDED = [
     pytest.param({"gradient_accumulation": 4}, 1, id="passes"),
@@ -53,7 +55,7 @@ def three_steps(folder: Path, argument: dict[str, Any]) -> dict[str, Tensor]:
     return {name: whole(value) for name, value in named(trainer).items()}
 
 
-@pytest.mark.parametrize(("name", "reading"), [one for one in CASES if one[1] != "sampled"])
+@pytest.mark.parametrize(("name", "reading"), [one for one in CASES if one[1] not in DRAWING])
 @pytest.mark.parametrize(("divided", "size"), DIVIDED)
 @pytest.mark.every(5)
 def test_three_steps_are_those_of_the_whole_batch(
@@ -65,6 +67,29 @@ def test_three_steps_are_those_of_the_whole_batch(
         three_steps, tmp_path / "parts", size=size, argument=argument | divided
     ):
         check_close(member, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_the_draws_that_are_counted_are_those_that_are_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eq. 1 of TVD++ normalises the rewards of its own draws: the pass over all parts that counts
+    them and the loss draw the same tokens."""
+    made: list[Tensor] = []
+
+    def noted(*given: Any) -> Tensor:
+        made.append(drawn(*given))
+        return made[-1]
+
+    monkeypatch.setattr(divergence, "drawn", noted)
+    objective = Distillation(objective="tvdpp", reading="draws")
+    source = Taught(make_source().documents, end_id=0, length=8, batch_tokens=32, seed=0)
+    argument = {"drafter": "sum", "gradient_accumulation": 4}
+    build(tmp_path, argument, objective=objective, source=source).one_step()
+    # four parts of three steps; behind its three losses each part computes them again, backward
+    counted = made[:12]
+    learnt = [made[12 + 6 * part + step] for part in range(4) for step in range(3)]
+    assert len(made) == 36 and all(map(torch.equal, counted, learnt))
+    assert len(torch.cat(counted).unique()) > 1
 
 
 def test_statistics_of_a_part_are_another_step(tmp_path: Path) -> None:

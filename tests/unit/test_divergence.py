@@ -222,8 +222,9 @@ def test_the_uniform_reading_is_the_mean_over_all_cells() -> None:
 def test_a_step_down_moves_mass_towards_the_token_that_is_drafted_too_rarely(
     name: str, reading: Reading
 ) -> None:
-    log_p = torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64).log()
-    student = torch.zeros(2, 2, dtype=torch.float64)
+    # the third place has reward 0 throughout, so that what is drawn does not always have reward 1
+    log_p = torch.tensor([[0.8, 0.2], [0.3, 0.7], [0.5, 0.5]], dtype=torch.float64).log()
+    student = torch.zeros(3, 2, dtype=torch.float64)
     _, gradient = with_gradient(lambda z: nats(name, div.whole_cells(log_p, z), reading), student)
     after = torch.softmax(student - 0.1 * gradient, -1)
     assert after[0, 0] > 0.5 and after[1, 1] > 0.5
@@ -280,6 +281,33 @@ def test_sampled_gradients_average_to_the_exact_one() -> None:
     variance = (q[:, None] * per_draw.square()).sum(0) - exact[0].square()
     assert ((mean - exact)[0].abs() <= 5 * (variance / draws).sqrt()).all()
     assert variance.max() > 0
+
+
+def test_the_reading_draws_is_equation_one_with_the_sign_of_lemma_one() -> None:
+    """Four places of three tokens: draws b, a, a, b with rewards 1, 1, 0, 1, counted by hand."""
+    p = [[0.1, 0.6, 0.3], [0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0.3]]
+    q = [[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.4, 0.25, 0.35], [0.45, 0.35, 0.2]]
+    uniform = torch.tensor([0.6, 0.1, 0.2, 0.5], dtype=torch.float64)
+    tokens, rewards = [1, 0, 0, 1], [1.0, 1.0, 0.0, 1.0]
+    mean, deviation = 3 / 4, 3**0.5 / 4  # of these four; of all twelve cells both are 1/2
+    advantages = [(r - mean) / deviation for r in rewards]
+    log_p = torch.tensor(p, dtype=torch.float64).log()
+    student = torch.tensor(q, dtype=torch.float64).log()
+
+    def values_of(z: Tensor) -> Tensor:
+        cells = div.whole_cells(log_p, z)
+        counted = div.count_rewards(cells, div.drawn(cells.log_q_NC, uniform))
+        knobs = Knobs(reading="draws", rewards=Rewards.of(counted), uniform_N=uniform)
+        return div.tvdpp(cells, knobs)
+
+    values, gradient = with_gradient(values_of, student)
+    for place, (token, advantage) in enumerate(zip(tokens, advantages, strict=True)):
+        assert values[place].item() == pytest.approx(-advantage * math.log(q[place][token]))
+        for v in range(3):  # of -A log softmax(z)[token]: -A ([v is the token] - q_v)
+            expected = -advantage * ((v == token) - q[place][v])
+            assert gradient[place, v].item() == pytest.approx(expected, abs=1e-12)
+    other = Rewards.of(div.count_rewards(div.whole_cells(log_p, student)))
+    assert (other.mean, other.deviation) == (0.5, 0.5)
 
 
 def test_draws_follow_the_law_and_never_hit_a_cell_without_mass() -> None:

@@ -270,8 +270,8 @@ class DivergenceConfig(Configuration):
     """sft, kl, rkl, jsd, hellinger, tvd, tvdpp or lk (see docs/distill.md)."""
     beta: float = 0.5
     """jsd: weight of the teacher in the mixture; 0 is kl, 1 is rkl."""
-    reading: Literal["exact", "sampled", "uniform"] = "exact"
-    """tvdpp: how the expectation of its formula is read."""
+    reading: Literal["exact", "sampled", "draws", "uniform"] = "exact"
+    """tvdpp: how the expectation of its formula is read (see docs/distill.md)."""
     teacher_temperature: float = 1.0
     """Divides the teacher's log-probabilities."""
     tail: Literal["bucket", "renormalise", "floor"] = "bucket"

@@ -11,7 +11,7 @@ import math
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -387,7 +387,8 @@ class Trainer:
         batches = tuple(batches)  # read twice; what is drawn online is drawn once
         counts_S2 = torch.zeros(steps, 2, dtype=torch.float64, device=self._device)
         counting = replace(objective, counting=True)
-        with torch.no_grad():
+        # The draws of this pass are made again by the loss: both begin from one random state.
+        with torch.no_grad(), forked_noise():
             for batch in batches:
                 carry: Any = None
                 for counts_2 in counts_S2:
@@ -487,10 +488,16 @@ def check_plan(
 def keyed_noise(seed: int, step: int, process: int) -> Iterator[None]:
     """Global random state keyed by (seed, step, process); the caller's state comes back after."""
     key = hashlib.sha256(f"{seed}:{step}:{process}".encode()).digest()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with forked_noise():
         torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
         yield
+
+
+def forked_noise() -> AbstractContextManager[None]:
+    """What is drawn in here leaves the global random state as it was."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    fork: AbstractContextManager[None] = torch.random.fork_rng(devices=devices)
+    return fork
 
 
 def adamw(drafter: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:

@@ -322,7 +322,7 @@ class Distillation(DivergenceConfig):
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x nats over the counted places, and the sum of their weights."""
         taught_BT, plain_BT = masks(prediction, batch, self.record)
-        draws = self.pools and self.reading == "sampled" and not self.counting
+        draws = self.pools and self.reading in div.DRAWING
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
         vocab = vocabulary(head, prediction.hidden_BTH[0])
@@ -332,7 +332,10 @@ class Distillation(DivergenceConfig):
             counts = torch.zeros(2, dtype=torch.float64, device=taught.hidden_NH.device)
             with torch.no_grad():  # a pass of its own, before any loss
                 for part in taught.split(self.cells, vocab):
-                    counts += div.count_rewards(self._cells(head, part))
+                    cells = self._cells(head, part)
+                    own = self.reading == "draws"
+                    drawn_N1 = div.drawn(cells.log_q_NC, part.uniform_N) if own else None
+                    counts += div.count_rewards(cells, drawn_N1)
             if self.counting:
                 return LossTerms(total=counts[0], weight=counts[1])
             rewards = Rewards.of(counts)

@@ -38,8 +38,11 @@ from draftsmith.core.types import TopLogprobs
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import OBJECTIVES, load_plugin, plugin_names, wrong_plugin
 
-Reading = Literal["exact", "sampled", "uniform"]
+Reading = Literal["exact", "sampled", "draws", "uniform"]
 """How the expectation of TVD++ is taken; the paper leaves it open."""
+
+DRAWING: tuple[Reading, ...] = ("sampled", "draws")
+"""Those that draw a token at each place."""
 
 LOWEST = -1e30
 """Stands for log 0 where -inf would make gradients undefined."""
@@ -68,7 +71,7 @@ def whole_cells(log_p_NV: Tensor, logits_NV: Tensor) -> TokenBins:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rewards:
-    """Mean and deviation of r = 1{p > q} over all places and all cells of a batch."""
+    """Mean and deviation of r = 1{p > q} over all places of a batch: all cells, or those drawn."""
 
     mean: Tensor
     deviation: Tensor
@@ -99,7 +102,7 @@ class Knobs:
     rewards: Rewards | None = None
     """tvdpp: the statistics of the batch."""
     uniform_N: Tensor | None = None
-    """tvdpp, `sampled`: a uniform number in [0, 1) per place."""
+    """tvdpp, where it draws: a uniform number in [0, 1) per place."""
 
 
 # --------------------------------------------------------------------------- divergences
@@ -167,20 +170,17 @@ def tvdpp(cells: TokenBins, knobs: Knobs) -> Tensor:
 
     exact     the sum over cells weighted by q (held constant): the gradient of tvd / deviation
     sampled   one token drawn from q per place: the same on average
+    draws     as sampled, but mean and deviation are those of the n rewards that were drawn, as in
+              eq. 1 (of `exact` and `sampled` they are those of all places and cells)
     uniform   the mean over cells: another direction, not proportional to tvd's
     """
     assert knobs.rewards is not None, "tvdpp needs the rewards of the batch"
     advantage_NC, log_q_NC = knobs.rewards.advantage(cells), cells.log_q_NC
     if knobs.reading == "exact":
         return -_expected(log_q_NC.detach().exp() * advantage_NC, log_q_NC)
-    if knobs.reading == "sampled":
-        assert knobs.uniform_N is not None, "the reading `sampled` needs a uniform number per place"
-        #  q       .2 .3 .0 .5
-        #  below   .2 .5 .5 1.     u = .4 -> 1: the first cell whose sum exceeds u, and never q = 0
-        below_NC = log_q_NC.detach().exp().cumsum(-1)
-        wanted_N1 = knobs.uniform_N[:, None].to(below_NC.dtype) * below_NC[:, -1:]
-        drawn_N1 = torch.searchsorted(below_NC, wanted_N1, right=True)
-        drawn_N1 = drawn_N1.clamp(max=below_NC.shape[1] - 1)
+    if knobs.reading in DRAWING:
+        assert knobs.uniform_N is not None, f"reading {knobs.reading}: a uniform number per place"
+        drawn_N1 = drawn(log_q_NC, knobs.uniform_N)
         return -(advantage_NC.gather(-1, drawn_N1) * log_q_NC.gather(-1, drawn_N1))[:, 0]
     # A cell that the student cannot use (log q = -inf) has no slope to follow.
     usable_NC = cells.valid() & (log_q_NC > -math.inf)
@@ -188,10 +188,27 @@ def tvdpp(cells: TokenBins, knobs: Knobs) -> Tensor:
     return -(advantage_NC * log_q_NC.masked_fill(~usable_NC, 0.0)).sum(-1) / number
 
 
-def count_rewards(cells: TokenBins) -> Tensor:
-    """[2] float64: how many cells have r = 1, and how many cells there are."""
+@torch.no_grad()
+def drawn(log_q_NC: Tensor, uniform_N: Tensor) -> Tensor:
+    """[N, 1]: the cell that each number in [0, 1) draws from q.
+
+    q       .2 .3 .0 .5
+    below   .2 .5 .5 1.     u = .4 -> 1: the first cell whose sum exceeds u, and never q = 0
+    """
+    below_NC = log_q_NC.exp().cumsum(-1)
+    wanted_N1 = uniform_N[:, None].to(below_NC.dtype) * below_NC[:, -1:]
+    drawn_N1 = torch.searchsorted(below_NC, wanted_N1, right=True)
+    return drawn_N1.clamp(max=below_NC.shape[1] - 1)
+
+
+def count_rewards(cells: TokenBins, drawn_N1: Tensor | None = None) -> Tensor:
+    """[2] float64: how many cells have r = 1, and how many cells there are; of the drawn ones, or
+    of all."""
     rewarded_NC = cells.log_p_NC > cells.log_q_NC
-    return torch.stack([rewarded_NC.sum(), cells.valid().sum()]).double()
+    valid_NC = cells.valid()
+    if drawn_N1 is not None:
+        rewarded_NC, valid_NC = rewarded_NC.gather(-1, drawn_N1), valid_NC.gather(-1, drawn_N1)
+    return torch.stack([rewarded_NC.sum(), valid_NC.sum()]).double()
 
 
 def _expected(weight_NC: Tensor, nats_NC: Tensor) -> Tensor:
