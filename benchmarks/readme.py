@@ -17,7 +17,7 @@ from draftsmith.provenance import write_text_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SIDES = (("alpha", "{:.1%}"), ("tokens_per_step", "{:.2f}"), ("speedup", "{:.2f}"))
+SIDES = (("alpha", "{:.1%}"), ("decode_tokens_per_step", "{:.2f}"), ("speedup", "{:.2f}"))
 LIVE = ["", "speed-up", "erased per final piece", "drafts kept", "chrF"]
 DRAFTED = (("own", "0"), ("chain", "1"))
 """Shape and temperature of the drafters that are shown."""
@@ -71,15 +71,18 @@ def quickstart() -> Iterator[str]:
             [
                 "plain decoding" if plain else one["name"].partition(":")[0],
                 f"{one['temperature']:g}",
-                number(one["tokens_per_step"]),
+                number(one.get("decode_tokens_per_step")),
                 number(one["acceptance_rate"], "{:.0%}"),
+                number(one.get("loop_share"), "{:.0%}"),
+                number(one.get("decode_tokens_per_step_outside_loops")),
                 "1" if plain else interval(one["speedup"], one["speedup_ci95"]),
                 "" if plain else number(one["predicted_speedup"]),
                 number(one["speedup_vs_transformers"]),
                 "" if plain else same,
             ]
         )
-    head = ["drafter", "T", "tokens/step", "accepted", "speed-up", "predicted"]
+    head = ["drafter", "T", "tokens/step", "accepted", "in loops", "tokens/step outside"]
+    head += ["speed-up", "predicted"]
     yield from table([*head, "over transformers' `generate`", "same tokens"], rows)
     distilled = summary.get("distillation")
     if distilled:
@@ -89,7 +92,7 @@ def quickstart() -> Iterator[str]:
             [
                 f"{one['temperature']:g}",
                 *(
-                    f"{number(one['before'][key], form)} -> {number(one['after'][key], form)}"
+                    " -> ".join(number(one[side].get(key), form) for side in ("before", "after"))
                     for key, form in SIDES
                 ),
             ]
@@ -98,7 +101,8 @@ def quickstart() -> Iterator[str]:
         yield from table(["T", "acceptance", "tokens/step", "speed-up"], rows)
         yield (
             "Greedy texts of a model this small repeat themselves: prompt lookup and a distilled "
-            "draft are quick to say them again. Temperature 0.8 shows more of what to expect."
+            "draft are quick to say them again. The column *outside* counts only steps that begin "
+            "outside of such loops; temperature 0.8, too, shows more of what to expect."
         )
         yield ""
 

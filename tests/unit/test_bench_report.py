@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.pages import Collector
 
 from draftsmith.bench import summary as page_module
+from draftsmith.bench.loops import StepCounts
 from draftsmith.bench.plots import draw_plots
 from draftsmith.bench.records import (
     BASELINE,
@@ -25,7 +26,9 @@ from draftsmith.bench.records import (
 from draftsmith.bench.summary import (
     BenchReport,
     losslessness_sentences,
+    prompt_sentences,
     render,
+    rows,
     samples,
     speed_sentences,
     summary,
@@ -36,6 +39,7 @@ from draftsmith.bench.summary import (
 from draftsmith.core.generation import Piece
 from draftsmith.plots import PlotImage
 
+LOOPED = StepCounts(steps=10, tokens=15, accepted=5, offered=20)
 PROMISED = {
     "name",
     "temperature",
@@ -292,6 +296,57 @@ def test_a_divergence_that_rounding_does_not_explain_is_called_a_fault() -> None
     said = losslessness_sentences(report)
     assert "over the bound that rounding explains, please report it" in said[1]
     assert summary(report)["drafters"][2]["divergences_over_bound"] == 1
+
+
+def with_loops(report: BenchReport) -> BenchReport:
+    """30 of the 40 tokens of each text lie in loops."""
+    counted = [
+        replace(r, loop_tokens=30, outside_loops=None if r.steps is None else LOOPED)
+        for r in report.records
+    ]
+    return replace(report, records=tuple(counted))
+
+
+def test_loops_and_both_tokens_per_step_stand_in_summary_table_and_greedy_headlines() -> None:
+    report = with_loops(a_report())
+    entry = summary(report)["drafters"][2]
+    assert (entry["tokens_per_step"], entry["decode_tokens_per_step"]) == (2.0, 39 / 19)
+    assert entry["loop_share"] == 0.75
+    assert entry["decode_tokens_per_step_outside_loops"] == 1.5
+    assert entry["acceptance_rate_outside_loops"] == 0.25
+    (row, *_) = [row for row in rows(report) if row["drafter"] == "prompt_lookup"]
+    shown = [name for name, cell in row["cells"].items() if cell in ("2.05", "75%", "1.50", "25%")]
+    assert shown == [
+        "tokens per step",
+        "in loops",
+        "tokens per step outside loops",
+        "accepted outside loops",
+    ]
+    page = render(report, ())
+    assert all(f"<th>{name}</th>" in page for name in shown)
+    for said in speed_sentences(report):
+        greedy, warm = said.split("; ")
+        assert "75%" in greedy and "loops" in greedy and "loops" not in warm
+
+
+def test_records_that_do_not_say_what_lies_in_loops_give_no_share() -> None:
+    """Also when only some of them do not: part of the texts is not the share of all."""
+    report = with_loops(a_report())
+    first, *others = report.records
+    mixed = replace(report, records=(replace(first, loop_tokens=None), *others))
+    for old in (a_report(), mixed):
+        entry = summary(old)["drafters"][0]
+        assert entry["loop_share"] is None
+    assert summary(a_report())["drafters"][2]["acceptance_rate_outside_loops"] is None
+    assert not any("loops" in said for said in speed_sentences(a_report()))
+
+
+def test_fewer_prompts_than_asked_for_are_said_and_recorded() -> None:
+    short = replace(a_report(), asked=48)
+    assert (summary(short)["prompts"], summary(short)["prompts_asked"]) == (4, 48)
+    (said,) = prompt_sentences(short)
+    assert "4" in said and "48" in said and "--limit" in said and said in render(short, ())
+    assert prompt_sentences(replace(short, asked=4)) == prompt_sentences(a_report()) == []
 
 
 def test_speed_sentences_name_each_drafter_once() -> None:

@@ -16,6 +16,7 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import supports, time_decode, time_generate
+from draftsmith.bench.loops import StepCounts, in_loops
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, RunRecord, drafter_metrics
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.core.decode import DecodeOptions
@@ -121,6 +122,26 @@ def test_what_a_policy_learns_stays_within_a_repeat_and_temperature(target: HFTa
     bench.prepare()
     list(bench.records())
     assert begun == [0, 0] + [0, 1, 2] * 4  # a warm-up per temperature, then three prompts
+
+
+def test_records_say_what_lies_in_loops_and_what_was_drafted_outside(
+    target: HFTarget, measured: tuple[RunRecord, ...]
+) -> None:
+    greedy = [r for r in measured if r.temperature == 0]
+    assert {r.drafter for r in greedy if r.outside_loops is None} == {TRANSFORMERS}
+    plan, found = make_plan(target), []
+    for item in plan.items:
+        mine = [r for r in greedy if r.prompt == item.prompt]
+        options = plan.decode_options(Sampler(), plan.seed)
+        (made,) = generate(target, NoDrafter(), [item.tokens], options)
+        looped = in_loops(made.token_ids)
+        assert {r.loop_tokens for r in mine} == {looped.sum()}  # of one text, whoever drafted
+        outside = int((~looped[1:]).sum())
+        assert {r.outside_loops for r in mine if r.drafter == BASELINE} == {
+            StepCounts(steps=outside, tokens=outside, accepted=0, offered=0)
+        }
+        found.append(looped.any())
+    assert any(found)
 
 
 def test_places_say_when_an_arm_ran(measured: tuple[RunRecord, ...]) -> None:

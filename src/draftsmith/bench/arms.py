@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftsmith.bench.loops import StepCounts, count_outside, in_loops
 from draftsmith.bench.records import PhaseSeconds
 from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.decode import DecodeOptions, decode
@@ -49,6 +50,7 @@ class TimedRun:
     counts: tuple[DraftCounts, ...] | None = None
     """None for an engine that does not tell."""
     decode_steps: tuple[int, ...] | None = None
+    outside_loops: tuple[StepCounts, ...] | None = None
     phases: PhaseSeconds | None = None
     widths: tuple[int, ...] = ()
     """Tokens per row that each step of the decoding phase fed."""
@@ -127,8 +129,9 @@ def time_decode(
         for b in rows:
             counts[b].add_step(step, b)
     finish = [[f for step in steps if (f := step.finish[b]) is not None] for b in rows]
+    tokens = tuple(tuple(t for step in steps for t in step.emitted[b]) for b in rows)
     return TimedRun(
-        tokens=tuple(tuple(t for step in steps for t in step.emitted[b]) for b in rows),
+        tokens=tokens,
         drafted=tuple(
             tuple(n < step.accepted[b] for step in steps for n in range(len(step.emitted[b])))
             for b in rows
@@ -139,6 +142,7 @@ def time_decode(
         prefill_seconds=prefill_end - start,
         counts=counts,
         decode_steps=tuple(sum(step.active[b] for step in steps[1:]) for b in rows),
+        outside_loops=tuple(count_outside(steps, b, in_loops(tokens[b])) for b in rows),
         phases=PhaseSeconds(**split, other=max(end - prefill_end - sum(split.values()), 0.0)),
         widths=tuple(meter.widths[prefill_forwards:]),
     )

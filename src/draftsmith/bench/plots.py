@@ -117,8 +117,9 @@ def speedup(report: BenchReport) -> Figure | None:
 
 @plot(name="tokens_per_step", title="Tokens per step")
 def tokens_per_step(report: BenchReport) -> Figure | None:
-    """Generated tokens per forward of the target. Plain decoding has 1."""
-    return _bars(report, "tokens_per_step", "tokens per step", form="{:.2f}")
+    """Generated tokens per forward of the target, behind the one that carries the prompt. Plain
+    decoding has 1."""
+    return _bars(report, "decode_tokens_per_step", "tokens per step", form="{:.2f}")
 
 
 @plot(

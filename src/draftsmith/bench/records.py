@@ -6,6 +6,9 @@ speed-ups compare the decoding behind it. Prompts that were decoded together for
 are the whole group's, on each of its lines.
 
 tokens per step (tau)     generated tokens / target forwards, the prompt's forward included
+  decoding alone          the same behind the prompt's forward, in which drafters over hidden states
+                          cannot draft
+loop share, outside loops see `loops`; steps outside are those behind the prompt's forward
 acceptance rate           accepted tokens / depth offered on the best path
 node acceptance rate      accepted nodes / nodes proposed (equal for chains)
 acceptance by position    accepted at depth d / offered at depth d behind accepted ones
@@ -32,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from draftsmith.bench.loops import StepCounts
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
 from draftsmith.data.text import parse_json, read_lines
@@ -116,6 +120,9 @@ class RunRecord:
     steps: int | None = None
     """Target forwards, the prompt's included. None here and below: transformers does not say."""
     decode_steps: int | None = None
+    loop_tokens: int | None = None
+    """Generated tokens in repetition loops (`loops`); None: an older record, which does not say."""
+    outside_loops: StepCounts | None = None
     accepted: int | None = None
     offered: int | None = None
     """Sum over steps of the depth offered on the best path."""
@@ -203,6 +210,13 @@ class DrafterMetrics:
     prompts: int
     tokens: int
     tokens_per_step: float | None
+    """The prompt's own step included."""
+    decode_tokens_per_step: float | None
+    """Behind the prompt's own step."""
+    loop_share: float | None
+    """Share of the generated tokens in repetition loops; None: some record does not say."""
+    decode_tokens_per_step_outside_loops: float | None
+    acceptance_rate_outside_loops: float | None
     acceptance_rate: float | None
     acceptance_rate_per_prompt: float | None
     """Mean over prompts of each prompt's rate."""
@@ -277,12 +291,20 @@ def _metrics(
     identical = [record.identical for record in mine if record.identical is not None]
     diverged, compared = _divergences(mine)
     tokens = sum(record.tokens for record in mine)
+    decode_steps = sum(record.decode_steps or 0 for record in mine)
+    looped = [r.loop_tokens for r in mine if r.loop_tokens is not None]
+    outside = [r.outside_loops for r in mine if r.outside_loops is not None]
+    outside = outside if len(outside) == len(mine) else []
     return DrafterMetrics(
         name=mine[0].drafter,
         temperature=mine[0].temperature,
         prompts=len({(r.prompt, r.turn) for r in mine}),
         tokens=tokens,
         tokens_per_step=tokens / steps if steps else None,
+        decode_tokens_per_step=decoded / decode_steps if decode_steps else None,
+        loop_share=sum(looped) / tokens if tokens and len(looped) == len(mine) else None,
+        decode_tokens_per_step_outside_loops=_ratio(outside, "tokens", "steps"),
+        acceptance_rate_outside_loops=_ratio(outside, "accepted", "offered"),
         acceptance_rate=accepted / offered if offered else None,
         acceptance_rate_per_prompt=statistics.fmean(rates) if rates else None,
         node_acceptance_rate=accepted / proposed if proposed else None,
@@ -309,6 +331,11 @@ def _metrics(
         divergences_over_bound=sum(one.gap > one.bound for one in found) if greedy else None,
         lossy_rule=lossy_rule,
     )
+
+
+def _ratio(counts: Sequence[StepCounts], above: str, below: str) -> float | None:
+    whole = sum(getattr(one, below) for one in counts)
+    return sum(getattr(one, above) for one in counts) / whole if whole else None
 
 
 def paired_paces(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[Pace, ...]:

@@ -38,6 +38,7 @@ import torch
 
 from draftsmith.bench.arms import TimedRun, supports, time_decode, time_generate
 from draftsmith.bench.costs import CostMeter, CostTable, probed_arms, thin_out
+from draftsmith.bench.loops import in_loops
 from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
@@ -356,6 +357,8 @@ class Bench:
             tokens=len(run.tokens[b]),
             decode_tokens=run.decode_tokens[b],
             decode_steps=None if run.decode_steps is None else run.decode_steps[b],
+            loop_tokens=int(in_loops(run.tokens[b]).sum()),
+            outside_loops=None if run.outside_loops is None else run.outside_loops[b],
             finish_reason=run.finish[b],
             seconds=run.seconds,
             prefill_seconds=run.prefill_seconds,

@@ -62,6 +62,8 @@ class BenchReport:
     versions: Mapping[str, Any]
     machine: Mapping[str, Any]
     max_new_tokens: int
+    asked: int | None = None
+    """Prompts that were asked for; None: all of the suite."""
     costs: CostTable | None = None
     sections: tuple[Section, ...] = ()
     """Further parts of the page."""
@@ -133,6 +135,7 @@ def summary(report: BenchReport) -> dict[str, Any]:
             "numerical_floor_largest_gap": None if floor is None else floor.largest_gap,
         },
         "prompts": report.num_prompts,
+        "prompts_asked": report.asked,
         "repeats": report.repeats,
         "max_new_tokens": report.max_new_tokens,
         "costs": report.costs,
@@ -163,28 +166,44 @@ def _entry(report: BenchReport, entry: DrafterMetrics) -> dict[str, Any]:
 # --------------------------------------------------------------------------- terminal
 
 
+COLUMNS = {
+    "speed-up": "speed\nup",
+    "95 % interval": "95 %\ninterval",
+    "predicted": "pre-\ndict.",
+    "vs transformers": "vs\ntrf.",
+    "tokens per step": "tok/\nstep",
+    "accepted": "ac-\ncept",
+    "in loops": "in\nloop",
+    "tokens per step outside loops": "",
+    "accepted outside loops": "",
+    "efficiency": "ef-\nfic",
+    "same tokens": "same\ntok.",
+}
+"""Columns of the page, and what they are called in the terminal (empty: for the page alone)."""
+
+
 def terminal_table(report: BenchReport) -> Table:
     """Lay out the main metrics for 80 columns, a line per drafter and temperature."""
     title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.padding = (0, 1, 0, 0)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=20)
-    for name in (
-        *("speed-\nup", "95 %\ninterval", "pre-\ndict.", "vs\ntrf."),
-        *("tok/\nstep", "ac-\ncept", "eff-\nic.", "same\ntok."),
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    shown = {name: short for name, short in COLUMNS.items() if short}
+    for short in shown.values():
+        table.add_column(short, justify="right", no_wrap=True)
     for temperature, own in itertools.groupby(rows(report), lambda row: row["temperature"]):
         table.add_row(f"temperature {temperature}", style="italic")
         for row in own:
-            cells = (*row["cells"][:-1], row["same"])
-            table.add_row(row["drafter"], *cells, style="" if row["plain"] else "bold")
+            cells = row["cells"] | {"same tokens": row["same"]}
+            style = "" if row["plain"] else "bold"
+            table.add_row(row["drafter"], *(cells[name] for name in shown), style=style)
         table.add_section()
     return table
 
 
 def rows(report: BenchReport) -> list[dict[str, Any]]:
-    """Build the table of results as text, by temperature; `same`: its last cell in one word."""
+    """Build the table of results as text, by temperature: its `cells` by the names of `COLUMNS`;
+    `same`: the last cell in one word."""
     labels, out = report.row_labels(), []
     for temperature in report.temperatures:
         for entry in report.metrics:
@@ -198,8 +217,11 @@ def rows(report: BenchReport) -> list[dict[str, Any]]:
                 "" if baseline else interval_text(entry.speedup_ci95),
                 "" if plain else times(entry.predicted_speedup),
                 times(entry.speedup_vs_transformers),
-                number(entry.tokens_per_step),
+                number(entry.decode_tokens_per_step),
                 percent(entry.acceptance_rate),
+                percent(entry.loop_share),
+                number(entry.decode_tokens_per_step_outside_loops),
+                percent(entry.acceptance_rate_outside_loops),
                 percent(entry.engine_efficiency),
                 "" if baseline else sameness(entry),
             )
@@ -208,7 +230,7 @@ def rows(report: BenchReport) -> list[dict[str, Any]]:
                     "temperature": f"{temperature:g}",
                     "drafter": labels[entry.name],
                     "plain": plain,
-                    "cells": cells,
+                    "cells": dict(zip(COLUMNS, cells, strict=True)),
                     "same": word if entry.lossy_rule is None else "lossy",
                 }
             )
@@ -245,16 +267,31 @@ def sameness(entry: DrafterMetrics) -> str:
 
 
 def speed_sentences(report: BenchReport) -> list[str]:
-    """Write one sentence per drafter about its speed-ups."""
+    """Write one sentence per drafter about its speed-ups; those of greedy texts say how much of
+    these lies in loops."""
     parts: dict[str, list[str]] = {}
     for entry in report.drafters:
         if entry.name != BASELINE and entry.speedup is not None:
             spread = interval_text(entry.speedup_ci95)
             inside = f" ({spread})" if spread else ""
             said = f"{entry.speedup:.2f}x{inside} at temperature {entry.temperature:g}"
+            if entry.temperature == 0 and entry.loop_share is not None:
+                said += f", {percent(entry.loop_share)} of its tokens in loops"
             parts.setdefault(entry.name, []).append(said)
     labels = report.labels()
-    return [f"{labels[name]}: {', '.join(some)}" for name, some in parts.items()]
+    return [f"{labels[name]}: {'; '.join(some)}" for name, some in parts.items()]
+
+
+def prompt_sentences(report: BenchReport) -> list[str]:
+    """Say so when fewer prompts were measured than were asked for."""
+    return short_of_prompts(len({record.prompt for record in report.records}), report.asked)
+
+
+def short_of_prompts(found: int, asked: int | None) -> list[str]:
+    """A sentence where a suite has fewer prompts than `asked` (None: all that it has)."""
+    if asked is None or found >= asked:
+        return []
+    return [f"The suite has {found} prompts, not the {asked} that --limit asks for."]
 
 
 def losslessness_sentences(report: BenchReport) -> list[str]:
@@ -349,7 +386,8 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
         "report.html.j2",
         report=report,
         rows=rows(report),
-        speed=speed_sentences(report),
+        columns=list(COLUMNS),
+        speed=[*prompt_sentences(report), *speed_sentences(report)],
         losslessness=losslessness_sentences(report),
         plots=drawn,
         samples=samples(report),

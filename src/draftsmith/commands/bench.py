@@ -104,7 +104,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     )
     bench = Bench(plan)
     made = measure(bench, options.out)
-    report = make_report(bench, made, options.model.target, record)
+    report = make_report(bench, made, options.model.target, record, options.limit)
     results.write_report(report, options.out)
     facts = {"records": len(made), "step_seconds": costs_in(arms)}
     record.write(options.out, results=facts)
@@ -116,7 +116,11 @@ def run(options: BenchOptions) -> dict[str, Any]:
         expected = {(one.drafter, one.temperature): one.metrics() for one in found}
         report = replace(report, expected=expected, sections=(as_section(found),))
         results.write_report(report, options.out)
-    sentences = [*results.speed_sentences(report), *results.losslessness_sentences(report)]
+    sentences = [
+        *results.prompt_sentences(report),
+        *results.speed_sentences(report),
+        *results.losslessness_sentences(report),
+    ]
     for sentence in (*sentences, f"report: {options.out / 'report.html'}"):
         console.print(sentence, soft_wrap=True, markup=False)
     return results.summary(report)
@@ -177,8 +181,14 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
     return tuple(made)
 
 
-def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: Run) -> BenchReport:
-    """Gather what was measured and how; `target`: its name or folder."""
+def make_report(
+    bench: Bench,
+    made: tuple[RunRecord, ...],
+    target: str,
+    record: Run,
+    asked: int | None = None,
+) -> BenchReport:
+    """Gather what was measured and how; `target`: its name or folder, `asked`: how many prompts."""
     from draftsmith.bench.summary import BenchReport
 
     facts = record.record()
@@ -190,6 +200,7 @@ def make_report(bench: Bench, made: tuple[RunRecord, ...], target: str, record: 
         versions=facts["versions"],
         machine=facts["machine"],
         max_new_tokens=bench.plan.max_new_tokens,
+        asked=asked,
         costs=bench.costs,
     )
 
@@ -202,6 +213,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     from draftsmith.bench import pairs
     from draftsmith.bench.arms import open_drafters
     from draftsmith.bench.run import make_items
+    from draftsmith.bench.summary import short_of_prompts
     from draftsmith.core.decode import DecodeOptions
     from draftsmith.core.sampling import Sampler
     from draftsmith.targets.hf import open_model
@@ -227,11 +239,13 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     rows = found.rows(name, temperature)
     for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
         write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
-    remarks = pairs.warnings(found)
+    remarks = [*short_of_prompts(len(prompts), options.limit), *pairs.warnings(found)]
     payload: dict[str, Any] = jsonable(
         {
             "target": name,
             "temperature": temperature,
+            "prompts": len(prompts),
+            "prompts_asked": options.limit,
             "perplexity": {name: found.perplexity}
             | {pair.name: pair.perplexity for pair in found.pairs},
             "observations": rows,

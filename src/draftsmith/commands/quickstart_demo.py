@@ -490,9 +490,9 @@ def change(
         faster = f"{100 * (ratio - 1):+.0f} %" + (
             f" ({results.interval_text(spread)}x)" if spread else ""
         )
-    steps = [side.tokens_per_step or math.nan for side in sides]
+    steps = [side.decode_tokens_per_step or math.nan for side in sides]
     same = [side.identical_to_autoregressive for side in sides]
-    kept = ("tokens_per_step", "speedup", "speedup_ci95")
+    kept = ("tokens_per_step", "decode_tokens_per_step", "loop_share", "speedup", "speedup_ci95")
     old, new = (
         {"alpha": alpha} | {name: getattr(side, name) for name in kept}
         for alpha, side in zip(alphas, sides, strict=True)
