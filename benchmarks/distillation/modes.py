@@ -30,9 +30,8 @@ from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data.suites import training_prompts
 from draftsmith.distill import distilling
 from draftsmith.distill.batches import BatchSource
-from draftsmith.distill.checkpoint import work_folder
 from draftsmith.distill.config import ScheduleConfig
-from draftsmith.distill.distributed import start_accelerator
+from draftsmith.distill.distributed import start_accelerator, training_folder
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
@@ -146,7 +145,7 @@ def measure(folder: Path, size: Size, out: ExitStack) -> list[Figure]:
     write_prompts(prompts, size)
     trainers = {}
     for name, options in ways(folder, prompts, size).items():
-        out.enter_context(work_folder(options.out))
+        out.enter_context(training_folder(options.out))
         trainers[name] = make_trainer(options)
     paces: dict[str, list[float]] = {name: [] for name in trainers}
     for number in range(size.rounds + 1):

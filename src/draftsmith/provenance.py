@@ -9,7 +9,7 @@ revision, a summary of the machine, times. It names no host, and no folder outsi
 
 Files are written beside their final place and renamed onto it: a reader sees the old file or the
 new one, never a half. Room is checked before: in a budget, and on the disk. A full disk is a
-`BackendError` that names the file.
+`BackendError` that names the file. Of two runs into one folder the second is refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from draftsmith.config import as_dict, to_argv
 from draftsmith.errors import BackendError, DraftsmithError, InputError
@@ -211,7 +213,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     On any error nothing is left behind and `path` is as it was. A folder replaces a folder.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    part = fresh_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
@@ -233,6 +235,15 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         else:
             with contextlib.suppress(OSError):
                 part.unlink()
+
+
+def fresh_beside(path: Path) -> Path:
+    """A new name for what is on its way to `path`; `output_folder` removes what a kill leaves."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+_LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp|\.tmp-model-\d+")
+"""Names of `fresh_beside`, and those that earlier versions gave to half-written models."""
 
 
 def replace_folder(new: Path, path: Path, *, aside: Path) -> None:
@@ -474,7 +485,76 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def refuse_file(out: Path) -> None:
-    """InputError where a file stands in place of the folder."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder.")
+# --------------------------------------------------------------------------- one run at a time
+
+_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of a disk without locks."""
+
+
+@contextlib.contextmanager
+def held(path: Path, *, busy: str | None = None) -> Iterator[bool]:
+    """Hold a lock on this path: the file is made, locked, and removed at the end.
+
+    The system frees the lock of a process that dies; the empty file that stays is free. Gives False
+    where the disk knows no locks: nothing is refused there.
+
+    Raises:
+        InputError: another holds it, with the message `busy`; without one it is waited for. Or
+            the file cannot be made.
+    """
+    lock = FileLock(path, timeout=0 if busy else -1, fallback_to_soft=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InputError(busy or f"cannot lock {path}") from None
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise write_error(path, error) from error
+    try:
+        yield lock.is_locked
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is ours
+        lock.release()
+
+
+@contextlib.contextmanager
+def output_folder(out: Path) -> Iterator[None]:
+    """Around a run that writes several files to the folder `out`: no other run does so meanwhile.
+
+    Readers need no leave. What killed writers left half-written is removed. A folder that was made
+    for a run which writes nothing goes again.
+
+    Raises:
+        InputError: another run writes there, or the folder cannot be made or written to.
+    """
+    try:
+        if out.exists() and not out.is_dir():
+            raise InputError(f"--out {out} is a file; give a folder.")
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    except OSError as error:
+        raise write_error(out, error) from error
+    busy = f"--out {out}: another run is writing to this folder; wait for its end, or give another"
+    try:
+        with held(out / ".lock", busy=busy) as locked:
+            if locked:
+                _sweep(out)
+            else:
+                _log.info(f"the disk of --out {out} knows no locks: let no other run write there")
+            yield
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it is in use
+                folder.rmdir()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writers left; none is alive, for the folder is locked."""
+    for path in folder.iterdir():
+        if _LEFT.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()

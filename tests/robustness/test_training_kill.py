@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import pytest
 from tests.forks import Forks
 from tests.small_trainer import CONFIG, choosing, make_trainer, same, weights
 
+from draftsmith import cli, provenance
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.evaluation import find_best
 from draftsmith.distill.trainer import Trainer, TrainReport
@@ -74,3 +76,28 @@ def test_training_through_kills_ends_as_if_there_were_none(
     best = [never_resting(tmp_path / name) for name in ("one", "two")]
     assert whole.copy_best_into(best[0].drafter) == again.copy_best_into(best[1].drafter)
     assert same(weights(best[0]), weights(best[1]))
+
+
+def dies_before_it_is_signed(words: list[str]) -> None:
+    """In a process of its own: the model is written, but run.json is not."""
+    provenance.Run.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    cli.main(words)
+
+
+def test_a_run_killed_at_its_very_end_goes_on_without_a_trace(tmp_path: Path, forks: Forks) -> None:
+    text, held_out, out = (tmp_path / name for name in ("text.txt", "held-out.txt", "out"))
+    text.write_text("\n".join(f"line {i} is {i * i % 97}" for i in range(400)))
+    held_out.write_text("line 5 is 25")
+    words = f"pretrain --text {text} --eval-text {held_out} --size tiny --layers 1 --vocab-size 300"
+    words += " --block-length 32 --batch-tokens 64 --duration 6steps --dtype float32 --out"
+    with forks.start(dies_before_it_is_signed, [*words.split(), str(out)]) as child:
+        assert child.wait() == -signal.SIGKILL, child.errors()
+    assert [path for path in out.glob(".*") if path.is_dir()], "it died too early or too late"
+    with forks.command(*words.split(), out) as child:
+        assert child.wait() == 0, child.errors()
+    with forks.command(*words.split(), tmp_path / "whole") as child:
+        assert child.wait() == 0, child.errors()
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (out, tmp_path / "whole")]
+    assert names[0] == names[1]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 6]  # the last: its evaluation

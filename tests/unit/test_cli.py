@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftsmith import cli
 from draftsmith.commands.doctor import DoctorOptions
+from draftsmith.config import flags_of
 from draftsmith.errors import BackendError, CheckFailed, InputError
+from draftsmith.provenance import output_folder
 
 
 def draftsmith(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -236,3 +239,41 @@ def test_messages_of_loggers_go_bare_to_stderr_and_only_while_a_verb_runs(
         assert code_of("doctor", "--json") == 0
         assert capsys.readouterr() == ('{"a": 1}\n', "step 3\n")
     assert logging.getLogger("draftsmith").handlers == before
+
+
+ONE_FILE = {f"live {verb}" for verb in ("translate", "make-stream", "make-examples", "score")}
+"""Their --out is a file, which is written whole."""
+INTO_A_FOLDER = {
+    "quickstart": "",
+    "bench": "--target none --drafter prompt_lookup --suite none",
+    "pretrain": "--text none",
+    "collect": "--target none --prompts none",
+    "distill": "--target none --drafter none --store none",
+    "report": "none",
+    "tune": "--target none --drafter prompt_lookup --suite none",
+    "live replay": "none --target none",
+    "plan law": "none",
+    "plan optimum": "--target-params 13B --target-tokens 1T --draft-tokens 1T",
+    "plan sweep": "--grid printed",
+    "plan alpha": "none",
+    "plan fit": "none",
+    "plan table": "4",
+    "plan ladder": "--target-params 13B --target-tokens 1T --tokens 2B",
+    "plan check": "none --records none",
+}
+
+
+@pytest.mark.parametrize("verb", INTO_A_FOLDER)
+def test_a_verb_does_not_write_into_the_folder_of_another_run(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with output_folder(out):
+        assert code_of(*verb.split(), *INTO_A_FOLDER[verb].split(), "--out", str(out)) == 2
+        assert [path.name for path in out.iterdir()] == [".lock"]
+    assert f"--out {out}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_verb_with_an_out_is_known_to_write_one_file_or_a_folder() -> None:
+    with_out = {verb for verb, options in cli.verbs().items() if "--out" in flags_of(options)}
+    assert with_out == ONE_FILE | INTO_A_FOLDER.keys()

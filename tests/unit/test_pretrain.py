@@ -10,6 +10,7 @@ import math
 import os
 import re
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,11 @@ from draftsmith.data.text import TextConfig
 from draftsmith.distill import callbacks, pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
+from draftsmith.distill.distributed import training_folder
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
 from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import output_folder
 from draftsmith.targets.hf import causal_head
 
 WORDS = "def return self if else for in range ( ) : = + import class None True x y z".split()
@@ -160,6 +163,44 @@ def test_run_json_holds_what_recreates_the_run(trained: Path) -> None:
 def test_a_finished_folder_is_not_overwritten(trained: Path, corpus: Path) -> None:
     with pytest.raises(InputError, match="already holds a finished model"):
         pretrain.run(options(corpus, trained))
+
+
+def test_a_second_run_into_the_folder_of_a_running_one_changes_nothing(
+    trained: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    class Second(Callback):
+        def on_step(self, run: Any, report: Any) -> None:
+            if report.step == 13:
+                before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+                with pytest.raises(InputError, match=str(out)):
+                    pretrain.run(options(corpus, out))
+                assert all(path.read_bytes() == content for path, content in before.items())
+
+    monkeypatch.setattr(callbacks, "ProgressBar", Second)
+    pretrain.run(options(corpus, out))
+    mine, other = (load_file(path / "model.safetensors") for path in (out, trained))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize(
+    ("group", "alone"),
+    [
+        ({"RANK": "1"}, True),  # left over in a shell: there is no group
+        ({"WORLD_SIZE": "2", "RANK": "0"}, True),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, False),
+    ],
+)
+def test_the_first_process_of_a_group_holds_the_folder_for_all(
+    tmp_path: Path, group: dict[str, str], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in group.items():
+        monkeypatch.setenv(name, value)
+    refused = pytest.raises(InputError, match=str(tmp_path)) if alone else nullcontext()
+    with output_folder(tmp_path), refused, training_folder(tmp_path):
+        pass
 
 
 class Interrupt(Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import resource
@@ -18,6 +19,8 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import (
     append_jsonl,
     atomic_path,
+    fresh_beside,
+    output_folder,
     portable_text,
     start_run,
     write_json_atomic,
@@ -190,3 +193,63 @@ def test_writes_that_really_run_out_of_space_leave_nothing_half_written(tmp_path
     assert done.stdout.count("no space is left") == 2
     assert names(tmp_path) == ["records.jsonl"]
     assert (tmp_path / "records.jsonl").read_text() == '{"n": 1}\n'
+
+
+# --------------------------------------------------------------------------- one run at a time
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "out"
+    with output_folder(out):
+        for _ in range(2):
+            with pytest.raises(InputError, match=str(out)), output_folder(out):
+                pytest.fail("a second run was let in")
+        with output_folder(out / "part"), output_folder(tmp_path / "other"):
+            pass
+    with output_folder(out):
+        (out / "file").write_text("")
+    assert names(out) == ["file"]
+
+
+def test_a_run_that_writes_nothing_leaves_only_the_folders_that_were_there(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), output_folder(tmp_path / "a" / "b"):
+        1 / 0  # noqa: B018
+    assert names(tmp_path) == []
+    with output_folder(tmp_path):
+        pass
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["file", "file/x", "n" * 300])
+def test_a_place_that_can_be_no_output_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=name), output_folder(tmp_path / name):
+        pytest.fail("it was let in")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    kept = [".hidden.tmp", ".tmp-model-mine", "model.12345678.tmp", "work"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+    for left in (fresh_beside(tmp_path / "model"), tmp_path / ".tmp-model-4711"):
+        (left / "deep").mkdir(parents=True)
+    fresh_beside(tmp_path / "run.json").write_text("{")
+    with output_folder(tmp_path):
+        assert names(tmp_path) == sorted([".lock", *kept])
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_said(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    caplog.set_level(logging.INFO, "draftsmith")
+    left = fresh_beside(tmp_path / "model")
+    left.mkdir()
+    with output_folder(tmp_path):
+        assert str(tmp_path) in caplog.text and "no locks" in caplog.text
+        assert left.is_dir(), "it may be another run's"

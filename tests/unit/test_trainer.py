@@ -16,6 +16,7 @@ from tests.small_trainer import (
     CONFIG,
     Bigram,
     StopAfter,
+    choosing,
     make_source,
     make_trainer,
     over_embeddings,
@@ -421,3 +422,27 @@ def test_metrics_of_a_resumed_run_have_each_step_once(tmp_path: Path) -> None:
     make_trainer(tmp_path, config=config, callbacks=[MetricsFile(path)]).train()
     steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
     assert steps == list(range(1, 13))
+
+
+@pytest.mark.parametrize("step", [4, 8, 12])
+def test_metrics_of_a_run_that_dies_behind_an_evaluation_are_those_of_a_whole_one(
+    tmp_path: Path, step: int
+) -> None:
+    """The evaluation was made and its line is there, but no checkpoint tells of it."""
+
+    class Crash(Callback):
+        def on_evaluate(self, run: Any, values: dict[str, float]) -> None:
+            if run.step == step:
+                raise RuntimeError("crash")
+
+    config = replace(CONFIG, save_every=3, eval_every=4)
+
+    def train(folder: Path, *more: Callback) -> str:
+        path = folder / "metrics.jsonl"
+        metrics = [MetricsFile(path), *more]
+        make_trainer(folder, config=config, evaluation=choosing(), callbacks=metrics).train()
+        return path.read_text()
+
+    with pytest.raises(RuntimeError, match="crash"):
+        train(tmp_path / "cut", Crash())
+    assert train(tmp_path / "cut") == train(tmp_path / "whole")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from draftsmith.config import Configuration, parse_list, require
+from draftsmith.provenance import output_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +22,26 @@ class VerbOptions(Configuration):
     """Print one JSON object on stdout; everything else goes to stderr."""
     debug: bool = False
     """Show the full trace of an unexpected error."""
+
+
+class _WithFolder(Protocol):
+    @property
+    def out(self) -> Path | None: ...
+
+
+_Options = TypeVar("_Options", bound=_WithFolder)
+_Result = TypeVar("_Result")
+
+
+def holds_out(run: Callable[[_Options], _Result]) -> Callable[[_Options], _Result]:
+    """A verb that writes several files to the folder --out: no other run does so meanwhile."""
+
+    @functools.wraps(run)
+    def alone(options: _Options) -> _Result:
+        with nullcontext() if options.out is None else output_folder(options.out):
+            return run(options)
+
+    return alone
 
 
 @dataclass(frozen=True, kw_only=True)

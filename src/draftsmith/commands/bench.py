@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftsmith.bench.config import BenchConfig
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.data.suites import load_suite
 from draftsmith.errors import InputError
@@ -33,7 +33,6 @@ from draftsmith.provenance import (
     append_jsonl,
     jsonable,
     portable_text,
-    refuse_file,
     start_run,
     warn_if_busy,
 )
@@ -50,6 +49,7 @@ class BenchOptions(BenchConfig, VerbOptions):
     """Measure drafters against plain decoding, interleaved in one process."""
 
 
+@holds_out
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure, and write everything to `options.out`."""
     from draftsmith.bench import summary as results
@@ -140,7 +140,6 @@ def refuse_used_folder(out: Path) -> None:
         raise InputError(
             f"--out {out} already holds a measurement; choose another folder or delete it."
         )
-    refuse_file(out)
 
 
 def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:

@@ -20,12 +20,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import as_dict
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill.config import CollectConfig
 from draftsmith.errors import InputError
-from draftsmith.provenance import digest, portable_text, refuse_file, start_run
+from draftsmith.provenance import digest, portable_text, start_run
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ PRINT_EVERY = 30.0
 """Seconds between lines where there is no terminal."""
 
 
+@holds_out
 def run(options: CollectOptions) -> dict[str, Any]:
     """Collect what is missing in `options.out`.
 
@@ -64,7 +65,6 @@ def run(options: CollectOptions) -> dict[str, Any]:
     from draftsmith.distill.trajectories.workers import split
 
     record = start_run("collect", options, seed=options.seed)
-    refuse_file(options.out)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
     model, scale = options.model, options.scale
     tokenizer = tokenizer_training.load_tokenizer(model.target)
@@ -112,11 +112,10 @@ def run(options: CollectOptions) -> dict[str, Any]:
     if settings.signals != Signals():
         there = TrajectoryStore(options.out, header)
         check_feature_room(scale, there, plans, settings, config)
-    with TrajectoryStore.alone(options.out):
-        store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
-        written = collect(options, plans, settings, store)
-        summary = store.summary()
-        record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
+    store = TrajectoryStore.create(options.out, header, max_bytes=scale.most_bytes())
+    written = collect(options, plans, settings, store)
+    summary = store.summary()
+    record.write(options.out, results=asdict(summary) | {"settings": as_dict(settings)})
     print_summary(summary, options.out)
     result = {"out": str(options.out), "bytes_per_token": summary.bytes_per_token}
     names = ("trajectories", "tokens", "bytes", "feature_bytes", "skipped", "cut")

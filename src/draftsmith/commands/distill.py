@@ -25,10 +25,10 @@ class DistillOptions(DistillConfig, VerbOptions):
 
 def run(options: DistillOptions) -> DistillResult:
     """Train, or continue training, and write the draft model to `options.out`."""
-    from draftsmith.distill.checkpoint import work_folder
     from draftsmith.distill.distilling import distil
+    from draftsmith.distill.distributed import training_folder
     from draftsmith.targets.hf import quieten
 
-    with work_folder(options.out):
+    with training_folder(options.out):
         quieten()
         return distil(options, start_run("distill", options, seed=options.seed))

@@ -24,10 +24,10 @@ class PretrainOptions(PretrainConfig, VerbOptions):
 
 def run(options: PretrainOptions) -> PretrainResult:
     """Train, or continue training, and write the model to `options.out`."""
-    from draftsmith.distill.checkpoint import work_folder
+    from draftsmith.distill.distributed import training_folder
     from draftsmith.distill.pretraining import pretrain
     from draftsmith.targets.hf import quieten
 
-    with work_folder(options.out):
+    with training_folder(options.out):
         quieten()
         return pretrain(options, start_run("pretrain", options, seed=options.seed))

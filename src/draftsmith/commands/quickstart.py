@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import at_least
 from draftsmith.core.config import parse_temperatures
 
@@ -50,6 +50,7 @@ class QuickstartOptions(VerbOptions):
         at_least(0, "--seed", self.seed)
 
 
+@holds_out
 def run(options: QuickstartOptions) -> dict[str, Any]:
     """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
     from draftsmith.commands import quickstart_demo

@@ -45,7 +45,6 @@ from draftsmith.provenance import (
     jsonable,
     portable_text,
     recorded,
-    refuse_file,
     start_run,
     warn_if_busy,
     write_json_atomic,
@@ -430,8 +429,7 @@ def find_models(given: Path | None) -> Path:
 
 
 def check_out(out: Path) -> None:
-    """InputError when `out` is a file or holds what no quickstart made."""
-    refuse_file(out)
+    """InputError when `out` holds what no quickstart made."""
     if not (out / "records.jsonl").exists():
         if (out / DISTILLED).exists():
             raise InputError(

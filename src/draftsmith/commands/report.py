@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import Leading, require
 
 
@@ -29,6 +29,7 @@ class ReportOptions(VerbOptions):
         require(bool(self.runs), "--runs must name at least one folder")
 
 
+@holds_out
 def run(options: ReportOptions) -> dict[str, Any]:
     """Write the comparison and print its table."""
     from draftsmith.bench.compare.model import read_runs

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from draftsmith.bench.config import TuneConfig
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import show
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
@@ -25,7 +25,6 @@ from draftsmith.provenance import (
     jsonable,
     machine_summary,
     portable_text,
-    refuse_file,
     start_run,
     versions,
     write_json_atomic,
@@ -41,13 +40,13 @@ class TuneOptions(TuneConfig, VerbOptions):
     """Find the best drafter, length or tree for this machine, or that none pays."""
 
 
+@holds_out
 def run(options: TuneOptions) -> dict[str, Any]:
     """Measure, decode, rank; everything goes to `options.out`."""
     from draftsmith.bench.plots import save_tuning_plots
     from draftsmith.bench.tuner import advice, batch_advice, evidence
 
     record = start_run("tune", options, seed=options.sampling.seed)
-    refuse_file(options.out)
     tuner = open_tuner(options)
     tuning = tuner.tune()
     console = Console(highlight=False)

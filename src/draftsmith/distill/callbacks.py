@@ -109,15 +109,17 @@ class MetricsFile(Callback):
         self.path = path
 
     def on_start(self, run: Trainer) -> None:
-        # Steps after the checkpoint are about to be done again: their lines go.
+        # Steps and evaluations after the checkpoint are about to be made again: their lines go.
         if not self.path.is_file():
             return
         kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                if json.loads(line)["step"] <= run.step:
+                record = json.loads(line)
+                last = run.step if "grad_norm" in record else run.progress.evaluated
+                if record["step"] <= last:
                     kept.append(line + "\n")
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue  # the line that a kill cut short
         write_text_atomic(self.path, "".join(kept))
 

@@ -28,11 +28,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.tokenizer_training import Subset
 from draftsmith.drafters.vocabulary import SUBSET_FILE
-from draftsmith.errors import BackendError, DraftsmithError, InputError
+from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import (
     Run,
     atomic_path,
     free_bytes,
+    fresh_beside,
     is_write_failure,
     system_error,
 )
@@ -60,28 +61,6 @@ class Checkpoint:
     """Its state, by number of the parameter; empty where weights alone are kept."""
     state: dict[str, Any]
     """JSON: counters, loss history, and what the run was started with."""
-
-
-@contextlib.contextmanager
-def work_folder(out: Path) -> Iterator[None]:
-    """`out/work` exists inside; a run that ends before it has written anything leaves nothing.
-
-    Raises:
-        InputError: it cannot be made, or `out` holds a finished model.
-    """
-    work = out / "work"
-    if (out / "run.json").exists():
-        raise InputError(f"--out {out} already holds a finished model; choose another folder")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to --out {out}: {error}") from error
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # not empty: there is something to go on with
-            work.rmdir()
-            out.rmdir()
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
@@ -247,7 +226,7 @@ def finished_folder(
 ) -> Iterator[Path]:
     """A folder for the files of a finished model, which then come to `out` as whole files, one by
     one, with README.md and, last, run.json. Raises BackendError for what the disk refuses."""
-    temporary = out / f".tmp-model-{os.getpid()}"
+    temporary = fresh_beside(out / "model")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary

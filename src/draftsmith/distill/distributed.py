@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ from draftsmith.distill.config import RunConfig, ScheduleConfig
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import output_folder
 
 
 class Learner(nn.Module):
@@ -276,6 +277,21 @@ def started() -> int:
     """How many processes a launcher started, found as accelerate does."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
     return int(get_int_from_env(names, 1))
+
+
+@contextmanager
+def training_folder(out: Path) -> Iterator[None]:
+    """Around a run that trains in `out`; the first of its processes holds the folder for all.
+
+    Raises:
+        InputError: see `output_folder`; or `out` holds a finished model.
+    """
+    names = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    first = started() == 1 or get_int_from_env(names, 0) == 0
+    with output_folder(out) if first else nullcontext():
+        if (out / "run.json").exists():
+            raise InputError(f"--out {out} already holds a finished model; choose another folder")
+        yield
 
 
 def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 from rich.console import Console
 from rich.markdown import Markdown
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import write_csv
 from draftsmith.config import Leading, at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
@@ -20,7 +20,7 @@ from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError, naming
 from draftsmith.live.config import PromptConfig, RedraftConfig
 from draftsmith.live.records import Hypothesis, UpdateRecord, segments, write_lines
-from draftsmith.provenance import refuse_file, start_run, write_json_atomic, write_text_atomic
+from draftsmith.provenance import start_run, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ SECONDS = 1.0
 """Seconds between updates of a stream without times."""
 
 
+@holds_out
 def run(options: LiveReplayOptions) -> dict[str, Any]:
     """Replay, and write everything to `options.out`."""
     from draftsmith.live import plots
@@ -93,7 +94,6 @@ def run(options: LiveReplayOptions) -> dict[str, Any]:
     from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
-    refuse_file(options.out)
     parts = read_stream(options.stream, options.limit)
     if any(one.reference for part in parts for one in part):
         sacrebleu_metrics()  # fail before hours of decoding

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import finish, interval, say, show, show_values
 from draftsmith.config import Leading
 from draftsmith.provenance import start_run
@@ -26,6 +26,7 @@ class PlanAlphaOptions(VerbOptions):
     """Write a figure to this folder."""
 
 
+@holds_out
 def run(options: PlanAlphaOptions) -> dict[str, Any]:
     """Estimate, print, draw."""
     from draftsmith.plan.acceptance import estimate

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import finish, say, show
 from draftsmith.config import Leading, require
 from draftsmith.errors import InputError
@@ -35,6 +35,7 @@ class PlanCheckOptions(VerbOptions):
         require(bool(self.records), "--records must name at least one folder")
 
 
+@holds_out
 def run(options: PlanCheckOptions) -> dict[str, Any]:
     """Read, compare, print, draw."""
     from draftsmith.plan.ladder import PREDICTED_KIND, compare, read_predictions

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import finish, interval, say, show, show_values
 from draftsmith.config import Leading, at_least
 from draftsmith.provenance import start_run
@@ -31,6 +31,7 @@ class PlanFitOptions(VerbOptions):
         at_least(0, "--seed", self.seed)
 
 
+@holds_out
 def run(options: PlanFitOptions) -> dict[str, Any]:
     """Fit, print, draw."""
     from draftsmith.errors import naming

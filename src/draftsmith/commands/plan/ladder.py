@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.commands._options import LawsOptions, VerbOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions, holds_out
 from draftsmith.commands._tables import (
     extrapolated,
     finish,
@@ -128,6 +128,7 @@ class PlanLadderOptions(VerbOptions):
         require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 
 
+@holds_out
 def run(options: PlanLadderOptions) -> dict[str, Any]:
     """Solve, print, write."""
     from draftsmith.plan.ladder import ladder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from draftsmith.commands._options import VerbOptions, parse_numbers
+from draftsmith.commands._options import VerbOptions, holds_out, parse_numbers
 from draftsmith.commands._tables import finish, interval, say, show, show_values
 from draftsmith.config import Leading, Many, as_dict, field_types, require
 from draftsmith.provenance import start_run
@@ -47,6 +47,7 @@ class PlanLawOptions(VerbOptions):
         self.pairs()
 
 
+@holds_out
 def run(options: PlanLawOptions) -> dict[str, Any]:
     """Fit, print, draw."""
     from draftsmith.errors import naming

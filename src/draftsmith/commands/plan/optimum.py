@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.commands._options import LawsOptions, VerbOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions, holds_out
 from draftsmith.commands._tables import extrapolated, finish, interval, laws_of, say, show_values
 from draftsmith.config import parse_count, positive, require, unused
 from draftsmith.provenance import start_run
@@ -51,6 +51,7 @@ class PlanOptimumOptions(VerbOptions):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
 
 
+@holds_out
 def run(options: PlanOptimumOptions) -> dict[str, Any]:
     """Solve, print, draw."""
     from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, draft_of

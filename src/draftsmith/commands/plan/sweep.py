@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftsmith.commands._options import LawsOptions, VerbOptions
+from draftsmith.commands._options import LawsOptions, VerbOptions, holds_out
 from draftsmith.commands._tables import (
     finish,
     interval,
@@ -35,6 +35,7 @@ class PlanSweepOptions(VerbOptions):
     """Write the optima and figures to this folder."""
 
 
+@holds_out
 def run(options: PlanSweepOptions) -> dict[str, Any]:
     """Find the optima, fit, print, draw."""
     from draftsmith.plan.sweep import sweep

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from draftsmith.commands._options import VerbOptions
+from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import say, say_written, show, write_csv
 from draftsmith.config import Leading
 from draftsmith.provenance import jsonable, start_run
@@ -24,6 +24,7 @@ class PlanTableOptions(VerbOptions):
     """Write CSV files and figures to this folder."""
 
 
+@holds_out
 def run(options: PlanTableOptions) -> dict[str, Any]:
     """Recompute, print, draw."""
     from draftsmith.plan.tables import TABLES, paper_table

@@ -27,13 +27,11 @@ The probabilities that come back never sum to more than 1.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -42,13 +40,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import digest, jsonable, write_error, write_json_atomic
+from draftsmith.provenance import digest, jsonable, write_json_atomic
 
 FORMAT = 1
 
@@ -456,35 +453,3 @@ def read_index(path: Path) -> ShardIndex:
 def prompt_key(tokens: Sequence[int]) -> str:
     """A name of a prompt that depends on nothing but its tokens (128 bits in hexadecimal)."""
     return hashlib.sha256(",".join(map(str, tokens)).encode()).hexdigest()[:32]
-
-
-_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""Errors of a disk without locks."""
-
-
-@contextlib.contextmanager
-def held(path: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold a lock on this path: the file is made, locked, and removed at the end.
-
-    The system frees the lock of a process that dies; the empty file that stays is free. Disks that
-    know no locks have none: nothing is refused there.
-
-    Raises:
-        InputError: another holds it, with the message `busy`; without one it is waited for. Or
-            the file cannot be made.
-    """
-    lock = FileLock(path, timeout=0 if busy else -1, fallback_to_soft=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise InputError(busy or f"cannot lock {path}") from None
-    except OSError as error:
-        if error.errno not in _UNKNOWN:
-            raise write_error(path, error) from error
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()  # while it is ours
-        lock.release()

@@ -6,7 +6,7 @@
     shard-00000.json                     written last: makes the shard visible. Counts, checksums
 
 Nothing is shared between shards: several processes may write different numbers at the same time,
-and one waits for another that writes the same. Two whole collections are refused: see `alone`.
+and one waits for another that writes the same. Two whole collections are refused (`output_folder`).
 What a killed process left of a shard is invisible, and replaced when that number is written again.
 Both JSON files carry a checksum of their own content, and a shard that of its store's header, so a
 flipped bit or a file of another store is noticed.
@@ -20,7 +20,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,19 @@ from draftsmith.distill.trajectories.readers import (
 )
 from draftsmith.distill.trajectories.shards import (
     FeatureType,
-    held,
     read_sealed,
     write_sealed,
 )
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, check_room, digest, jsonable, portable_text
+from draftsmith.provenance import (
+    atomic_path,
+    check_room,
+    digest,
+    held,
+    jsonable,
+    portable_text,
+)
 from draftsmith.targets.hf import loading
 
 
@@ -269,15 +274,6 @@ class TrajectoryStore:
                 )
 
     # ----------------------------------------------------------------- shards
-
-    @staticmethod
-    def alone(folder: Path) -> AbstractContextManager[None]:
-        """Around a whole collection: no other one makes or fills the store in `folder` meanwhile.
-
-        Its own workers need no leave, nor do readers. Raises InputError where there is another.
-        """
-        busy = f"another collection is writing to {folder}: wait for its end, or use another folder"
-        return held(Path(folder) / ".lock", busy=busy)
 
     def shards(self) -> list[int]:
         """Numbers of the shards that are complete, ascending."""
