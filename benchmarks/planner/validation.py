@@ -8,7 +8,8 @@
               each draft is predicted by the form that the other four give
 4. predict    speed-up by N / M (the memory-bound model) and by measured costs, best draft lengths
 5. time       time to first token and per token, as the paper's Table 6: means over prompts with
-              95 % normal margins; and speed-up, interleaved with plain decoding
+              95 % normal margins; and speed-up, interleaved with plain decoding. The fastest is
+              tied with each draft whose speed over the same prompts cannot be told from its own
 
 An interrupted run continues; what is timed wants an idle machine. About 45 minutes on two cores,
 most of it training. Writes benchmarks/results/planner_validation.json and planner_validation/.
@@ -123,7 +124,7 @@ def main() -> None:
         "laws": laws(rows),
         "law_used": FORM,
         "optimum": best_sizes(drafts, target_params),
-        "best_of_the_five": verdict(entries),
+        "best_of_the_five": verdict(entries, records),
         "versions": versions(),
         "machine": machine_summary(),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from draftsmith.bench.records import RunRecord, bootstrap_interval, paired_paces, weighted_speedup
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.plan.fit import FORMS, fit_form
 from draftsmith.plan.length_policy import StepCosts
@@ -111,19 +112,38 @@ def entry(draft: Draft, row: Mapping[str, str], target_params: float) -> dict[st
     }
 
 
-def verdict(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Which draft each model and the clock like best, and where the models part."""
+def verdict(entries: Sequence[dict[str, Any]], records: Sequence[RunRecord] = ()) -> dict[str, Any]:
+    """Which draft each model and the clock like best, and where the models part.
+
+    The fastest is tied with every draft that its speed cannot be told from: by the ratio of both
+    over the same prompts where there are records, else by intervals that overlap.
+    """
 
     def first(value: Any) -> str:
         return str(max(entries, key=value)["name"])
 
-    def clock(one: dict[str, Any]) -> float:
-        return max(length["speedup"] for length in one["measured"].values())
+    def fastest(one: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = one["measured"]
+        return max(found.items(), key=lambda item: float(item[1]["speedup"]))
 
+    arms = {one["name"]: fastest(one) for one in entries}
+    best = max(arms, key=lambda name: arms[name][1]["speedup"])
+    faster = {
+        name: _faster(records, f"{best}:{arms[best][0]}", f"{name}:{length}")
+        for name, (length, _) in arms.items()
+        if name != best
+    }
+    tied = [
+        name
+        for name, ratio in faster.items()
+        if (_overlap(arms[best][1], arms[name][1]) if ratio is None else ratio["ci95"][0] <= 1)
+    ]
     return {
         "by_parameters": first(lambda one: one["by_parameters"]["speedup"]),
         "by_costs": first(lambda one: one["by_costs"]["speedup"]),
-        "by_the_clock": first(clock),
+        "by_the_clock": best,
+        "tied_by_the_clock": tied,
+        "faster_than": faster,
         "by_time_per_token": str(
             min(
                 entries,
@@ -143,6 +163,23 @@ def verdict(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if (one["by_parameters"]["speedup"] > 1) != (one["by_costs"]["speedup"] > 1)
         ],
     }
+
+
+def _faster(records: Sequence[RunRecord], best: str, other: str) -> dict[str, Any] | None:
+    """How much faster the one is than the other over the same prompts; None: not recorded."""
+    paces = paired_paces(
+        *([one for one in records if one.drafter == name] for name in (other, best))
+    )
+    ratio, ends = weighted_speedup(paces), bootstrap_interval(paces)
+    return None if ratio is None or ends is None else {"ratio": ratio, "ci95": list(ends)}
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two speed-ups cannot be told apart; true where one has no interval."""
+    if one["speedup_ci95"] is None or other["speedup_ci95"] is None:
+        return True
+    (low, high), (least, most) = one["speedup_ci95"], other["speedup_ci95"]
+    return bool(low <= most and least <= high)
 
 
 def _columns(rows: Sequence[Mapping[str, str]]) -> tuple[Any, Any]:

@@ -6,8 +6,11 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from draftsmith.bench.records import RunRecord
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TARGET = BENCHMARKS.parent / "models" / "mini-code" / "target"
@@ -17,6 +20,70 @@ def kept() -> dict[Path, bytes]:
     """What full runs have left."""
     found = (BENCHMARKS / "results").rglob("planner_validation*")
     return {path: path.read_bytes() for path in found if path.is_file()}
+
+
+def timed(drafter: str, prompt: int, seconds: float) -> RunRecord:
+    return RunRecord(
+        prompt=str(prompt),
+        drafter=drafter,
+        temperature=0.0,
+        repeat=0,
+        seed=0,
+        place=0,
+        group=prompt,
+        prompt_tokens=5,
+        tokens=11,
+        decode_tokens=10,
+        finish_reason="length",
+        seconds=seconds + 1.0,
+        prefill_seconds=1.0,
+        decode_seconds=seconds,
+        digest="0" * 16,
+    )
+
+
+def measured(name: str, speedup: float, low: float, high: float) -> dict[str, Any]:
+    best = {"speedup": speedup, "length": 3}
+    speeds = {
+        "speedup": speedup,
+        "speedup_ci95": [low, high],
+        "latency": {"tpot": (1 / speedup, 0)},
+    }
+    return {"name": name, "by_parameters": best, "by_costs": best, "measured": {"3": speeds}}
+
+
+def test_the_fastest_draft_is_tied_with_those_it_cannot_be_told_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS / "planner")
+    from validation_predict import verdict
+
+    drafts = [
+        measured("slow", 0.6, 0.5, 0.7),
+        measured("good", 1.26, 1.13, 1.40),
+        measured("best", 1.34, 1.08, 1.68),
+    ]
+    by_intervals = verdict(drafts)
+    assert by_intervals["by_the_clock"] == "best"
+    assert by_intervals["tied_by_the_clock"] == ["good"]
+    # prompts differ by far more than the drafts do on one prompt
+    pace = {"slow": 4.0, "good": 1.1, "best": 1.0}
+    records = [
+        timed(f"{name}:3", prompt, (1 + prompt) * pace[name])
+        for name in pace
+        for prompt in range(6)
+    ]
+    in_pairs = verdict(drafts, records)
+    assert in_pairs["tied_by_the_clock"] == []
+    assert in_pairs["faster_than"]["good"]["ratio"] == pytest.approx(1.1)
+    # now the better one on a prompt changes from prompt to prompt
+    mixed = [
+        timed(one.drafter, int(one.prompt), one.decode_seconds * (0.8 + 0.3 * (one.group % 2)))
+        if one.drafter == "good:3"
+        else one
+        for one in records
+    ]
+    assert verdict(drafts, mixed)["tied_by_the_clock"] == ["good"]
 
 
 @pytest.mark.full
@@ -38,4 +105,7 @@ def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(
             assert str(draft[kind]["length"]) in draft["measured"]
         assert len(draft["step_seconds"]) == 1 + len(draft["tokens_per_step"])
         assert all(one["latency"]["tpot"][0] > 0 for one in draft["measured"].values())
+    found = record["best_of_the_five"]
+    for name, ratio in found["faster_than"].items():
+        assert (name in found["tied_by_the_clock"]) == (ratio["ci95"][0] <= 1)
     assert kept() == before
