@@ -72,6 +72,46 @@ def test_a_target_has_one_colour_in_all_panels() -> None:
     assert all(len(colour) == 1 for colour in colours(figure).values())
 
 
+@pytest.mark.parametrize("throughput", [False, True])
+def test_figure_2_holds_13_targets_and_their_optima(throughput: bool) -> None:
+    figure = (plots.paper_throughputs if throughput else plots.paper_optima)()
+    assert len(figure.axes) == 3 and len(labels(figure)) == 13 == len(set(TARGETS))
+    rows = {(f"{row.family} drafts", row.target): row for row in tables.optima()}
+    assert set(labels(figure)) == {target for _, target in rows}
+    best: dict[str, list[float]] = {}
+    for axis in figure.axes:
+        handles, names = axis.get_legend_handles_labels()
+        assert sorted(names) == sorted(TARGETS)
+        looks = {(to_hex(line.get_color()), line.get_linestyle()) for line in handles}
+        assert len(looks) == 13
+        stars = [line for line in axis.lines if line.get_marker() == "*"]
+        marks = [line for line in axis.lines if line.get_marker() == "x"]
+        assert len(stars) == len(marks) == 13
+        by_size = []
+        for curve, name, star, mark in zip(handles, names, stars, marks, strict=True):
+            row = rows[axis.get_title(), name]
+            M, plain = row.setting.target_params, 1.0
+            if throughput:
+                plain = 1 / (2 * M)
+            (N,), (top,) = (np.asarray(values) for values in star.get_data())
+            assert pytest.approx(float(row.n_opt), rel=1e-7) == N
+            assert top * (1 if throughput else 1 / (2 * M)) == pytest.approx(
+                float(row.throughput), rel=6e-4
+            )
+            x, y = (np.asarray(values) for values in curve.get_data())
+            # up to the star and down from it, level where no draft pays
+            assert y.max() <= top and y.min() >= plain * (1 - 1e-12)
+            assert np.all(np.diff(y[x < N]) >= 0) and np.all(np.diff(y[x > N]) <= 0)
+            assert y[-1] == pytest.approx(plain)
+            sizes = np.asarray(mark.get_xdata())
+            assert len(sizes) >= 3 and sizes.max() < M
+            by_size.append((M, N))
+            best.setdefault(name, []).append(float(N))
+        assert [N for _, N in sorted(by_size)] == sorted(N for _, N in by_size)
+    # better trained drafts may be smaller: OPT, Qwen1.5, Qwen2.5
+    assert all(first > second > third for first, second, third in best.values())
+
+
 def test_measured_losses_are_set_against_predicted_ones() -> None:
     law = LossLaw()
     runs = [

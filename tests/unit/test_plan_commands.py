@@ -213,7 +213,7 @@ def test_every_table_is_recomputed_printed_and_drawn(
 def test_sizes_of_table_4_and_table_8(plan: Any) -> None:
     pytest.importorskip("statsmodels")
     (fourth,) = plan("table", "4")["tables"]
-    assert len(fourth["rows"]) == 39 and len(fourth["rows"][0]) == 12
+    assert len(fourth["rows"]) == 39 and len(fourth["rows"][0]) == 14
     (eighth,) = plan("table", "8")["tables"]
     assert len(eighth["rows"]) == 19 and eighth["number"] == 8
 

@@ -28,7 +28,7 @@ MEASURED_TARGETS = (1e10, 1.2e11)
 Cells = Sequence[str | float | None]
 
 
-_WIDTH = 160
+_WIDTH = 200
 
 
 def laws_of(options: LawsOptions) -> tuple[AcceptanceLaw, LossLaw]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +91,45 @@ def acceptance_curves(
     return figure
 
 
-def draft_sizes(panels: Mapping[str, Curves], available: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw the speed-up by draft size, a panel per title; stars at N*, crosses at the sizes that
-    are available there."""
+def draft_sizes(
+    panels: Mapping[str, Curves],
+    available: Mapping[str, Sequence[float]],
+    *,
+    throughput: bool = False,
+) -> Figure:
+    """Draw the speed-up (or throughput) by draft size, a panel per title; stars at N*, crosses at
+    the sizes that are available there. From dark to light targets grow."""
     figure, axes = _panels(len(panels), max(6.4, 3.6 * len(panels)), 4.2, sharey=True)
-    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    sizes_of = {
+        label: setting.target_params
+        for curves in panels.values()
+        for label, (setting, _) in curves.items()
+    }
+    labels = sorted(sizes_of, key=sizes_of.__getitem__)
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for label, (setting, sizing) in curves.items():
-            M, colour = setting.target_params, f"C{labels.index(label) % 10}"
+        for label in sorted(curves, key=labels.index):
+            (setting, sizing), place = curves[label], labels.index(label)
+            M, colour = setting.target_params, _shade(place, len(labels))
+            unit = 1 / (2 * M) if throughput else 1.0
             sizes = np.geomspace(_LEAST_SHARE * M, _MOST_SHARE * M, 400)
-            axis.plot(sizes, setting.speedup(sizes), color=colour, label=label)
+            # dashes, since targets of one size lie on each other
+            style = {"color": colour, "linestyle": ("-", "--")[place % 2]}
+            axis.plot(sizes, unit * setting.speedup(sizes), label=label, **style)
             if sizing.best is not None:
-                axis.plot(sizing.best.params, sizing.best.speedup, "*", color=colour, markersize=13)
+                star = unit * sizing.best.speedup
+                axis.plot(sizing.best.params, star, "*", color=colour, markersize=9)
             if sizing.ci95 is not None:
                 axis.axvspan(*sizing.ci95, color=colour, alpha=0.15, linewidth=0)
             had = np.array([size for size in available.get(title, ()) if size < M])
-            axis.plot(had, setting.speedup(had), "x", color=ink())
-        axis.axhline(1.0, **reference())
+            axis.plot(had, unit * setting.speedup(had), "x", color=ink())
+        if not throughput:
+            axis.axhline(1.0, **reference())
         axis.set(xscale="log", title=title, xlabel="draft parameters N")
-    axes[0].set_ylabel("predicted speed-up")
-    legend_below(figure)
+    if throughput:
+        axes[0].set(yscale="log", ylabel="throughput (eq. 9)")
+    else:
+        axes[0].set_ylabel("predicted speed-up")
+    legend_below(figure, columns=5)
     return figure
 
 
@@ -280,7 +298,7 @@ def of_table(number: int) -> list[PlotImage | None]:
     if number == 3:
         return [plane.draw(tables.pairs(), affine_law(tables.pairs()))]
     if number == 5:
-        return [paper_optima.draw()]
+        return [paper_optima.draw(), paper_throughputs.draw()]
     if number == 6:
         return [latencies.draw(tables.latencies())]
     if number >= 7:
@@ -291,17 +309,27 @@ def of_table(number: int) -> list[PlotImage | None]:
 
 @plot(name="speedup_by_size", title="Predicted speed-up by draft size")
 def paper_optima() -> Figure:
-    """Stars are N* with the 95 % interval from the errors of A, B and C; crosses are drafts that
-    can be had."""
-    law = _paper_law()
+    """The 13 targets of Table 5, dark to light by size. Stars are N*; crosses are drafts that can
+    be had. LLaMa3-70B and LLaMa3.1-70B have one curve."""
+    return draft_sizes(*_paper_panels())
+
+
+@plot(name="throughput_by_size", title="Predicted throughput by draft size (Figure 2)")
+def paper_throughputs() -> Figure:
+    """The same curves in the paper's unit, tokens per unit of memory-bound time; a curve is level
+    where no draft pays."""
+    return draft_sizes(*_paper_panels(), throughput=True)
+
+
+def _paper_panels() -> tuple[dict[str, Curves], dict[str, list[float]]]:
+    """Return the targets of Table 5 by family of drafts, and the sizes that those have."""
     available: dict[str, list[float]] = defaultdict(list)
     for point in tables.latencies():
         available[f"{point.family} drafts"].append(point.params)
     panels: dict[str, dict[str, tuple[SizingProblem, Sizing]]] = defaultdict(dict)
     for row in tables.optima():
-        problem = replace(row.setting, law=law)
-        panels[f"{row.family} drafts"][row.target] = (problem, best_draft(problem))
-    return draft_sizes(panels, available)
+        panels[f"{row.family} drafts"][row.target] = (row.setting, best_draft(row.setting))
+    return dict(panels), available
 
 
 @functools.cache
