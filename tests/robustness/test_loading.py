@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
@@ -121,11 +124,7 @@ def test_truncated_weights_are_refused(copy: Folder, keep: int) -> None:
 
 def test_missing_weights_are_refused_and_not_made_up(copy: Folder) -> None:
     """transformers only warns, and goes on with random numbers."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(copy / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    change_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
     refusal(
         BackendError,
         3,
@@ -137,6 +136,101 @@ def test_missing_weights_are_refused_and_not_made_up(copy: Folder) -> None:
 def test_weights_of_another_shape_are_refused(copy: Folder) -> None:
     set_config(copy, intermediate_size=48)
     match = r"does not fit .*mlp.* is \[.*64.*\] .* asks for \[.*48.*\]"
+    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+
+
+def change_weights(folder: Folder, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 100),
+        ("num_hidden_layers", 10_000_000),
+        ("num_hidden_layers", 10**18),
+        ("vocab_size", 10**9),
+        ("intermediate_size", 10**12),
+        ("num_key_value_heads", 10**9),
+        ("head_dim", 10**7),
+    ],
+)
+def test_sizes_that_the_files_cannot_hold_are_refused_before_memory_is_asked_for(
+    copy: Folder, monkeypatch: pytest.MonkeyPatch, key: str, value: int
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        pytest.fail("weights are loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load)
+    set_config(copy, **{key: value})
+    refusal(BackendError, 3, "config.json asks for", lambda: load_target(str(copy)))
+
+
+def test_layers_that_the_configuration_leaves_out_are_named(copy: Folder) -> None:
+    """transformers drops their weights and goes on with a shallower model."""
+    set_config(copy, num_hidden_layers=1)
+    match = r"9 weights .*LlamaForCausalLM.*model\.layers\.1\."
+    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+
+
+def test_a_tensor_without_a_place_is_named(copy: Folder) -> None:
+    change_weights(copy, lambda weights: weights.update(blend=torch.ones(3)))
+    refusal(BackendError, 3, r"1 weights .*\(blend\)", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_no_floating_point_numbers_are_named(
+    copy: Folder, dtype: torch.dtype
+) -> None:
+    """transformers rounds the others to them and goes on."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(copy, lambda weights: weights.update({name: weights[name].to(dtype)}))
+    refusal(BackendError, 3, rf"{re.escape(name)} as ", lambda: load_target(str(copy)))
+
+
+def test_what_older_versions_saved_beside_the_weights_is_left_out(copy: Folder) -> None:
+    """Rotary frequencies and masks that are computed today, and a head that is the embedding."""
+    set_config(copy, tie_word_embeddings=True)
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        for layer in range(2):
+            attention = f"model.layers.{layer}.self_attn"
+            weights[f"{attention}.rotary_emb.inv_freq"] = torch.ones(4)
+            weights[f"{attention}.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+            weights[f"{attention}.masked_bias"] = torch.tensor(-1e9)
+        weights["model.position_ids"] = torch.arange(32)[None]
+
+    change_weights(copy, change)
+    weight = load_target(str(copy), device="cpu").head_weight()
+    assert torch.equal(weight, load_file(copy / "model.safetensors")["lm_head.weight"])
+
+
+def test_a_head_that_is_the_embedding_need_not_be_stored(copy: Folder) -> None:
+    set_config(copy, tie_word_embeddings=True)
+    change_weights(copy, lambda weights: weights.pop("lm_head.weight"))
+    weight = load_target(str(copy), device="cpu").head_weight()
+    assert torch.equal(weight, load_file(copy / "model.safetensors")["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": ', "[1]", "\x00", ""])
+def test_a_generation_config_that_cannot_be_read_is_named(copy: Folder, text: str) -> None:
+    """It says where texts end; transformers decodes without it."""
+    (copy / "generation_config.json").write_text(text)
+    refusal(BackendError, 3, r"generation_config\.json", lambda: load_target(str(copy)))
+
+
+def test_a_generation_config_may_be_left_out(copy: Folder) -> None:
+    (copy / "generation_config.json").unlink()
+    assert load_target(str(copy), device="cpu").end_ids == {1}
+
+
+@pytest.mark.parametrize("value", [0, -5, "512", None, 1.5])
+def test_a_context_of_no_tokens_blames_the_configuration(copy: Folder, value: object) -> None:
+    set_config(copy, max_position_embeddings=value)
+    match = rf"max_position_embeddings.*{value}"
     refusal(BackendError, 3, match, lambda: load_target(str(copy)))
 
 
@@ -191,6 +285,13 @@ def test_pickled_weights_are_refused_and_never_unpickled(copy: Folder, tmp_path:
     (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": _Bomb(trace)}))
     refusal(BackendError, 3, "safetensors", lambda: load_target(str(copy)))
     assert not trace.exists()
+
+
+def test_a_configuration_cannot_lead_to_pickled_weights(copy: Folder, tmp_path: Path) -> None:
+    """transformers reads this file, even where it is to read safetensors alone."""
+    torch.save(load_file(copy / "model.safetensors"), copy / "adapter_model.bin")
+    set_config(copy, transformers_weights="adapter_model.bin")
+    refusal(BackendError, 3, "safetensors", lambda: load_target(str(copy)))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "nosuchmodel"])

@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenize
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, recorded
 from draftsmith.targets import hf as targets_hf
+from draftsmith.targets.support import context_of
 
 Tokens = NDArray[np.int32]
 
@@ -68,7 +69,9 @@ def text_config(source: str, revision: str | None = None, trust_remote_code: boo
         config = AutoConfig.from_pretrained(
             source, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-    return config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
+    context_of(text, source)
+    return text
 
 
 def keep(tokenizer: Any, folder: Path, origin: Mapping[str, object]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from draftsmith.core import attention
 from draftsmith.core.cache import Block, KVCache, KVSpec
@@ -29,11 +30,17 @@ from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.support import (
+    MOST_MODULES,
     around_attention,
+    context_of,
     probe,
     refuse_by_class,
     refuse_by_config,
+    refuse_by_counts,
+    refuse_by_files,
+    refuse_by_report,
     self_check,
+    stored_tensors,
 )
 
 
@@ -182,7 +189,7 @@ class HFTarget:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = _head(model, title).weight.shape[0]
-        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_length = context_of(self.config, title)
         self.end_ids = end_ids_of(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Gemma 4 drops tokens whose logits are not asked for from the layers that share keys.
@@ -299,7 +306,7 @@ class EmbeddingAndHead:
         self.config, self.tokenizer = config, tokenizer
         self.end_ids = end_ids_of(model, tokenizer)
         self.vocab_size: int = self.head_weight().shape[0]
-        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_length = context_of(config, type(model).__name__)
         self.dtype = torch.float32
 
     @classmethod
@@ -427,7 +434,8 @@ def load_model(
 
     Raises:
         InputError: unknown dtype or device.
-        BackendError: the folder is missing, unreadable or incomplete.
+        BackendError: the folder is missing, unreadable or incomplete, or its files hold another
+            model than its configuration asks for.
         UnsupportedModel: the configuration shows that it cannot be decoded exactly.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
@@ -436,11 +444,11 @@ def load_model(
         raise InputError(f"Unknown dtype {dtype!r}{nearest(dtype, [*_DTYPES, 'auto'])}.")
     place = pick_device(device)
     _require_folder(name)
-    source: dict[str, Any] = {
-        "revision": revision or "main",
-        "trust_remote_code": trust_remote_code,
-    }
+    where = revision or "main"
+    source: dict[str, Any] = {"revision": where, "trust_remote_code": trust_remote_code}
     with loading(f"the model {name!r}"):
+        plain, _ = PreTrainedConfig.get_config_dict(name, revision=where)
+        refuse_by_counts(plain, MOST_MODULES, name, f"no model has more than {MOST_MODULES}")
         config = AutoConfig.from_pretrained(name, **source)
         # before gigabytes of weights are read
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -450,6 +458,15 @@ def load_model(
             refuse_by_class(architecture, _title(Path(name).name, kind))
         if not layers:
             _without_layers(config.get_text_config(decoder=True))
+        stored = stored_tensors(name, where, plain)
+        experts = [one.shape[0] for one in stored.values() if len(one.shape) == 3]
+        refuse_by_counts(
+            plain, max(len(stored), *experts, 0), name, f"its files hold {len(stored)} tensors"
+        )
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        refuse_by_files(skeleton, plain, stored, name)
+        _check_generation_config(name, where)
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
@@ -459,7 +476,7 @@ def load_model(
             ignore_mismatched_sizes=True,  # reported below, in a sentence
             **source,
         )
-        _require_all_weights(name, report)
+        refuse_by_report(model, report, name, layers=layers)
         return model.to(place)
 
 
@@ -469,19 +486,14 @@ def _without_layers(config: Any) -> None:
         config.layer_types = []
 
 
-def _require_all_weights(name: str, report: dict[str, Any]) -> None:
-    """transformers fills what is missing with noise and goes on; we do not."""
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise BackendError(
-            f"The model {name!r} is incomplete: {len(missing)} weights are missing from its "
-            f"files ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})."
-        )
-    for weight, found, wanted in sorted(report["mismatched_keys"])[:1]:
-        raise BackendError(
-            f"The model {name!r} does not fit its configuration: {weight} is {list(found)} in its "
-            f"files, but config.json asks for {list(wanted)}."
-        )
+def _check_generation_config(name: str, revision: str) -> None:
+    """transformers decodes without one that it cannot read; we do not: it says where texts end."""
+    file = cached_file(
+        name, GENERATION_CONFIG_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
+    if file is not None:
+        with loading(f"{GENERATION_CONFIG_NAME} of the model {name!r}"):
+            GenerationConfig.from_pretrained(name, revision=revision)
 
 
 def load_tokenizer(
@@ -520,9 +532,14 @@ def loading(what: str) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of another package's message, with a full stop."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(" .:;,") + "."
+    """The first line of another package's message, with a full stop; what a colon announces too."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    text = (
+        lines[0]
+        if len(lines) == 1 or not lines[0].endswith(":")
+        else f"{lines[0]} {lines[1].strip()}"
+    )
+    return text.rstrip(" .:;,") + "."
 
 
 def pick_device(device: str) -> torch.device:

@@ -1,10 +1,14 @@
 """Checks of a model that is to be a target: its configuration, a one-token probe, a self-check.
 
-A model that draftsmith would decode wrongly must be refused, never decoded. Three nets, each for
-what the one before cannot see:
+A model that draftsmith would decode wrongly must be refused, never decoded. Nets, each for what the
+one before cannot see:
 
+    refuse_by_counts   before anything is built: more layers than can be
     refuse_by_config   before weights are read: recurrent state, encoder-decoders, layer kinds,
-                       rotary scalings that look at the whole batch
+                       rotary scalings that look at the whole batch, a context of no tokens
+    refuse_by_files    before memory is asked for: sizes and number formats that the headers of the
+                       files contradict
+    refuse_by_report   after loading: weights that are missing, left over or of another shape
     probe              one token: does attention reach us, once per layer, with nothing unknown; and
                        the model's own mask rule, evaluated far beyond its window
     self_check         a ragged pair of short rows with a branching tree against the
@@ -14,13 +18,19 @@ what the one before cannot see:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
 from draftsmith.core.attention import ambient, around, attend_reference, refuse_unknown
 from draftsmith.core.cache import lay_out
@@ -48,7 +58,157 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """transformers' mask function: (row, head, query position, key position) -> may see."""
 
 
+# --------------------------------------------------------------------------- by the files
+
+_COUNTS = re.compile(r"num_hidden_layers|num_layers|n_layers?|\w*experts")
+"""Keys of a config.json that name how many modules of a kind are made, one after the other."""
+MOST_MODULES = 1 << 16
+"""No model has more layers or experts: a list of them would be long enough to be felt."""
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+# Masks and frequencies that older transformers saved and newer ones compute.
+_COMPUTED = re.compile(r"(attn|attention)\.(bias|masked_bias|causal_mask)$|inv_freq$|position_ids$")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What the header of a safetensors file says of a tensor."""
+
+    dtype: str
+    """By safetensors' name: F32, BF16, I64, ..."""
+    shape: tuple[int, ...]
+
+
+def stored_tensors(name: str, revision: str, plain: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """The tensors of a model folder or hub id, from the headers of its safetensors files; `plain`:
+    what stands in config.json.
+
+    Raises:
+        BackendError: there are no such files, or config.json names others.
+    """
+    find = partial(
+        cached_file, name, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
+    files = [whole] if (whole := find(SAFE_WEIGHTS_NAME)) else []
+    if not files and (index := find(SAFE_WEIGHTS_INDEX_NAME)):
+        files, _ = get_checkpoint_shard_files(name, index, revision=revision)
+    # transformers would read the file that this key names, also a pickled one
+    if not files or plain.get("transformers_weights") not in (None, SAFE_WEIGHTS_NAME):
+        raise BackendError(
+            f"The model {name!r} has no weights that are read here: they must be in safetensors, "
+            f"{SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME} with its parts; load others in "
+            "transformers and write them with save_pretrained."
+        )
+    found = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (no dictionary)
+                one = tensors.get_slice(key)
+                found[key] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))
+    return found
+
+
+def refuse_by_counts(plain: Mapping[str, Any], most: int, name: str, reason: str) -> None:
+    """Refuse more than `most` layers or experts; `plain`: what stands in config.json.
+
+    Raises:
+        BackendError: with the key and the reason.
+    """
+    for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
+        for key, value in part.items():
+            if _COUNTS.fullmatch(key) and isinstance(value, int) and value > most:
+                raise BackendError(
+                    f"The model {name!r} does not fit its configuration: config.json asks for "
+                    f"{key} {value}, and {reason}."
+                )
+
+
+def refuse_by_files(
+    skeleton: Any, plain: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
+) -> None:
+    """Refuse a configuration whose model needs far more memory than its files hold, and weights
+    that are no floating-point numbers. Models that bring their own `quantization_config` aside.
+
+    Args:
+        skeleton: the model, without memory (on the meta device).
+        stored: see `stored_tensors`.
+
+    Raises:
+        BackendError: naming both sizes, or the weight.
+    """
+    if plain.get("quantization_config"):
+        return
+    wanted = sum(one.numel() for one in skeleton.parameters())
+    held = sum(prod(one.shape) for one in stored.values())
+    if wanted > 2 * held:  # a few missing ones are named after loading
+        raise BackendError(
+            f"The model {name!r} does not fit its configuration: config.json asks for {wanted:,} "
+            f"parameters, and its safetensors files hold {held:,} numbers."
+        )
+    real = {key: one.is_floating_point() for key, one in skeleton.state_dict().items()}
+    for key in left_over(skeleton, stored):
+        kind = stored[key].dtype
+        if kind not in _FLOATS and real.get(key, True):
+            raise BackendError(
+                f"The model {name!r} holds {key} as {kind}, where floating-point numbers of 16 to "
+                "64 bits belong: convert its weights."
+            )
+
+
+def refuse_by_report(model: Any, report: Mapping[str, Any], name: str, *, layers: bool) -> None:
+    """transformers fills what is missing with noise, drops what is left over, and goes on; we do
+    not. `report`: its own, of a load; `layers`: whether the decoder layers were asked for.
+
+    Raises:
+        BackendError: naming the weights.
+    """
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise BackendError(
+            f"The model {name!r} is incomplete: {len(missing)} weights are missing from its "
+            f"files ({_some(missing)})."
+        )
+    for weight, found, wanted in sorted(report["mismatched_keys"])[:1]:
+        raise BackendError(
+            f"The model {name!r} does not fit its configuration: {weight} is {list(found)} in its "
+            f"files, but config.json asks for {list(wanted)}."
+        )
+    unused = sorted(left_over(model, report["unexpected_keys"])) if layers else []
+    if unused:
+        raise BackendError(
+            f"The model {name!r} does not fit its configuration: {len(unused)} weights in its "
+            f"files have no place in the {type(model).__name__} that config.json asks for "
+            f"({_some(unused)})."
+        )
+
+
+def left_over(model: Any, names: Iterable[str]) -> list[str]:
+    """Those of these names that its class does not ignore and that older versions of transformers
+    did not save beside the weights."""
+    patterns = "|".join(f"(?:{one})" for one in model._keys_to_ignore_on_load_unexpected or ())
+    ignored = re.compile(patterns or r"(?!)")
+    return [name for name in names if not (_COMPUTED.search(name) or ignored.search(name))]
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
 # --------------------------------------------------------------------------- by configuration
+
+
+def context_of(config: Any, name: str) -> int | None:
+    """The length of the context by a text decoder's configuration; None: it has no limit.
+
+    Raises:
+        BackendError: it is no number of tokens.
+    """
+    value = getattr(config, "max_position_embeddings", None)
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise BackendError(
+        f"{name} has a configuration that cannot be: max_position_embeddings, the length of the "
+        f"context, is {value!r}, and should be a whole number of 1 or more."
+    )
 
 
 def refuse_by_config(config: Any, name: str) -> None:
@@ -56,12 +216,14 @@ def refuse_by_config(config: Any, name: str) -> None:
 
     Raises:
         UnsupportedModel: with the architecture and the reason.
+        BackendError: see `context_of`.
     """
     if config.is_encoder_decoder:
         raise UnsupportedModel(
             f"{name} is an encoder-decoder; draftsmith needs a decoder-only model."
         )
     text = config.get_text_config(decoder=True)
+    context_of(text, name)
     kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds & _RECURRENT:
         raise _recurrent(name)
