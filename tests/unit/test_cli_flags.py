@@ -61,12 +61,12 @@ EXPECTED = {
         --clip-value --debug --decay-share --deepspeed --drafter --drafter-option --dtype --duration
         --eval-every
         --feature-weight --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
-        --learning-rate --long-block-length --long-share --long-texts --max-new-tokens
+        --learning-rate --long-block-length --long-share --long-texts --max-new-tokens --mean-over
         --min-learning-rate --objective --on-bad-prompt --on-bad-shard --on-policy --one-per-block
         --online --out --parallel --prompts --prompts-per-step --reading
         --report-to --save-dtype --save-every --schedule --score-temperature --seed --store --tail
-        --target --teacher-temperature --text --text-share --token-weight --top-weight --warmup
-        --weight-decay
+        --target --teacher-temperature --text --text-logprobs --text-share --token-weight --top-k
+        --top-weight --warmup --weight-decay
     """,
     "report": """
         --base --debug --json --out --runs

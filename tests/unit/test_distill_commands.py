@@ -145,6 +145,8 @@ def test_an_interrupted_run_ends_in_the_same_weights(
         ["--objective", "jsd", "--beta", "0.3"],
         ["--objective", "tvdpp", "--reading", "uniform"],
         ["--laws", "teacher", "--objective", "tvd"],
+        ["--laws", "teacher", "--objective", "rkl", "--top-k", "4", "--tail", "renormalise"],
+        ["--objective", "tvdpp", "--reading", "draws"],
         ["--aggregate", "mixture"],
         ["--beam-weights", "score", "--beams", "2"],
     ],
@@ -185,7 +187,8 @@ def test_unusable_prompts_stop_an_online_run_when_that_is_asked(
 def test_online_beams_are_learnt_from_side_by_side(
     folder: Path, tmp_path: Path, command: Command, usable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DistillBeam, Algorithm 2: the texts of every step are the beams of its prompts."""
+    """DistillBeam, Algorithm 2: the texts of every step are the beams of its prompts, and of the
+    target's logprobs the best so many are learnt. Held-out texts are measured with all."""
     from draftsmith.distill import datasets
 
     packed: list[list[Trajectory]] = []
@@ -197,10 +200,12 @@ def test_online_beams_are_learnt_from_side_by_side(
 
     monkeypatch.setattr(datasets, "pack", noted)
     words = ["--online", "--prompts", str(usable), "--beams", "3", "--max-new-tokens", "4"]
+    words += ["--top-k", "6", "--tail", "renormalise", "--objective", "rkl"]
     fixed = distill_words(folder, tmp_path / "out", *words, "--prompts-per-step", "2")
     command("distill", *fixed, "--duration", "3steps", "--hold-out", "0.4")
     results = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
     assert (results["forcing"], results["beams"]) == ("beam", 3)
+    assert (results["top_k"], results["alpha_is_lower_bound"]) == (6, False)
     assert len(packed) == 3
     for texts in packed:
         assert len({(one.prompt, one.tokens) for one in texts}) == len(texts) == 2 * 3
@@ -349,6 +354,11 @@ def test_a_run_is_not_continued_with_another_text(
         ("collect", "--workers 4", "--workers does nothing without --ray"),
         ("collect", "--samples 2 --temperatures 0.5,0.5", "--temperatures names one twice"),
         ("distill", "--score-temperature 2", "without --beam-weights score"),
+        ("distill", "--text-logprobs", "--text-logprobs does nothing without --text"),
+        ("distill", "--text t --text-logprobs", "without --laws teacher or --online"),
+        ("distill", "--top-k 5", "--top-k does nothing without --laws states"),
+        ("distill", "--laws teacher --top-k -1", "--top-k must be at least 0"),
+        ("distill", "--laws states --aggregate mixture", "--aggregate mixture"),
         ("distill", "--prompts-per-step 4", "--prompts-per-step does nothing without --online"),
         ("distill", "--on-bad-prompt error", "--on-bad-prompt does nothing without --online"),
         ("distill", "--weight-decay nan", "rates must be 0 or more"),

@@ -73,6 +73,10 @@ def test_values_without_meaning(
     ("kind", "words", "said"),
     [
         ("draft", "--feature-weight 1", "a draft model learns the divergence alone"),
+        ("draft", "--mean-over all", "a draft model learns the divergence alone"),
+        ("draft", "--laws states", "--laws states is for drafters that read the target's last"),
+        ("eagle3", "--laws states", "--laws states is for drafters that read the target's last"),
+        ("eagle", "--laws teacher --top-k 9999", "--top-k 9999: the target has"),
         ("medusa", "--feature-weight 1", "medusa imitates no states"),
         ("hass", "--objective sft --top-weight 1", "learns from tokens, not from laws"),
         ("eagle", "--token-weight 0 --feature-weight 0", "cannot both weigh nothing"),

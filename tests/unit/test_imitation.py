@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,13 +49,20 @@ def made(*, feature: bool = True) -> tuple[DraftPrediction, TrajectoryBatch, Ten
     return prediction, batch, weight
 
 
+@pytest.mark.parametrize("mean_over", ["counted", "all"])
 @pytest.mark.parametrize("top_weight", [0.0, 0.5])
-def test_the_loss_is_the_published_sum(top_weight: float) -> None:
+def test_the_loss_is_the_published_sum(
+    top_weight: float, mean_over: Literal["counted", "all"]
+) -> None:
     prediction, batch, weight = made()
     assert prediction.feature_BTH is not None and batch.features_BTS is not None
     token = Distillation(objective="kl", top=4)
     objective = Imitation(
-        token=token, token_weight=0.1, feature_weight=1.0, top_weight=0.1 * top_weight
+        token=token,
+        token_weight=0.1,
+        feature_weight=1.0,
+        top_weight=0.1 * top_weight,
+        mean_over=mean_over,
     )
     found = objective.loss(prediction, batch, lambda hidden: hidden @ weight.T)
     expected = torch.zeros((), dtype=torch.float64)
@@ -76,8 +85,9 @@ def test_the_loss_is_the_published_sum(top_weight: float) -> None:
             apart = F.smooth_l1_loss(prediction.feature_BTH[b, t], target)
             expected = expected + much * (0.1 * nats + apart)
             counted += much
-    # a mean over what the mask leaves, times what the batch counts
-    torch.testing.assert_close(found.total / found.weight, expected / counted, rtol=1e-6, atol=1e-8)
+    # a mean over what the mask leaves, or over all that the batch counts (1/T sum m_t loss_t)
+    mean = expected / (counted if mean_over == "counted" else all_counted)
+    torch.testing.assert_close(found.total / found.weight, mean, rtol=1e-6, atol=1e-8)
     assert float(found.weight) == pytest.approx(all_counted, rel=1e-6)
     assert counted < all_counted
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from draftsmith.distill.trajectories.readers import FeatureFile
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings
 from draftsmith.errors import BackendError, InputError
-from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.hf import EmbeddingAndHead, HFTarget, load_target
 
 VOCAB, WIDTH = 300, 32
 LAST = Signals(last_hidden=True)
@@ -224,10 +224,65 @@ def test_text_needs_the_target_in_memory(
     check_as_decoded(target, batch, FUSED)
     assert isinstance(batch.laws, FullLogprobs)
     assert bool((batch.law_ahead(1)[batch.mask_ahead(1)] >= 0).all())
-    # a draft model learns the tokens of the text, as before
+    # a draft model learns the tokens of the text, or the target's logprobs of it
     plain = from_store(mixed, Signals(), target).source.batch(0, 0, 1)
     assert plain.features_BTS is None and plain.law_row_BT is not None
     assert bool((plain.law_row_BT[1] == -1).all())
+    heard = from_store(replace(mixed, text_logprobs=True), Signals(), target).source.batch(0, 0, 1)
+    assert heard.features_BTS is None and isinstance(heard.laws, FullLogprobs)
+    assert torch.equal(heard.tokens_BT, batch.tokens_BT) and heard.law_row_BT is not None
+    assert torch.equal(heard.law_row_BT, batch.law_row_BT)
+    assert bool((heard.law_row_BT[1] >= 0).any())
+    torch.testing.assert_close(heard.laws.hidden_NH, batch.laws.hidden_NH)
+
+
+def log_q(batch: TrajectoryBatch) -> torch.Tensor:
+    """[N, V]: whole logprobs of the places that learn any."""
+    assert isinstance(batch.laws, FullLogprobs)
+    with torch.no_grad():
+        return batch.laws.head(batch.laws.hidden_NH).float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["learnt", "held out"])
+def test_stored_states_and_the_targets_head_say_what_the_target_says(
+    options: DistillOptions, target: HFTarget, held: bool
+) -> None:
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
+    ends = EmbeddingAndHead.load(options.target, target.config, tokenizer)
+    options = replace(options, laws="states")
+    data = stored_data(options, tokenizer, VOCAB, None, LAST, ends)
+    heard = stored_data(options, tokenizer, VOCAB, target, LAST)
+    assert data.facts["top_k"] is None
+    for step in range(2):
+        one, other = (
+            made.held_out.batch(0) if held and made.held_out else made.source.batch(step, 0, 1)
+            for made in (data, heard)
+        )
+        assert one.law_row_BT is not None and other.law_row_BT is not None
+        assert torch.equal(one.law_row_BT, other.law_row_BT) and bool((one.law_row_BT >= 0).any())
+        torch.testing.assert_close(log_q(one), log_q(other), rtol=0, atol=2e-2)
+        assert (log_q(one) - log_q(one)[0]).abs().max() > 0.2  # places differ by far more
+        near(one, options)
+
+
+@pytest.mark.parametrize("source", ["states", "teacher"])
+def test_whole_laws_are_cut_as_a_store_would_cut_them(
+    options: DistillOptions, target: HFTarget, source: Literal["states", "teacher"]
+) -> None:
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
+    options = replace(options, laws=source)
+    ends = EmbeddingAndHead.load(options.target, target.config, tokenizer)
+    given = (None, LAST, ends) if source == "states" else (target, LAST)
+    whole = stored_data(options, tokenizer, VOCAB, *given).source.batch(0, 0, 1)
+    data = stored_data(replace(options, top_k=5), tokenizer, VOCAB, *given)
+    assert data.facts["top_k"] == 5
+    cut = data.source.batch(0, 0, 1)
+    assert isinstance(cut.laws, TopLogprobs) and cut.laws.vocab_size == VOCAB
+    best = log_q(whole).topk(5)
+    assert torch.equal(cut.laws.ids_NK, best.indices.sort(-1).values)
+    torch.testing.assert_close(cut.laws.log_p_NK, log_q(whole).gather(1, cut.laws.ids_NK))
+    assert data.held_out is not None
+    assert isinstance(data.held_out.batch(0).laws, FullLogprobs)
 
 
 def test_online_the_target_says_them(

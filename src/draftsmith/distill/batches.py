@@ -24,6 +24,7 @@ from torch import Tensor
 from draftsmith.core.types import FullLogprobs, Signals, TopLogprobs, TrajectoryBatch
 from draftsmith.distill.tokenizer_training import Tokens
 from draftsmith.distill.trajectories.readers import StoredText
+from draftsmith.distill.trajectories.teacher import LOGITS_AT_ONCE, log_mass, stable_top
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import InputError
@@ -127,7 +128,7 @@ def close(source: BatchSource) -> None:
     """End the threads that assemble the batches of a source, or of those that it is made of."""
     if isinstance(source, Prefetched):
         source.close()
-    elif isinstance(source, InLoop):
+    elif isinstance(source, InLoop | FromStates):
         close(source.source)
     elif isinstance(source, TextRows):
         close(source.first)
@@ -628,6 +629,8 @@ class InLoop:
     """An `EvaluationSource` for evaluating."""
     teacher: HFTarget
     signals: Signals = field(default_factory=Signals)
+    top_k: int = 0
+    """Logprobs are cut to so many tokens; 0: they are whole."""
 
     @property
     def num_batches(self) -> int:
@@ -636,7 +639,35 @@ class InLoop:
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
-        return taught(self.source.batch(step, part, parts), self.teacher, self.signals)
+        batch = taught(self.source.batch(step, part, parts), self.teacher, self.signals)
+        return cut_to(batch, self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromStates:
+    """Batches of another source, whose hidden states after the final norm the target's head turns
+    into whole logprobs: what the released trainings of EAGLE, HASS, FSPAD and GRIFFIN do."""
+
+    source: BatchSource
+    """An `EvaluationSource` for evaluating."""
+    head: Callable[[Tensor], Tensor]
+    """[.., H] -> logits [.., V]."""
+    width: int
+    """H: of the last of the states that are stored side by side."""
+    top_k: int = 0
+    """As `InLoop` has it."""
+
+    @property
+    def num_batches(self) -> int:
+        assert isinstance(self.source, EvaluationSource)
+        return self.source.num_batches
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
+        """The source's batch; every counted token has a law."""
+        batch = self.source.batch(step, part, parts)
+        assert batch.features_BTS is not None, "states are checked before they are learnt from"
+        batch = with_laws(batch, batch.features_BTS[..., -self.width :], self.head)
+        return cut_to(batch, self.top_k)
 
 
 def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> TrajectoryBatch:
@@ -654,14 +685,39 @@ def taught(batch: TrajectoryBatch, teacher: HFTarget, signals: Signals) -> Traje
             documents_BT=None if batch.documents_BT is None else batch.documents_BT.to(device),
         )
         hidden_BTH = causal_forward(model, fed).hidden_BTH
+    signals_BTS = captured.signals_BTS
+    features_BTS = batch.features_BTS if signals_BTS is None else signals_BTS.float()
+    batch = with_laws(batch, hidden_BTH, causal_head(teacher.model))
+    return replace(batch, features_BTS=features_BTS)
+
+
+def with_laws(
+    batch: TrajectoryBatch, hidden_BTH: Tensor, head: Callable[[Tensor], Tensor]
+) -> TrajectoryBatch:
+    """The batch with the whole logprobs that the head makes of the target's states."""
     wanted_BT = batch.mask_ahead(1)
     row_BT = torch.full_like(batch.tokens_BT, -1)
     # logprobs of position t + 1 are computed at position t
     row_BT[:, 1:][wanted_BT[:, :-1]] = torch.arange(int(wanted_BT.sum()))
-    laws = FullLogprobs(hidden_NH=hidden_BTH[wanted_BT.to(device)], head=causal_head(teacher.model))
-    signals_BTS = captured.signals_BTS
-    features_BTS = batch.features_BTS if signals_BTS is None else signals_BTS.float()
-    return replace(batch, laws=laws, law_row_BT=row_BT, features_BTS=features_BTS)
+    laws = FullLogprobs(hidden_NH=hidden_BTH[wanted_BT.to(hidden_BTH.device)], head=head)
+    return replace(batch, laws=laws, law_row_BT=row_BT)
+
+
+def cut_to(batch: TrajectoryBatch, top_k: int) -> TrajectoryBatch:
+    """The batch with the best so many logprobs of each position, as a store keeps them; 0: all."""
+    laws = batch.laws
+    if not top_k or not isinstance(laws, FullLogprobs):
+        return batch
+    ids, log_p = [], []
+    with torch.no_grad():
+        vocab = laws.head(laws.hidden_NH[:1]).shape[-1]
+        for part_NH in laws.hidden_NH.split(max(1, LOGITS_AT_ONCE // vocab)):
+            wide_NV, total_N1 = log_mass(laws.head(part_NH))
+            ids_NK = stable_top(wide_NV, top_k)[1].sort(dim=-1).values
+            ids.append(ids_NK)
+            log_p.append(wide_NV.gather(1, ids_NK) - total_N1)
+    kept = TopLogprobs(ids_NK=torch.cat(ids), log_p_NK=torch.cat(log_p), vocab_size=vocab)
+    return replace(batch, laws=kept)
 
 
 def _below(ours: TrajectoryBatch, text: TrajectoryBatch, rows: Tensor) -> TrajectoryBatch:

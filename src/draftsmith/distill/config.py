@@ -254,6 +254,9 @@ class ImitationConfig(Configuration):
     """Weight of the distance between its states and the target's."""
     top_weight: float | None = None
     """Weight of the cross-entropy over the target's ten most probable tokens."""
+    mean_over: Literal["counted", "all"] = "counted"
+    """A forward's loss is a mean over the positions that it counts, or 1/T over all positions of
+    answers, as GRIFFIN's paper prints it: a forward in which few chains live then weighs less."""
 
     def validate(self) -> None:
         for name in ("token_weight", "feature_weight", "top_weight"):
@@ -348,8 +351,12 @@ class DistillConfig(RunConfig):
     the best so many trajectories of each prompt."""
     max_new_tokens: int = 128
     """With --online: longest continuation."""
-    laws: Literal["store", "teacher"] = "store"
-    """Laws as stored, or the whole ones of the target, which is then loaded (--online: always)."""
+    laws: Literal["store", "states", "teacher"] = "store"
+    """Logprobs as stored, or full ones: made of stored hidden states by the target's head, or by
+    the target, which is then loaded (--online: always)."""
+    top_k: int = 0
+    """With full logprobs: learn the k most probable tokens only, as a store keeps them; 0: all.
+    Held-out texts are measured with all."""
     fitting: FittingConfig = field(default_factory=FittingConfig)
     objective: DivergenceConfig = field(default_factory=lambda: DivergenceConfig())
     imitation: ImitationConfig = field(default_factory=lambda: ImitationConfig())
@@ -363,6 +370,9 @@ class DistillConfig(RunConfig):
     """Pre-training text to mix in: files, folders or glob patterns, as for `pretrain`."""
     text_share: float = 0.1
     """With --text: its share of --batch-tokens; with --online it stands beside the prompts."""
+    text_logprobs: bool = False
+    """With --text and the target loaded: learn its logprobs of the text, too, not the tokens.
+    Drafters over hidden states always do."""
     hold_out: float = 0.05
     """Share of prompts, by a hash of their tokens, on which acceptance is measured."""
     training: ScheduleConfig = field(
@@ -379,6 +389,16 @@ class DistillConfig(RunConfig):
     )
     eval_every: int = 100
     """Steps between measurements of held-out acceptance; the best weights are kept."""
+
+    @property
+    def loads_target(self) -> bool:
+        """Whether the target is in memory, beside what is trained."""
+        return self.online or self.laws == "teacher"
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether logprobs are learnt as a store holds them."""
+        return not self.online and self.laws == "store"
 
     def validate(self) -> None:
         super().validate()
@@ -400,7 +420,17 @@ class DistillConfig(RunConfig):
             good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
             require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
         if not self.text:
-            each_unused("--text", self, "text_share")
+            each_unused("--text", self, "text_share", "text_logprobs")
+        if not self.loads_target:
+            each_unused("--laws teacher or --online", self, "text_logprobs")
+        if self.reads_logprobs:
+            needs = "--laws states, --laws teacher or --online (`collect` has a --top-k of its own)"
+            each_unused(needs, self, "top_k")
+        at_least(0, "--top-k", self.top_k)
+        require(
+            self.laws != "states" or not self.online,
+            "--laws states is for a --store: leave it out with --online",
+        )
         if self.beam_weights == "uniform":
             each_unused("--beam-weights score", self, "score_temperature")
         require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
@@ -409,8 +439,8 @@ class DistillConfig(RunConfig):
         require(self.score_temperature > 0, "--score-temperature must be above 0")
         mixture = self.aggregate == "mixture"
         require(
-            not (mixture and (self.online or self.laws == "teacher")),
-            "--aggregate mixture takes the laws of a store: leave out --online and --laws teacher",
+            not mixture or self.reads_logprobs,
+            "--aggregate mixture takes the logprobs of a store: leave out --online and --laws",
         )
         each_at_least(1, self, "prompts_per_step", "beams", "max_new_tokens")
         require(

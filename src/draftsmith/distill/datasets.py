@@ -31,6 +31,7 @@ from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import (
     BatchSource,
     EvaluationSource,
+    FromStates,
     InLoop,
     PackedBlocks,
     Prefetched,
@@ -60,7 +61,7 @@ from draftsmith.distill.trajectories.types import (
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import digest, portable_text, recorded
 from draftsmith.targets.base import Target
-from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.hf import EmbeddingAndHead, HFTarget
 
 _log = logging.getLogger(__name__)
 
@@ -409,8 +410,9 @@ def source_of(
     signals: Signals,
     *,
     prefetch: bool,
+    ends: EmbeddingAndHead | None = None,
 ) -> BatchSource:
-    """Add --text and a teacher in memory, where they are given.
+    """Add --text and a teacher in memory, or the head of one, where they are given.
 
     For a drafter that reads hidden states the teacher computes those of the text too, and with them
     its logprobs. `prefetch`: the rows of `source` depend on the step alone, so a thread may
@@ -420,12 +422,17 @@ def source_of(
     def ahead(source: BatchSource) -> BatchSource:
         return Prefetched(source) if prefetch else source
 
+    top_k = options.top_k
+    if ends is not None:
+        width = ends.config.hidden_size
+        return FromStates(source=ahead(source), head=ends.head, width=width, top_k=top_k)
     if teacher is None:
         return ahead(_with_text(options, tokenizer, source))
-    if signals == Signals():
-        return _with_text(options, tokenizer, InLoop(source=ahead(source), teacher=teacher))
+    if signals == Signals() and not options.text_logprobs:
+        learnt = InLoop(source=ahead(source), teacher=teacher, top_k=top_k)
+        return _with_text(options, tokenizer, learnt)
     both = ahead(_with_text(options, tokenizer, source))
-    return InLoop(source=both, teacher=teacher, signals=signals)
+    return InLoop(source=both, teacher=teacher, signals=signals, top_k=top_k)
 
 
 def held_out_batches(
@@ -434,8 +441,10 @@ def held_out_batches(
     answers: Sequence[TrainingExample],
     teacher: HFTarget | None,
     signals: Signals,
+    ends: EmbeddingAndHead | None = None,
 ) -> EvaluationSource | None:
-    """Read each of these answers once, with logprobs of a teacher in memory. None: no answers."""
+    """Read each of these answers once, with whole logprobs of a teacher in memory, or of its head.
+    None: no answers."""
     if not answers:
         return None
     blocks = TrajectoryBlocks(
@@ -445,6 +454,8 @@ def held_out_batches(
         batch_blocks=EVALUATION_BLOCKS,
         seed=None,
     )
+    if ends is not None:
+        return FromStates(source=blocks, head=ends.head, width=ends.config.hidden_size)
     if teacher is None:
         return blocks
     return InLoop(source=blocks, teacher=teacher, signals=signals)
@@ -587,11 +598,13 @@ def stored_data(
     vocab_size: int,
     teacher: HFTarget | None,
     signals: Signals,
+    ends: EmbeddingAndHead | None = None,
 ) -> TrainingData:
     """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
 
     Args:
         vocab_size: the target's.
+        ends: its head makes whole laws of stored hidden states, in place of the stored ones.
         signals: what the drafter reads of the target: the teacher computes it, or else the stores
             hold just this.
 
@@ -633,7 +646,7 @@ def stored_data(
     chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
     held = [one for one in known if one.trajectory.prompt_id in chosen]
-    if teacher is not None:
+    if teacher is not None or ends is not None:
         kept = [one.without_logprobs() for one in kept]
         held = [one.without_logprobs() for one in held]
     if not kept:
@@ -660,8 +673,8 @@ def stored_data(
     kept_ids = {store.header.top_k for store in stores}
     top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
     return TrainingData(
-        source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True),
-        held_out=held_out_batches(options, tokenizer, held, teacher, signals),
+        source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True, ends=ends),
+        held_out=held_out_batches(options, tokenizer, held, teacher, signals, ends),
         steps_per_epoch=blocks.steps_per_epoch,
         longest=_longest(learnt, length),
         furthest=length if options.text else _longest(stored_texts(known), length),
@@ -672,7 +685,7 @@ def stored_data(
             "stores": [portable_text(str(folder)) for folder in options.store],
             "forcing": "+".join(sorted({t.forcing for t in learnt})),
             "beams": max(Counter(text.prompt_id for text in learnt).values()),
-            "top_k": None if teacher is not None else top_k,
+            "top_k": top_k if options.reads_logprobs else options.top_k or None,
             "bad_shards": bad,
             "trajectories": len(learnt),
             "too_long": len(every) - len(known),
@@ -802,7 +815,7 @@ def online_data(
             "forcing": settings.forcing,
             "beams": options.beams or 1,
             "on_policy": options.on_policy,
-            "top_k": None,
+            "top_k": options.top_k or None,
             "prompts": len(kept),
             "skipped": dict(skipped),
             "tight": tight,

@@ -103,7 +103,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         **report.results(),
         "alpha": _acceptance(after),
         "alpha_before": _acceptance(before),
-        "alpha_is_lower_bound": top_k is not None,
+        # full logprobs that are cut to be learnt are measured as they are
+        "alpha_is_lower_bound": options.reads_logprobs and top_k is not None,
         "best_step": best_step,
         **student.facts(after),
         "held_out": after,
@@ -160,12 +161,14 @@ def training_data(
     Raises:
         InputError: it cannot be learnt from, or not by this student.
     """
-    in_memory = options.online or options.laws == "teacher"
-    teacher = load_target(options.target) if in_memory else None
+    vocab_size = tokenizer_training.text_config(options.target).vocab_size
+    if options.top_k > vocab_size:
+        raise InputError(f"--top-k {options.top_k}: the target has {vocab_size} tokens")
+    ends = student.target_ends() if options.laws == "states" else None
+    teacher = load_target(options.target) if options.loads_target else None
     signals = student.learner.signals
     if not options.online:
-        vocab_size = tokenizer_training.text_config(options.target).vocab_size
-        data = stored_data(options, tokenizer, vocab_size, teacher, signals)
+        data = stored_data(options, tokenizer, vocab_size, teacher, signals, ends)
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
@@ -201,6 +204,8 @@ def make_trainer(
             options.beams,
         ],
         "laws": [options.laws, options.online],
+        "top_k": options.top_k or None,  # None as in runs of versions without this option
+        "text_logprobs": options.text_logprobs or None,
         "online": [options.on_policy, options.prompts_per_step, options.max_new_tokens],
         "text": [datasets.text_digest(options), options.text_share],
         "batch": [training.batch_tokens, training.block_length, training.gradient_accumulation],
@@ -231,7 +236,7 @@ def make_trainer(
 
 
 def _readme(results: dict[str, Any]) -> str:
-    bound = results["top_k"]
+    bound = results["top_k"] if results["alpha_is_lower_bound"] else None
     parts = [
         "# A drafter distilled by `draftsmith distill`",
         f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "

@@ -75,6 +75,14 @@ class StudentBase(abc.ABC):
         None: the answers are still to be drawn.
         """
 
+    def target_ends(self) -> EmbeddingAndHead:
+        """The target's head, which turns the hidden states that this reads into logprobs;
+        InputError: it reads none, or not those after the final norm."""
+        raise InputError(
+            "--laws states is for drafters that read the target's last hidden states (eagle, hass, "
+            "fspad, griffin, medusa): learn what the store holds, or give --laws teacher"
+        )
+
     def drawing_copy(self) -> HFTarget:
         """A copy that can draw continuations; InputError: it cannot without the target."""
         raise InputError("--on-policy is for draft models: others draft only beside the target")
@@ -116,8 +124,8 @@ class ModelStudent(StudentBase):
             raise InputError("--drafter-option is for drafters with options, not for draft models")
         if options.imitation != ImitationConfig():
             raise InputError(
-                "--token-weight, --feature-weight and --top-weight are for drafters over hidden "
-                "states: a draft model learns the divergence alone"
+                "--token-weight, --feature-weight, --top-weight and --mean-over are for drafters "
+                "over hidden states: a draft model learns the divergence alone"
             )
         self._source = drafter_parts(options.drafter)[1] or options.drafter
         self._tokenizer = tokenizer
@@ -204,6 +212,9 @@ class NetworkStudent(StudentBase):
         self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
         self._adopt()
 
+    def target_ends(self) -> EmbeddingAndHead:
+        return self._ends if self.learner.signals.last_hidden else super().target_ends()
+
     def _adopt(self) -> None:
         self.learner = make_drafter(self._options.drafter, self._options.drafter_option)
         self.learner.bind(self._ends)
@@ -212,7 +223,7 @@ class NetworkStudent(StudentBase):
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
         config = as_dict(self.learner.config) | {"source": ""}
         usual = as_dict(type(self.learner).Config())
-        weights = as_dict(self._options.imitation)
+        weights = self._imitation()
         aside = options_marked(self.learner.config, COST) | {"seed"}  # of one setting all the same
         named = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
         named |= {key: value for key, value in weights.items() if value is not None}
@@ -224,6 +235,13 @@ class NetworkStudent(StudentBase):
             "tau_predicted": held_out.get(self.figure),
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
         }
+
+    def _imitation(self) -> dict[str, Any]:
+        """What is learnt beside the divergence; `mean_over` where it is not the usual one, as in
+        records of versions without it."""
+        given = as_dict(self._options.imitation)
+        usual = ImitationConfig().mean_over
+        return {k: v for k, v in given.items() if (k, v) != ("mean_over", usual)}
 
     def check(self, data: TrainingData) -> None:
         least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
@@ -242,7 +260,7 @@ class NetworkStudent(StudentBase):
     def identity(self) -> dict[str, Any]:
         free = options_marked(self.learner.config, COST)
         options = {k: v for k, v in as_dict(self.learner.config).items() if k not in free}
-        options |= as_dict(self._options.imitation)
+        options |= self._imitation()
         return super().identity | {"drafter_options": options}
 
     def objective(self, token: Distillation) -> Objective:
@@ -264,6 +282,7 @@ class NetworkStudent(StudentBase):
             token_weight=token_weight,
             feature_weight=own.feature if given.feature_weight is None else given.feature_weight,
             top_weight=top if given.top_weight is None else given.top_weight,
+            mean_over=given.mean_over,
         )
 
     def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:

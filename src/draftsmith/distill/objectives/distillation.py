@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -481,16 +481,18 @@ class Imitation:
     top term           -sum p log q over its best tokens (HASS)
     feature term       smooth L1 between the state and f_{t+a-1}, mean over its width
 
-    Each step of a roll-out is a mean over the positions that it counts, as published: where
-    GRIFFIN's mask leaves few chains, these few count as much as all did in the first step. So two
-    parts of a batch, accumulated or in two processes, are two means, and with that mask not the
-    mean of the whole.
+    Each step of a roll-out is a mean over the positions that it counts, as in the released code:
+    where GRIFFIN's mask leaves few chains, these few count as much as all did in the first step. So
+    two parts of a batch, accumulated or in two processes, are two means, and with that mask not the
+    mean of the whole. `mean_over` "all" is 1/T sum m_t loss_t, as GRIFFIN's paper prints it.
     """
 
     token: Distillation
     token_weight: float = 0.1
     feature_weight: float = 1.0
     top_weight: float = 0.0
+    mean_over: Literal["counted", "all"] = "counted"
+    """all: the sum of a step is divided by the positions of answers, counted or not."""
 
     def __post_init__(self) -> None:
         good = min(self.token_weight, self.feature_weight, self.top_weight) >= 0
@@ -511,7 +513,9 @@ class Imitation:
         if prediction.feature_BTH is not None and self.feature_weight:
             total = total + self.feature_weight * _distance(prediction, batch)
         weight = batch.weights_ahead(prediction.ahead)[batch.mask_ahead(prediction.ahead)].sum()
-        return LossTerms(total=total * (weight / terms.weight.clamp(min=1e-5)), weight=weight)
+        if self.mean_over == "counted":  # what is left of the sum counts as much as all would
+            total = total * (weight / terms.weight.clamp(min=1e-5))
+        return LossTerms(total=total, weight=weight)
 
 
 def _distance(prediction: DraftPrediction, batch: TrajectoryBatch) -> Tensor:
