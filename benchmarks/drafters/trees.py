@@ -89,7 +89,7 @@ def building(size: Size) -> list[Figure]:
     probe = ForwardProbe(target, context, 1 + SHAPE.num_nodes)
     reader = Recorded(target.vocab_size)
     work = {
-        "building": lambda: seconds(lambda: grow_dynamic(reader, SHAPE)),
+        "building": lambda: seconds(lambda: grow_dynamic(reader, SHAPE, np.array([SHAPE.depth]))),
         "tree": lambda: probe.seconds(1 + SHAPE.num_nodes),
         "token": lambda: probe.seconds(1),
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 
+import numpy as np
+
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
@@ -29,15 +31,27 @@ class Following(Drafter):
         return _Kept(self, self.inner.start(request))
 
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, _Kept)
-        tree = self.inner.propose(state.inner, shape, sampler, noise)
-        self.look(tree, shape, sampler, noise)
+        tree = self.inner.propose(state.inner, shape, depth_B, sampler, noise)
+        self.look(tree, shape, depth_B, sampler, noise)
         return tree
 
     @abc.abstractmethod
-    def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
+    def look(
+        self,
+        tree: DraftTree,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> None:
         """At what was proposed behind `known`."""
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

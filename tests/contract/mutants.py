@@ -123,8 +123,15 @@ class MislabelledToo(Sampled):
 class Trimmed(Sampled):
     """Sampled trees that are changed afterwards by looking at what was drawn."""
 
-    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        tree = super().propose(state, shape, sampler, noise)
+    def propose(
+        self,
+        state: Known,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        tree = super().propose(state, shape, depth_B, sampler, noise)
         assert tree.q is not None and tree.q_rows_BN is not None
         probs_BN = tree.q.probs()[tree.q_rows_BN].gather(2, tree.tokens_BN[:, :, None])[:, :, 0]
         return self.change(tree, probs_BN.numpy())

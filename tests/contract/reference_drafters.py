@@ -58,7 +58,14 @@ class ReferenceDrafter(Drafter):
         longer = [[*known, *new] for known, new in zip(state.tokens, accepted.emitted, strict=True)]
         return Known(longer, state.num_prompt)
 
-    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+    def propose(
+        self,
+        state: Known,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
         """Children of a node are adjacent and in draw order:
 
         root -+- 0 --- 2      q row 0: below the root   (nodes 0, 1)
@@ -163,8 +170,16 @@ class Greedy(ReferenceDrafter):
 class Whimsical(Greedy):
     """Opaque children by private dice: unequal trees per row, duplicates, probes, padding."""
 
-    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+    def propose(
+        self,
+        state: Known,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
         num_nodes, num_rows = shape.num_nodes + 2, len(state.tokens)
+        most_B = np.array([shape.clip(depth).num_nodes + 2 for depth in depth_B.tolist()])
         rows, vocab = np.arange(num_rows), self.model.vocab_size
         tokens_BN = np.zeros((num_rows, num_nodes), dtype=np.int64)
         parents_BN = np.full((num_rows, num_nodes), PADDING, dtype=np.int64)
@@ -176,7 +191,7 @@ class Whimsical(Greedy):
             parent_B = (dice[1] * (n + 1)).astype(np.int64) - 1
             above = np.where(parent_B >= 0, depth_BN[rows, np.maximum(parent_B, 0)], 0)
             hangs = (parent_B == ROOT) | (parents_BN[rows, np.maximum(parent_B, 0)] != PADDING)
-            real = hangs & (above < shape.depth) & (dice[2] < 0.85)
+            real = hangs & (above < depth_B) & (n < most_B) & (dice[2] < 0.85)
             parents_BN[:, n] = np.where(real, parent_B, PADDING)
             depth_BN[:, n] = np.where(real, above + 1, 0)
             candidate_BN[:, n] = dice[3] < 0.85

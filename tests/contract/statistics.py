@@ -82,7 +82,14 @@ def emitted(
 class FastSampled(Sampled):
     """`Sampled` over a table without context (order 0): one law for all rows, depths and steps."""
 
-    def propose(self, state: Known, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
+    def propose(
+        self,
+        state: Known,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
         assert self.model.order == 0 and not sampler.needs_history
         num_rows, rows = len(state.tokens), np.arange(len(state.tokens))
         law = sampler.law(self.model.table_CV[:1])

@@ -190,13 +190,20 @@ class Watched(Following):
         self.case = case
         self.compared = 0
 
-    def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
+    def look(
+        self,
+        tree: DraftTree,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> None:
         fresh = self.inner.start(
             RequestBatch(
                 tokens=self.known, request_ids=tuple(range(len(self.known))), max_new_tokens=9
             )
         )
-        again = self.inner.propose(fresh, shape, sampler, noise)
+        again = self.inner.propose(fresh, shape, depth_B, sampler, noise)
         assert torch.equal(tree.parents_BN, again.parents_BN), f"{self.case}: other tree shapes"
         real = tree.parents_BN >= -1
         assert torch.equal(tree.tokens_BN[real], again.tokens_BN[real]), (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,7 +35,14 @@ class Heard(Following):
         super().__init__(inner)
         self.proposed: dict[tuple[int, ...], list[Path]] = {}
 
-    def look(self, tree: DraftTree, shape: TreeShape, sampler: Sampler, noise: Noise) -> None:
+    def look(
+        self,
+        tree: DraftTree,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> None:
         for row, known in enumerate(self.known):
             self.proposed[tuple(known)] = paths_of(tree, row)
 

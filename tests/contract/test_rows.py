@@ -4,14 +4,18 @@ the very text of plain decoding, at every temperature."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
-from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import TreeShape
+from draftsmith.core.types import DecodeStep, TreeShape
 from draftsmith.drafters.base import Drafter
+from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
@@ -51,6 +55,54 @@ def rounded(seed: int, **options: object) -> TabularTarget:
     return target
 
 
+Story = list[tuple[Any, ...]]
+"""What a row had to do with each step: tokens, how many were drafted, what was proposed, ..."""
+
+
+def stories_of(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    ids: Sequence[int],
+    predictions: Sequence[Sequence[int]] = (),
+    session: Session | None = None,
+) -> list[Story]:
+    drafter.bind(target)
+    steps = decode(
+        target,
+        drafter,
+        prompts,
+        options,
+        request_ids=ids,
+        predictions=predictions,
+        session=session,
+    )
+    return told(steps, len(prompts))
+
+
+def told(steps: Iterable[DecodeStep], num_rows: int) -> list[Story]:
+    stories: list[Story] = [[] for _ in range(num_rows)]
+    for step in steps:
+        for b in range(num_rows):
+            if step.active[b]:
+                stories[b].append(
+                    (
+                        step.emitted[b],
+                        step.accepted[b],
+                        step.offered_depth[b],
+                        step.proposed[b],
+                        step.origins[b],
+                        step.finish[b],
+                    )
+                )
+    return stories
+
+
+def text_of(story: Story) -> list[int]:
+    return [token for emitted, *_ in story for token in emitted]
+
+
 def texts_of(
     target: Target,
     drafter: Drafter,
@@ -59,16 +111,16 @@ def texts_of(
     ids: Sequence[int],
     predictions: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:
-    drafter.bind(target)
-    texts: list[list[int]] = [[] for _ in prompts]
-    for step in decode(target, drafter, prompts, options, request_ids=ids, predictions=predictions):
-        for text, new in zip(texts, step.emitted, strict=True):
-            text.extend(new)
-    return texts
+    return [
+        text_of(story) for story in stories_of(target, drafter, prompts, options, ids, predictions)
+    ]
 
 
 def predicted(case: Case, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    return [[2, 5, 1, 7, 2, 5] for _ in prompts] if case.uses_predictions else []
+    """Every second row expects nothing."""
+    if not case.uses_predictions:
+        return []
+    return [[] if b % 2 else [2, 5, 1, 7, 2, 5] for b in range(len(prompts))]
 
 
 def check_neighbours(
@@ -78,14 +130,15 @@ def check_neighbours(
     prompts: Sequence[Sequence[int]],
     options: DecodeOptions,
 ) -> None:
-    """The rows together, in another order, and each alone."""
+    """The rows together, in another order, and each alone: not only the texts are equal, but what
+    was drafted at every step."""
     ids = list(range(100, 100 + len(prompts)))
     guesses = predicted(case, prompts)
-    together = texts_of(target, case.build(draft), prompts, options, ids, guesses)
-    turned = texts_of(target, case.build(draft), prompts[::-1], options, ids[::-1], guesses[::-1])
+    together = stories_of(target, case.build(draft), prompts, options, ids, guesses)
+    turned = stories_of(target, case.build(draft), prompts[::-1], options, ids[::-1], guesses[::-1])
     assert together == turned[::-1], f"{case}: the order of the rows changes their texts"
     for b, prompt in enumerate(prompts):
-        (alone,) = texts_of(
+        (alone,) = stories_of(
             target, case.build(draft), [prompt], options, [ids[b]], guesses[b : b + 1]
         )
         assert alone == together[b], f"{case}: row {b} says {together[b]} in company, alone {alone}"
@@ -110,6 +163,82 @@ def test_a_row_of_a_transformer_does_not_depend_on_its_neighbours(case: Case) ->
         sampler=Sampler(temperature=0.8, top_p=0.9), max_new_tokens=12, seed=6, shape=TREE
     )
     check_neighbours(case, m.target, m.related, prompts_of((1, 4, 9, 30)), options)
+
+
+SHAPES = {
+    "chain": TreeShape.chain(5),
+    "tree": TreeShape(widths=(2, 2, 1)),
+    "dynamic": TreeShape(widths=(3, 3, 3, 3), keep=6),
+}
+by_temperature = pytest.mark.parametrize("temperature", [0.0, 1.0])
+RAGGED = [PROMPTS[0], [*PROMPTS[4], *PROMPTS[1]], [*PROMPTS[4], *PROMPTS[3], *PROMPTS[1]]]
+"""1, 12 and 16 tokens: one has all of its room left where another has next to none."""
+
+
+@by_temperature
+@by_case
+@pytest.mark.parametrize("near", ["the end", "the target's context", "the draft model's context"])
+def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(
+    case: Case, temperature: float, near: str
+) -> None:
+    """A row with little room drafts less deep than its neighbours, and ends before them."""
+    context = 22 if near == "the target's context" else None
+    target = dense(0, end_ids=frozenset({4} if near == "the end" else ()), max_length=context)
+    draft = dense(1, max_length=18 if near == "the draft model's context" else None)
+    branches = case.build(draft).takes_trees or case.kind == "reference"
+    for shape in SHAPES.values() if branches else [SHAPES["chain"]]:
+        for policy in [None, AdaptiveLength(first=2, longest=5)][: 1 + shape.is_chain]:
+            options = DecodeOptions(
+                sampler=Sampler(temperature=temperature),
+                max_new_tokens=NUM_NEW,
+                rule="rejection",
+                shape=shape,
+                policy=policy,
+                seed=4,
+            )
+            check_neighbours(case, target, draft, RAGGED, options)
+
+
+@by_case
+def test_a_row_of_a_session_does_not_depend_on_its_neighbours(case: Case) -> None:
+    """One row goes on with its text, one takes some of it back, one begins another text: what is
+    kept of the text before differs from row to row."""
+    target, expected = dense(0), predicted(case, RAGGED)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=1.0), max_new_tokens=NUM_NEW, rule="rejection", shape=TREE
+    )
+
+    def two_turns(rows: Sequence[int]) -> list[Story]:
+        drafter, session = case.build(dense(1)), Session()
+        prompts, guesses = [RAGGED[b] for b in rows], [expected[b] for b in rows if expected]
+        stories = stories_of(target, drafter, prompts, options, rows, guesses, session)
+        again = []
+        for b, prompt, story in zip(rows, prompts, stories, strict=True):
+            whole = [*prompt, *text_of(story)]
+            again.append([whole, whole[:-6], [0, 6, 5]][b])
+        other = dataclasses.replace(options, seed=1)
+        return stories_of(target, drafter, again, other, rows, session=session)
+
+    together = two_turns(range(3))
+    assert together == [two_turns([b])[0] for b in range(3)]
+
+
+@by_case
+def test_texts_that_are_decoded_in_turns_do_not_depend_on_each_other(case: Case) -> None:
+    """Two batches with samplers, rules and shapes of their own, a step of each in turn, by one
+    drafter."""
+    target, drafter = dense(0), case.build(dense(1))
+    both = (
+        DecodeOptions(sampler=SAMPLERS["penalised"], rule="match", shape=SHAPES["chain"], seed=1),
+        DecodeOptions(sampler=SAMPLERS["top_p"], rule="rejection", shape=TREE, seed=2),
+    )
+    both = tuple(dataclasses.replace(options, max_new_tokens=NUM_NEW) for options in both)
+    guesses = predicted(case, RAGGED)
+    alone = [stories_of(target, drafter, RAGGED, one, range(3), guesses) for one in both]
+    running = [decode(target, drafter, RAGGED, one, predictions=guesses) for one in both]
+    pairs = list(itertools.zip_longest(*running))
+    for mine, wanted in zip(zip(*pairs, strict=True), alone, strict=True):
+        assert told([step for step in mine if step is not None], len(RAGGED)) == wanted
 
 
 @by_sampler

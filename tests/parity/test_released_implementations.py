@@ -196,7 +196,8 @@ def moved(
 
 def drafted(drafter: Drafter, state: DraftState, shape: TreeShape, length: int) -> DraftTree:
     with torch.inference_mode():
-        return drafter.propose(state, shape, GREEDY, Noise(0, [0], [length + 1]))
+        noise = Noise(0, [0], [length + 1])
+        return drafter.propose(state, shape, np.array([shape.depth]), GREEDY, noise)
 
 
 @pytest.mark.parametrize("kind", FEATURE_LEVEL)

@@ -198,6 +198,21 @@ def test_a_draft_model_with_another_tokenizer_drafts_through_text(
         assert sum(len(one.token_ids) for one in made) > 1.3 * steps
 
 
+def test_a_draft_through_text_depends_on_its_own_row() -> None:
+    """Rows come to their ends at different steps: how the last words are cut into tokens is a
+    matter of how many of them may be drafted."""
+    target = load_target(str(weights_folder() / "hf" / "stories260K"), dtype="float64")
+    draft = babyllama(torch.float64)
+    drafter = Independent(Independent.Config(), model=draft)
+    prompts = pair_prompts(target)
+    together, alone = (
+        texts(target, drafter, prompts=prompts, temperature=0.8, batch_size=size, tokens=24)
+        for size in (len(prompts), 1)
+    )
+    assert ids(together) == ids(alone)
+    assert [made.metrics for made in together] == [made.metrics for made in alone]
+
+
 @pytest.mark.full
 def test_long_texts_are_cut_anew_only_at_their_end() -> None:
     """What the draft model reads stays one text: decoding its reading gives the text back."""

@@ -59,11 +59,15 @@ def test_the_windows_tree_gives_the_published_mask_and_positions(width: int, ngr
     assert (sees_BNN[0] == sees).all()
 
 
+def drafted(drafter: Drafter, state: object, shape: TreeShape, noise: Noise) -> DraftTree:
+    return drafter.propose(state, shape, np.array([shape.depth]), Sampler(), noise)
+
+
 def step(
     drafter: Drafter, state: object, target: TabularTarget, text: list[int], new: int = 1
 ) -> tuple[DraftTree, object]:
     """One step by hand: the target's logits on every node; the text grows by `new` tokens."""
-    tree = drafter.propose(state, drafter.default_shape, Sampler(), Noise(3, [0], [len(text)]))
+    tree = drafted(drafter, state, drafter.default_shape, Noise(3, [0], [len(text)]))
     paths = [text]
     for token, parent in zip(tree.tokens_BN[0].tolist(), tree.parents_BN[0].tolist(), strict=True):
         paths.append([*paths[1 + parent], token])
@@ -156,7 +160,7 @@ def test_a_window_that_was_cut_is_left_as_it_is() -> None:
     for _ in range(6):
         _, state = step(drafter, state, target, text)
     noise = Noise(3, [0], [len(text)])
-    whole = drafter.propose(state, drafter.default_shape, Sampler(), noise)
+    whole = drafted(drafter, state, drafter.default_shape, noise)
     for cut in (limit_depth(whole, np.array([2]), np.array([8])), DraftTree.empty(1)):
         nothing = torch.zeros(1, dtype=torch.long)
         state = drafter.advance(
@@ -172,7 +176,7 @@ def test_a_window_that_was_cut_is_left_as_it_is() -> None:
             ),
         )
         text.append(6)
-        again = drafter.propose(state, drafter.default_shape, Sampler(), noise)
+        again = drafted(drafter, state, drafter.default_shape, noise)
         assert again.tokens_BN.tolist() == whole.tokens_BN.tolist()
 
 
@@ -198,9 +202,7 @@ def test_the_pool_forgets_the_least_recently_seen() -> None:
 def test_probes_are_cut_by_the_context_and_candidates_by_the_draft_length() -> None:
     drafter = Lookahead(Lookahead.Config(window=3, ngram=3))
     request = RequestBatch(tokens=[[1, 2, 3, 1, 2, 3, 1]], request_ids=(0,), max_new_tokens=99)
-    tree = drafter.propose(
-        drafter.start(request), TreeShape.chain(2), Sampler(), Noise(0, [0], [7])
-    )
+    tree = drafted(drafter, drafter.start(request), TreeShape.chain(2), Noise(0, [0], [7]))
     assert tree.candidate_BN is not None
     assert tree.candidate_BN[0].tolist() == [False, False, False, True, True]
     cut = limit_depth(tree, np.array([1]), np.array([2]))
@@ -329,13 +331,13 @@ def test_what_was_learned_from_text_that_is_taken_back_is_forgotten() -> None:
     request = RequestBatch(tokens=[[1, 2, 3, 1]], request_ids=(0,), max_new_tokens=9)
     state = drafter.start(request)
 
-    def drafted(text: list[int]) -> list[int]:
-        tree = drafter.propose(state, TreeShape.chain(2), Sampler(), Noise(0, [0], [len(text)]))
+    def tokens_behind(text: list[int]) -> list[int]:
+        tree = drafted(drafter, state, TreeShape.chain(2), Noise(0, [0], [len(text)]))
         assert tree.candidate_BN is not None
         return tree.tokens_BN[0][tree.candidate_BN[0]].tolist()
 
-    assert drafted([1, 2, 3, 1]) == [2, 3]
+    assert tokens_behind([1, 2, 3, 1]) == [2, 3]
     state = state.rewind([[1, 2, 3, 1, 5, 6, 1]])
-    assert drafted([1, 2, 3, 1, 5, 6, 1]) == [5, 6, 2, 3]
+    assert tokens_behind([1, 2, 3, 1, 5, 6, 1]) == [5, 6, 2, 3]
     state = state.rewind([[1, 2, 3, 1]])
-    assert drafted([1, 2, 3, 1]) == [2, 3]
+    assert tokens_behind([1, 2, 3, 1]) == [2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ def draft_after(
     )
     state = drafter.start(request).rewind([[*prompt, *output]])
     noise = Noise(0, [0], [len(prompt) + len(output)])
-    tree = drafter.propose(state, TreeShape.chain(length), Sampler(), noise)
+    tree = drafter.propose(state, TreeShape.chain(length), np.array([length]), Sampler(), noise)
     assert tree.origin_BN is not None
     kept = tree.parents_BN[0] != PADDING
     return tree.tokens_BN[0][kept].tolist(), set(tree.origin_BN[0][kept].tolist())

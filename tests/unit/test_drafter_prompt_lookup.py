@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,7 +124,8 @@ def test_the_latest_match_leaves_room_for_a_whole_draft() -> None:
 
 def propose(drafter: Drafter, text: list[int], shape: TreeShape) -> list[int]:
     state = drafter.start(RequestBatch(tokens=[text], request_ids=(0,), max_new_tokens=9))
-    tree = drafter.propose(state, shape, Sampler(), Noise(0, [0], [len(text)]))
+    noise = Noise(0, [0], [len(text)])
+    tree = drafter.propose(state, shape, np.array([shape.depth]), Sampler(), noise)
     kept = tree.parents_BN[0] != PADDING
     return tree.tokens_BN[0][kept].tolist()
 

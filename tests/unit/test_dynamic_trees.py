@@ -81,12 +81,22 @@ def by_hand(table: Table, row: int, shape: TreeShape) -> set[Path]:
 def test_the_best_paths_are_kept(seed: int, widths: tuple[int, ...], keep: int) -> None:
     shape = TreeShape(widths=widths, keep=keep)
     table = Table(vocab=11, rows=2, seed=seed)
-    tree = grow_dynamic(table, shape)
+    tree = grow_dynamic(table, shape, np.full(2, shape.depth))
     fresh = Table(vocab=11, rows=2, seed=seed)
     for row in range(2):
         found = paths_of(tree, row)
         assert len(set(found)) == len(found)
         assert set(found) == by_hand(fresh, row, shape)
+
+
+@pytest.mark.parametrize("keep", [1, 5, 9])
+def test_a_row_of_less_depth_has_the_tree_of_the_clipped_shape(keep: int) -> None:
+    shape, depth_B = TreeShape(widths=(3, 3, 3), keep=keep), np.array([0, 1, 2, 3])
+    tree = grow_dynamic(Table(vocab=11, rows=4, seed=0), shape, depth_B)
+    fresh = Table(vocab=11, rows=4, seed=0)
+    assert paths_of(tree, 0) == []
+    for row, depth in enumerate(depth_B[1:], start=1):
+        assert set(paths_of(tree, row)) == by_hand(fresh, row, shape.clip(int(depth)))
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -95,7 +105,7 @@ def test_equal_scores_leave_no_orphans(keep: int, *, certain: bool) -> None:
     """The first of equal nodes is kept, and a parent comes before its child."""
     for seed in range(20):
         table = Table(vocab=6, rows=1, seed=seed, ties=True, certain=certain)
-        tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=keep))
+        tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=keep), np.array([3]))
         found = set(paths_of(tree, 0))
         assert len(found) == keep
         assert all(path[:-1] in found or len(path) == 1 for path in found)
@@ -103,7 +113,7 @@ def test_equal_scores_leave_no_orphans(keep: int, *, certain: bool) -> None:
 
 def test_nodes_name_the_column_that_they_were_fed_in() -> None:
     table = Table(vocab=9, rows=2, seed=3)
-    tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=12))
+    tree = grow_dynamic(table, TreeShape(widths=(3, 3, 3), keep=12), np.full(2, 3))
     assert tree.fed_BN is not None
     for row in range(2):
         for path, column in zip(paths_of(tree, row), tree.fed_BN[row].tolist(), strict=True):
@@ -120,7 +130,9 @@ def test_tokens_that_the_draft_model_lacks_are_not_proposed() -> None:
             out[3:] = -math.inf
             return out
 
-    tree = grow_dynamic(Narrow(vocab=8, rows=1, seed=0), TreeShape(widths=(5, 5), keep=20))
+    tree = grow_dynamic(
+        Narrow(vocab=8, rows=1, seed=0), TreeShape(widths=(5, 5), keep=20), np.array([2])
+    )
     real = tree.parents_BN[0] != PADDING
     assert set(tree.tokens_BN[0][real].tolist()) <= {0, 1, 2}
     assert int(real.sum()) == 3 + 3 * 3

@@ -192,6 +192,25 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
     return dataclasses.replace(tree, **filled)
 
 
+def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftTree:
+    """One opaque tree with the rows of `second` where they are chosen, and those of `first`."""
+    if choose_B.all():
+        return second
+    device, count = second.parents_BN.device, max(first.num_nodes, second.num_nodes)
+    choose_B1 = to_device(choose_B, device)[:, None]
+    trees = pad_nodes(first, count), pad_nodes(second, count)
+    chosen: dict[str, Any] = {}
+    for name, padding in _NODE_FIELDS.items():
+        parts = [getattr(tree, name) for tree in trees]
+        if any(part is not None for part in parts):
+            # without a note all nodes are candidates
+            none: Any = True if name == "candidate_BN" else padding
+            whole = torch.full(tuple(trees[1].parents_BN.shape), none, device=device)
+            mine, theirs = (whole if one is None else to_device(one, device) for one in parts)
+            chosen[name] = torch.where(choose_B1, theirs, mine)
+    return DraftTree(proposal=Proposal.OPAQUE, **chosen)
+
+
 def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:
     """The tokens before the law behind a node: the row's own, and the path down to it."""
     tail: list[int] = []

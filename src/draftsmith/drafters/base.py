@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from draftsmith.core.types import (
@@ -181,9 +182,20 @@ class Drafter(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
-        """Draft below the last known token of each row, no larger than `shape`."""
+        """Draft below the last known token of each row.
+
+        Args:
+            shape: what no row's draft exceeds.
+            depth_B: [B] how deep each row may draft, at most the shape's depth; 0: it does not. A
+                row's draft depends on its own depth only, or it would depend on its neighbours.
+        """
 
     @abc.abstractmethod
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

@@ -11,7 +11,6 @@ and fed at the next step together with the target's token.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,9 +24,7 @@ from draftsmith.core.cache import KVCache
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.transfer import to_device
 from draftsmith.core.types import (
-    PADDING,
     DraftPrediction,
     DraftTree,
     RequestBatch,
@@ -35,7 +32,13 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView, TextState
-from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
+from draftsmith.drafters.tree_growth import (
+    ChildSelection,
+    ModelReader,
+    Vocabularies,
+    grow,
+    inside_context,
+)
 from draftsmith.drafters.vocabulary import (
     ReencodedState,
     VocabularySubset,
@@ -170,15 +173,23 @@ class Independent(Drafter):
         )
 
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         assert self._draft is not None and self._target is not None
         if isinstance(state, ReencodedState):
-            return reencoded_tree(self._draft, self._target, state, shape, sampler, noise)
+            return reencoded_tree(self._draft, self._target, state, shape, depth_B, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None
+        depth_B = inside_context(depth_B, state.known, self._draft)
+        if not depth_B.any():
+            return DraftTree.empty(len(state.known))
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
         how = ChildSelection(self.config.proposal, sampler, noise, state)
-        return _inside(grow(reader, shape, how), state.known, self._draft.max_length)
+        return grow(reader, shape.clip(int(depth_B.max())), depth_B, how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, (ReencodedState, _State))
@@ -201,17 +212,6 @@ class Independent(Drafter):
 
     def head(self) -> Callable[[Tensor], Tensor]:
         return causal_head(self.model)
-
-
-def _inside(tree: DraftTree, known: Sequence[Sequence[int]], max_length: int | None) -> DraftTree:
-    """Rows whose text has outgrown the draft model's context get no draft."""
-    if max_length is None:
-        return tree
-    full = np.array([len(row) + tree.num_nodes > max_length for row in known])
-    if not full.any():
-        return tree
-    full_B1 = to_device(full, tree.parents_BN.device)[:, None]
-    return dataclasses.replace(tree, parents_BN=tree.parents_BN.masked_fill(full_B1, PADDING))
 
 
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:

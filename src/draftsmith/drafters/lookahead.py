@@ -198,18 +198,26 @@ class Lookahead(Drafter):
     def start(self, request: RequestBatch) -> _State:
         return _State([_Row(config=self.config).grown(tokens) for tokens in request.tokens])
 
-    def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        probes = [row.stage(noise, b) for b, row in enumerate(state.rows)]
+    def propose(
+        self,
+        state: _State,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        depths = depth_B.tolist()
+        probes = [row.stage(noise, b) if depths[b] else [] for b, row in enumerate(state.rows)]
         limit = self.config.window if self.config.guesses < 0 else self.config.guesses
         guesses = [
-            trie(row.pool.behind(row.tokens[-1])[:limit], shape.depth, len(window))
-            for row, window in zip(state.rows, probes, strict=True)
+            trie(row.pool.behind(row.tokens[-1])[:limit], depth, len(window))
+            for row, window, depth in zip(state.rows, probes, depths, strict=True)
         ]
         tree = stack_drafts(
             [window + tokens for window, (tokens, _) in zip(probes, guesses, strict=True)],
             [
-                [*window_parents(len(row.window), len(row.window[0])), *parents]
-                for row, (_, parents) in zip(state.rows, guesses, strict=True)
+                [*window_parents(len(row.window), len(row.window[0])), *parents] if depth else []
+                for row, (_, parents), depth in zip(state.rows, guesses, depths, strict=True)
             ],
         )
         first_B1 = torch.tensor([[len(window)] for window in probes])

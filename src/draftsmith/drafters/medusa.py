@@ -189,14 +189,19 @@ class Medusa(TrainedDrafter):
         return _State(known=known, num_prompt=[len(row) for row in known])
 
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, _State)
         if state.feature_BH is None:
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH)
         how = ChildSelection("greedy", sampler, noise, state)
-        return grow(reader, shape.clip(len(self.network)), how)
+        return grow(reader, shape.clip(len(self.network)), depth_B, how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, _State)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
@@ -18,7 +20,12 @@ class NoDrafter(Drafter):
         return TextState(known=[[] for _ in request.tokens], num_prompt=[0] * len(request.tokens))
 
     def propose(
-        self, state: TextState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: TextState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         return DraftTree.empty(len(state.known))
 

@@ -18,13 +18,21 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import stack_drafts
-from draftsmith.core.types import ALIGNED, DraftTree, RequestBatch, TreeShape
+from draftsmith.core.trees import rows_of, stack_drafts
+from draftsmith.core.types import (
+    ALIGNED,
+    PADDING,
+    DraftTree,
+    Proposal,
+    RequestBatch,
+    TreeShape,
+)
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, RowStates, TargetView
 from draftsmith.errors import InputError
 
@@ -177,8 +185,18 @@ class PredictionDrafter(Drafter):
         """A request that brings predictions starts them at its own end; else the old ones go on."""
         return self.start(request) if request.predictions else state.rewind(request.tokens)
 
-    def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        chains = [until_end(row.next_tokens(shape.depth), self._end_ids) for row in state.rows]
+    def propose(
+        self,
+        state: _State,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        chains = [
+            until_end(row.next_tokens(depth), self._end_ids)
+            for row, depth in zip(state.rows, depth_B.tolist(), strict=True)
+        ]
         origins = [[row.origin] * len(chain) for row, chain in zip(state.rows, chains, strict=True)]
         return stack_drafts(chains, origins=origins)
 
@@ -207,8 +225,9 @@ class FallbackDrafter(Drafter):
                                                   `+' |  `--- the second drafter's
                                            aligned    the divergence
 
-    Both see every accepted token, so either can go on at any step. A step has one tree: while any
-    row follows its prediction, rows that have none get no draft.
+    Both see every accepted token, so either can go on at any step. A step has one tree of one kind,
+    and which drafter a row has is its own affair: so draws of the second are opaque, too, and their
+    q is not used.
     """
 
     reads_predictions = True
@@ -242,15 +261,30 @@ class FallbackDrafter(Drafter):
         )
 
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, _FallbackState)
-        tree = self.first.propose(state.first, shape, sampler, noise)
-        if tree.num_nodes:
-            return tree
-        tree = self.second.propose(state.second, self._own(shape), sampler, noise)
-        origin_BN = torch.full(tuple(tree.parents_BN.shape), OTHER)
-        return dataclasses.replace(tree, origin_BN=origin_BN)
+        first = self.first.propose(state.first, shape, depth_B, sampler, noise)
+        without_B = (first.parents_BN == PADDING).all(1).numpy()
+        own = self._own(shape)
+        left_B = np.where(without_B, np.minimum(depth_B, own.depth), 0)
+        if not left_B.any():
+            return first
+        own = own.clip(int(left_B.max()))
+        second = self.second.propose(state.second, own, left_B, sampler, noise)
+        opaque = dataclasses.replace(
+            second,
+            proposal=Proposal.OPAQUE,
+            q=None,
+            q_rows_BN=None,
+            origin_BN=torch.full(tuple(second.parents_BN.shape), OTHER),
+        )
+        return rows_of(first, opaque, without_B)
 
     def advance(self, state: DraftState, accepted: Accepted) -> _FallbackState:
         assert isinstance(state, _FallbackState)

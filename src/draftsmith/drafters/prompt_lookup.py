@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
@@ -144,8 +146,18 @@ class PromptLookup(Drafter):
     def start(self, request: RequestBatch) -> _State:
         return _State([NgramIndex(self.config, tokens) for tokens in request.tokens])
 
-    def propose(self, state: _State, shape: TreeShape, sampler: Sampler, noise: Noise) -> DraftTree:
-        chains = [until_end(row.continuation(shape.depth), self._end_ids) for row in state.rows]
+    def propose(
+        self,
+        state: _State,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        chains = [
+            until_end(row.continuation(depth), self._end_ids)
+            for row, depth in zip(state.rows, depth_B.tolist(), strict=True)
+        ]
         return stack_drafts(chains)
 
     def advance(self, state: _State, accepted: Accepted) -> _State:

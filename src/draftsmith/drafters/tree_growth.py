@@ -21,7 +21,7 @@ from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.transfer import to_device
-from draftsmith.core.trees import history_at, levels, sees, shape_parents
+from draftsmith.core.trees import depths, history_at, levels, sees, shape_parents
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
@@ -100,7 +100,7 @@ class ModelReader:
         return rows.reshape(*tokens_BF.shape, -1)
 
 
-def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
+def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
     """The best `shape.keep` nodes by the draft model's probabilities (EAGLE-2, arXiv 2406.16858),
     found where the reader's logits are.
 
@@ -112,20 +112,24 @@ def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
         depth 2    a: c d            0 1   2 3 4 5     scores never rise along a path and of equals
                    b: e f                              the earlier wins, so parents are kept, too
 
+    A row's pool ends at its own depth, however deep its neighbours draft.
+
     The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
     """
     assert shape.keep is not None
     width = shape.widths[0]
     logits_BV = reader.root()
     score_BP, token_BP = _best(logits_BV[:, None], width)
-    score_BP, token_BP = score_BP[:, 0], token_BP[:, 0]
+    beyond_BD = to_device(np.arange(1, shape.depth + 1) > depth_B[:, None], score_BP.device)
+    score_BP = score_BP[:, 0].masked_fill(beyond_BD[:, :1], -torch.inf)
+    token_BP = token_BP[:, 0]
     parent_BP = torch.full_like(token_BP, ROOT)
     fed_BP = torch.full_like(token_BP, -1)
     beam_BF = torch.arange(token_BP.shape[1], device=token_BP.device).expand_as(token_BP)
     above_BF = torch.zeros_like(beam_BF)
     see_BFC = torch.zeros((*beam_BF.shape, 0), dtype=torch.bool, device=token_BP.device)
     fed = 0
-    for width in shape.widths[1:]:
+    for depth, width in enumerate(shape.widths[1:], start=1):
         count = beam_BF.shape[1]
         itself = torch.eye(count, dtype=torch.bool, device=see_BFC.device)
         see_BFC = torch.cat([see_BFC, itself.expand(len(see_BFC), -1, -1)], dim=2)
@@ -135,6 +139,7 @@ def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
         logits_BFV = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
         log_q_BFK, child_BFK = _best(logits_BFV, width)
         child_score = (score_BP.gather(1, beam_BF)[..., None] + log_q_BFK).flatten(1)
+        child_score = child_score.masked_fill(beyond_BD[:, depth, None], -torch.inf)
         start = token_BP.shape[1]
         token_BP = torch.cat([token_BP, child_BFK.flatten(1)], dim=1)
         score_BP = torch.cat([score_BP, child_score], dim=1)
@@ -149,7 +154,7 @@ def grow_dynamic(reader: Reader, shape: TreeShape) -> DraftTree:
     parent_BN = parent_BP.gather(1, kept_BN)
     place_BN = torch.searchsorted(kept_BN, parent_BN.clamp(min=0))
     parent_BN = torch.where(parent_BN == ROOT, ROOT, place_BN)
-    # a draft model with fewer tokens than the target may have run out of them
+    # too deep, or a draft model with fewer tokens than the target has run out of them
     impossible = score_BP.gather(1, kept_BN) == -torch.inf
     parent_BN = parent_BN.masked_fill(impossible, PADDING)
     return DraftTree(
@@ -205,18 +210,34 @@ class ChildSelection:
         ]
 
 
-def grow(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
-    """Draft a tree; its numbers stay where the reader's logits are.
+def inside_context(
+    depth_B: np.ndarray, texts: Sequence[Sequence[int]], draft: Target
+) -> np.ndarray:
+    """[B] how deep each row may draft behind its text: as deep as it is asked and the draft model
+    knows positions. The last of those gives one token more; a text that has outgrown them none."""
+    if draft.max_length is None:
+        return depth_B
+    left_B = draft.max_length - np.array([len(text) for text in texts])
+    return np.where(left_B < 0, 0, np.minimum(depth_B, left_B + 1))
+
+
+def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelection) -> DraftTree:
+    """Draft a tree; its numbers stay where the reader's logits are. What lies deeper than a row may
+    draft (`depth_B`) is padding.
 
     A shape that follows the model takes its top tokens, whatever `how` asks for; so does every tree
     at temperature 0, where a law is one token and draws would leave its siblings nothing.
     """
     if how.sampler.temperature == 0 and not shape.is_chain:
         how = replace(how, choice="greedy")
-    return grow_dynamic(reader, shape) if shape.is_dynamic else _grow_fixed(reader, shape, how)
+    if shape.is_dynamic:
+        return grow_dynamic(reader, shape, depth_B)
+    return _grow_fixed(reader, shape, depth_B, how)
 
 
-def _grow_fixed(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftTree:
+def _grow_fixed(
+    reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelection
+) -> DraftTree:
     num_rows, template = len(how.texts.known), np.array(shape_parents(shape), dtype=np.int64)
     num_nodes = len(template)
     see_NN = sees(template[None])[0]
@@ -258,7 +279,8 @@ def _grow_fixed(reader: Reader, shape: TreeShape, how: ChildSelection) -> DraftT
             drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
             spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
         tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
-    parents_BN = torch.from_numpy(template).repeat(num_rows, 1)
+    too_deep_BN = depths(template[None]) > depth_B[:, None]
+    parents_BN = torch.from_numpy(np.where(too_deep_BN, PADDING, template))
     if how.choice == "without_replacement":
         parents_BN = _without_spent(parents_BN, spent_BN[:, :num_nodes], see_NN)
     return DraftTree(

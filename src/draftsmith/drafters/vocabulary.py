@@ -30,7 +30,13 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import DraftTree, TreeShape
 from draftsmith.drafters.base import TargetView, TextState
-from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, Vocabularies, grow
+from draftsmith.drafters.tree_growth import (
+    ChildSelection,
+    ModelReader,
+    Vocabularies,
+    grow,
+    inside_context,
+)
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
 
@@ -160,6 +166,7 @@ def reencoded_tree(
     target: TargetView,
     state: ReencodedState,
     shape: TreeShape,
+    depth_B: np.ndarray,
     sampler: Sampler,
     noise: Noise,
 ) -> DraftTree:
@@ -170,9 +177,11 @@ def reencoded_tree(
         keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
     state.cache.rewind(keep)
     texts = [row.ids for row in state.readings]
+    reads_B = inside_context(depth_B, texts, draft)
     grown = grow(
         ModelReader(draft, state.cache, texts, padded(draft.vocab_size, draft.vocab_size)),
         TreeShape.chain(shape.depth),
+        reads_B,
         # kept when the target's own draw equals it: the likeliest serves best
         ChildSelection("greedy", sampler, noise, TextState(texts, list(map(len, texts)))),
     )
@@ -180,10 +189,9 @@ def reencoded_tree(
     state.fed = texts
     chains = []
     drafts = grown.tokens_BN.tolist()
-    for known, ids, drafted in zip(state.known, state.fed, drafts, strict=True):
-        outgrown = draft.max_length is not None and len(ids) + shape.depth > draft.max_length
-        text = "" if outgrown else _spelled(ids, drafted, draft)
-        chains.append(_as_target_tokens(known, text, target.tokenizer)[: shape.depth])
+    for b, known in enumerate(state.known):
+        text = _spelled(texts[b], drafts[b][: reads_B[b]], draft)
+        chains.append(_as_target_tokens(known, text, target.tokenizer)[: depth_B[b]])
     return stack_drafts(chains)
 
 

@@ -159,11 +159,6 @@ class FeatureState(TextState):
             self.known[b].extend(emitted)
         self.features.append(new)
 
-    @property
-    def is_blank(self) -> bool:
-        """Before the target's first forward there is nothing to draft from."""
-        return bool((self.features.lengths_B == 0).any())
-
 
 class PairReader:
     """Reads settled pairs and then a draft tree, level by level (a `Reader`)."""
@@ -177,7 +172,7 @@ class PairReader:
         state = self._state
         pairs = state.features.lengths_B
         # every row reads at least its last pair, because the root's state is not kept
-        state.cache.rewind(np.minimum(state.cache.lengths_B, pairs - 1))
+        state.cache.rewind(np.minimum(state.cache.lengths_B, np.maximum(pairs - 1, 0)))
         start = state.cache.lengths_B.copy()
         pending = [
             row[int(first) + 1 : int(count) + 1]
@@ -376,13 +371,21 @@ class FeatureDrafter(TrainedDrafter):
         )
 
     def propose(
-        self, state: DraftState, shape: TreeShape, sampler: Sampler, noise: Noise
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, FeatureState)
-        if state.is_blank:
+        # before the target's first forward a row has nothing to draft from
+        depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
+        if not depth_B.any():
             return DraftTree.empty(len(state.known))
         reader = PairReader(self.network, self.target, state)
-        tree = grow(reader, shape, ChildSelection(self.config.proposal, sampler, noise, state))
+        how = ChildSelection(self.config.proposal, sampler, noise, state)
+        tree = grow(reader, shape, depth_B, how)
         state.cache.rollback()
         return tree
 
