@@ -30,11 +30,14 @@ from draftsmith.config import (
     flags_of,
     join_minus_values,
     name_leading,
+    short,
 )
 from draftsmith.errors import BackendError, DraftsmithError, InputError, nearest
-from draftsmith.provenance import is_first_process
+from draftsmith.provenance import DISK_FULL, is_first_process
 
 INTERRUPTED = 130
+_LONGEST = 2000
+"""Characters of an error that are printed."""
 _GROUPS = {
     "": "quickstart generate bench doctor pretrain collect distill report tune",
     "live": "translate make-stream make-examples replay score serve",
@@ -87,24 +90,65 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `draftsmith` command."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or os.environ.get("DRAFTSMITH_DEBUG", "") not in ("", "0")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it: nobody wants to read it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    code = 0
+    failed: BaseException | None = None
     try:
         with _messages_to_stderr():
             code = _dispatch(words)
+    except SystemExit as end:  # by tyro, which has printed a help; by rich, whose reader has gone
+        gone = isinstance(end.__context__, BrokenPipeError)
+        code = 0 if gone or not isinstance(end.code, int) else end.code
+    except (Exception, KeyboardInterrupt) as error:
+        failed = error
+    lost = _lost_output()
+    if failed is None or (lost is not None and isinstance(failed, OSError)):
+        failed = lost
+    if failed is not None:
+        code = _report(failed, debug)
+    sys.exit(code)
+
+
+def _lost_output() -> Exception | None:
+    """Flush stdout; what to report, where it takes nothing more. What it still holds then goes
+    nowhere: Python would complain once more when it flushes at exit."""
+    try:
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = _fail("interrupted", INTERRUPTED, debug)
-    except DraftsmithError as error:
-        code = _fail(str(error), error.exit_code, debug)
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has gone: nothing is wrong. Python would complain once
-        # more when it flushes stdout at exit, so that goes nowhere.
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            return error
+        return BackendError(f"cannot write the output: {error.strerror}")
+    return None
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    """Say what ended the command; its exit code."""
+    if isinstance(error, BrokenPipeError):
+        return 0  # the reader of our output (`| head`) has gone: nothing is wrong
+    if isinstance(error, KeyboardInterrupt):
+        sentence, code = "interrupted", INTERRUPTED
+    elif isinstance(error, DraftsmithError):
+        sentence, code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.filename is not None:
+        path = short(str(error.filename))
+        sentence, code = f"cannot use the path {path}: {error.strerror}", InputError.exit_code
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+        # files are written by functions that name them: it is stdout, and not buffered
+        sentence, code = f"cannot write the output: {error.strerror}", BackendError.exit_code
+    else:
         hint = "" if debug else " (run again with --debug for the trace)"
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        code = _fail(f"unexpected {what}{hint}", BackendError.exit_code, debug)
-    sys.exit(code)
+        sentence, code = f"unexpected {what}{hint}", BackendError.exit_code
+    if len(sentence) > _LONGEST:  # it quotes something endless
+        sentence = f"{sentence[:_LONGEST]}..."
+    with contextlib.suppress(OSError):  # stderr may be a file on a full disk, too
+        if debug:
+            traceback.print_exception(error)
+        print(f"draftsmith: {sentence}", file=sys.stderr)
+    return code
 
 
 class _Stderr(logging.StreamHandler[Any]):
@@ -186,13 +230,6 @@ def _overview(verbs: Sequence[str], group: str = "") -> str:
     how = f"'draftsmith {group}VERB --help' lists a verb's options"
     lines += ["", f"{how}; --version prints the version."]
     return "\n".join(lines)
-
-
-def _fail(sentence: str, code: int, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    print(f"draftsmith: {sentence}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

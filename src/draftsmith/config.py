@@ -21,9 +21,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import functools
 import json
 import math
+import os
 import re
 import sys
 import types
@@ -37,6 +39,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     cast,
@@ -74,7 +77,7 @@ def from_dict(cls: type[T], values: object, *, where: str = "") -> T:
     """Build dataclass `cls` from JSON values; `where` names the origin (a file, say) in errors."""
     place = f" in {where}" if where else ""
     if not isinstance(values, Mapping):
-        raise InputError(f"expected options of {_name(cls)}{place}, got {_show(values)}")
+        raise InputError(f"expected options of {_name(cls)}{place}, got {short(values)}")
     return cast(T, _validated(cls, values, "", place))
 
 
@@ -102,14 +105,56 @@ def parse_list(text: str, kind: Callable[[str], T], *, name: str) -> tuple[T, ..
     """A comma-separated option: `parse_list("0,0.8", float, name="--temperature")`."""
     items = [item.strip() for item in text.split(",")]
     if not all(items):
-        raise InputError(f"{name}: expected values separated by commas, got {text!r}")
+        raise InputError(f"{name}: expected values separated by commas, got {short(text)}")
     try:
+        if kind in _NUMBERS:
+            return tuple(_NUMBERS[kind].read(item, name) for item in items)
         return tuple(kind(item) for item in items)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         if isinstance(error, InputError):
             raise
         what = getattr(kind, "__name__", "value")
-        raise InputError(f"{name}: expected {what}s separated by commas, got {text!r}") from None
+        raise InputError(
+            f"{name}: expected {what}s separated by commas, got {short(text)}"
+        ) from None
+
+
+MOST = 2**31 - 1
+"""The largest count that an option takes, unless it has a limit of its own."""
+_LARGEST = 1e30
+
+
+def whole_number(text: str, name: str) -> int:
+    """Read an integer of 64 bits. Raises ValueError for what is none, InputError naming the option
+    for a larger one."""
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise InputError(f"{name} must be a whole number below 2^63, got {short(text)}")
+    return value
+
+
+def real_number(text: str, name: str) -> float:
+    """Read 0 or a number whose square and reciprocal are floats, too. What is not finite is the
+    caller's to judge. Raises ValueError for what is none, InputError naming the option for another
+    size."""
+    value = float(text)
+    word = text.strip(" +-").isalpha()  # inf or nan, not 400 digits
+    if value and not word and not 1 / _LARGEST <= abs(value) <= _LARGEST:
+        size = f"a number of a size between {1 / _LARGEST:g} and {_LARGEST:g}"
+        raise InputError(f"{name} must be {size}, or 0, got {short(text)}")
+    return value
+
+
+class _Number(NamedTuple):
+    name: str
+    read: Callable[[str, str], Any]
+
+
+_NUMBERS: dict[Any, _Number] = {
+    int: _Number("a whole number", whole_number),
+    float: _Number("a number", real_number),
+}
+"""How numbers are read from flags, lists and `key=value`."""
 
 
 def _split(assignment: str) -> tuple[str, str]:
@@ -155,9 +200,13 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
         reading = next((choice for choice in args if str(choice) == text), text)
     elif inner in (bool, type(None)):
         reading = {**_WORDS, "none": None, "null": None}.get(text.lower(), text)
-    elif inner in (int, float):
-        with contextlib.suppress(ValueError):
-            reading = inner(text)
+    elif inner in _NUMBERS:
+        try:
+            reading = _NUMBERS[inner].read(text, f"option {name}")
+        except InputError:
+            raise
+        except ValueError:
+            pass  # said below
     return _validated(kind, reading, name, "")
 
 
@@ -205,7 +254,7 @@ def _plain(value: object) -> Any:
     """What JSON can hold of a Python object."""
     plain = as_dict(value)
     if plain is value:
-        raise TypeError(f"expected plain values, got {_show(value)}")
+        raise TypeError(f"expected plain values, got {short(value)}")
     return plain
 
 
@@ -270,7 +319,7 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
         return inner if isinstance(inner, InputError) else InputError(sentence)
     if dataclasses.is_dataclass(kind):
         where = f" in {name}{place}" if name else place
-        return InputError(f"expected options of {_name(kind)}{where}, got {_show(value)}")
+        return InputError(f"expected options of {_name(kind)}{where}, got {short(value)}")
     wanted = _name(kind)
     if get_origin(kind) in (Union, types.UnionType):
         wanted = " or ".join(map(_name, args))
@@ -278,7 +327,7 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
         wanted = f"one of {', '.join(map(str, args))}"
     elif get_origin(kind) is tuple and Ellipsis not in args and isinstance(value, (list, tuple)):
         return InputError(f"option {name}{place}: expected {len(args)} values, got {len(value)}")
-    return InputError(f"option {name}{place}: expected {wanted}, got {_show(value)}")
+    return InputError(f"option {name}{place}: expected {wanted}, got {short(value)}")
 
 
 def _name(kind: Any) -> str:
@@ -290,7 +339,8 @@ def _name(kind: Any) -> str:
     return str(kind).replace("typing.", "")
 
 
-def _show(value: object) -> str:
+def short(value: object) -> str:
+    """`repr` of a value for a message, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -323,16 +373,19 @@ class Duration:
         """`2000steps`, `3epochs`, `5Mtokens`. Raises InputError for anything else."""
         amount, ending, _ = _amount(text, "kmg", "steps?|epochs?|tokens?")
         if not ending:
-            raise InputError(f"a duration is like 2000steps, 3epochs or 5Mtokens, got {text!r}")
-        if not 0 < float(amount) < math.inf:
-            raise InputError(f"a duration must be more than 0 and finite, got {text!r}")
+            forms = "2000steps, 3epochs or 5Mtokens"
+            raise InputError(f"--duration must be like {forms}, got {short(text)}")
+        if not 0 < amount <= _LARGEST:
+            raise InputError(f"--duration must be above 0 and finite, got {short(text)}")
         unit = cast(Literal["step", "epoch", "token"], ending.removesuffix("s"))
         return cls(amount=float(amount), unit=unit)
 
     def steps(self, *, tokens_per_step: int, steps_per_epoch: float) -> int:
-        """Optimiser steps, rounded up, at least one."""
+        """Optimiser steps, rounded up, at least one. Raises InputError for more than `MOST`."""
         per_unit = {"step": 1.0, "epoch": steps_per_epoch, "token": 1 / tokens_per_step}
-        return max(1, math.ceil(self.amount * per_unit[self.unit] - 1e-9))
+        steps = max(1, math.ceil(self.amount * per_unit[self.unit] - 1e-9))
+        at_least(1, f"the steps of --duration {self.amount:g}{self.unit}s", steps)
+        return steps
 
 
 def parse_bytes(text: str, flag: str) -> int:
@@ -340,8 +393,9 @@ def parse_bytes(text: str, flag: str) -> int:
     size, ending, power = _amount(text, "kmgt", "[iI]?[bB]?")
     if ending[:1] in ("i", "I"):
         size *= Decimal("1.024") ** power
-    if size < 1:
-        raise InputError(f"{flag} must be a size such as 500MB or 20GB, got {text!r}")
+    if not 1 <= size < 2**63:
+        form = "a size such as 500MB or 20GB, below 2^63 bytes"
+        raise InputError(f"{flag} must be {form}, got {short(text)}")
     return int(size)
 
 
@@ -352,10 +406,10 @@ def parse_count(text: str, name: str) -> float:
     """
     number = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
     count = float(_amount(text, "kmbt", number=number)[0])
-    if not 1 <= count < math.inf:
+    if not 1 <= count <= _LARGEST:
         raise InputError(
-            f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B "
-            f"(K, M, B or T), got {text!r}"
+            f"{name} must be a count from 1 to {_LARGEST:g} such as 1.8e11, 180000000000 or 180B "
+            f"(K, M, B or T), got {short(text)}"
         )
     return count
 
@@ -522,6 +576,7 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
         count = "a value" if len(kinds) == 1 else f"{len(kinds)} values, got {len(values)}"
         raise InputError(f"{flag.name} needs {count}")
     for kind, value in zip(kinds, values, strict=True):
+        _check_text(flag, value)
         wanted: list[str] = []
         choices: list[str] = []
         for option in _alternatives(kind):
@@ -534,18 +589,36 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
                 if value in choices:
                     break
             elif option in _NUMBERS:
-                wanted.append(_NUMBERS[option])
-                with contextlib.suppress(ValueError):
-                    option(value)
+                wanted.append(_NUMBERS[option].name)
+                try:
+                    _NUMBERS[option].read(value, flag.name)
                     break
+                except InputError:
+                    raise
+                except ValueError:
+                    continue
             else:
                 break  # any text
         else:
             hint = nearest(value, choices).split(" (known", 1)[0]
-            raise InputError(f"{flag.name} must be {' or '.join(wanted)}, got {value!r}{hint}")
+            raise InputError(f"{flag.name} must be {' or '.join(wanted)}, got {short(value)}{hint}")
 
 
-_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+def _check_text(flag: Flag, value: str) -> None:
+    """A word of the command line may be any bytes, a text of ours is UTF-8. An empty one is what a
+    shell makes of a variable that is not set; as a path it would be the current folder."""
+    require(bool(value) or flag.default == "", f"{flag.name} must not be empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{flag.name} must be UTF-8 text, got {short(value)}") from None
+    require("\0" not in value, f"{flag.name} must not hold a NUL character, got {short(value)}")
+    if Path in map(bare, get_args(flag.kind) or (flag.kind,)):
+        try:
+            os.lstat(value)
+        except OSError as error:
+            long = error.errno == errno.ENAMETOOLONG
+            require(not long, f"{flag.name}: the path is too long, got {short(value)}")
 
 
 def _alternatives(kind: Any) -> list[Any]:
@@ -637,9 +710,11 @@ def each_unused(needs: str, options: Configuration, *names: str) -> None:
         unused(f"--{name.replace('_', '-')}", getattr(options, name), defaults[name], needs)
 
 
-def at_least(least: int, flag: str, value: int | None) -> None:
-    good = value is None or value >= least
-    require(good, f"{flag} must be at least {least}, got {value}")
+def at_least(least: int, flag: str, value: int | None, *, most: int = MOST) -> None:
+    """Raise InputError unless the value is None, or a count between `least` and `most`."""
+    if value is not None:
+        require(value >= least, f"{flag} must be at least {least}, got {value}")
+        require(value <= most, f"{flag} must be at most {most}, got {value}")
 
 
 def positive(flag: str, value: float | None) -> None:

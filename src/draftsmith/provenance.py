@@ -44,6 +44,7 @@ from draftsmith.errors import BackendError, DraftsmithError, InputError
 
 _log = logging.getLogger(__name__)
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BUSY = 0.75
 """Share of the CPUs that may be busy before a measurement begins."""
 PACKAGES = (
@@ -323,7 +324,7 @@ def append_jsonl(path: Path | str, *records: object) -> None:
 
 def write_error(path: Path | str, error: OSError) -> DraftsmithError:
     """What to tell the user when `path` could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in DISK_FULL:
         reason = "no space is left on the disk; nothing was half-written, free some and run again"
         return BackendError(f"cannot write {path}: {reason}")
     return InputError(f"cannot write {path}: {error.strerror or error}")

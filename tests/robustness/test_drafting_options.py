@@ -288,3 +288,19 @@ def test_prediction_without_a_reference_is_refused(
     out = tmp_path / "out"
     refused(command(*words, "--suite", path, "--out", out), 2, "--drafter prediction drafts from")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "option"),
+    [
+        ("prompt_lookup", "length=1000000000"),
+        ("prediction", "length=1000000000"),
+        ("lookahead", "window=1000000000"),
+        ("lookahead", "ngram=1000000000"),
+        ("lookahead", "guesses=1000000000"),
+        ("prompt_lookup", f"length={'9' * 400}"),
+    ],
+)
+def test_an_option_that_would_draft_without_end_is_refused(drafter: str, option: str) -> None:
+    with pytest.raises(InputError, match=f"{option.partition('=')[0]}.*(at most|4096|below)"):
+        opened(drafter, drafter_option=(option,))

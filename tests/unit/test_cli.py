@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -223,6 +224,83 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 0
+
+
+PRINTING = {
+    "help": 'cli.main(["doctor", "--help"])',
+    "short": STUB.format(body="print('x')"),
+    "long": STUB.format(body="print('x' * 100000)"),
+    "rich": STUB.format(body="from rich.console import Console; Console().print('x\\n' * 9000)"),
+    "json": STUB.format(body="return {'a': 1}").replace('"doctor"', '"doctor", "--json"'),
+}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_device_behind_stdout_is_said_and_seen_by_scripts(buffered: bool) -> None:
+    """One process prints in every way: each way ends alone, as a command would."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    for name, body in PRINTING.items():
+        code = body if body.startswith("\nimport") else f"from draftsmith import cli\n{body}"
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                env=environment,
+            )
+        assert done.returncode == 3, (name, done.stderr)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("draftsmith: ") and os.strerror(errno.ENOSPC) in line, name
+        assert "unexpected" not in line, name
+
+
+def test_a_reader_of_rich_output_that_stops_reading_is_no_error() -> None:
+    body = "from rich.console import Console; [Console().print('x' * 1000) for _ in range(1000)]"
+    with subprocess.Popen(
+        [sys.executable, "-c", STUB.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    code = STUB.format(body="from rich.console import Console; Console().print('x'); print('x')")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_of_the_system_names_the_path_and_blames_the_user(
+    doctor: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor(lambda options: (tmp_path / ("x" * 5000)).read_text())
+    assert code_of("doctor") == 2
+    err = capsys.readouterr().err
+    assert os.strerror(errno.ENAMETOOLONG) in err and "unexpected" not in err
+    assert len(err) < 300
+
+
+def test_an_endless_sentence_is_cut(doctor: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(options: DoctorOptions) -> None:
+        raise InputError(f"--rule: there is no rule {'[' * 100_000}")
+
+    doctor(run)
+    assert code_of("doctor") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("draftsmith: --rule") and len(err) < 3000
 
 
 def test_messages_of_loggers_go_bare_to_stderr_and_only_while_a_verb_runs(

@@ -199,16 +199,16 @@ def test_a_text_that_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5\u017fteps", "is like 2000steps"),
-        ("5STEPS", "is like 2000steps"),
-        ("5.steps", "is like 2000steps"),
-        ("1e3steps", "is like 2000steps"),
-        ("0steps", "more than 0"),
+        ("5\u017fteps", "like 2000steps"),
+        ("5STEPS", "like 2000steps"),
+        ("5.steps", "like 2000steps"),
+        ("1e3steps", "like 2000steps"),
+        ("0steps", "above 0"),
         (f"5{'0' * 400}steps", "and finite"),
     ],
 )
 def test_a_text_that_is_no_duration_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"--duration.*{message}"):
         Duration.parse(text)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from draftsmith.cli import parse, verbs
 from draftsmith.commands.pretrain import PretrainOptions
-from draftsmith.config import flags_of, to_argv
+from draftsmith.config import MOST, Flag, bare, flags_of, to_argv
 from draftsmith.errors import InputError
 
 BASE = {
@@ -42,7 +43,7 @@ BASE = {
     ("verb", "words", "sentence"),
     [
         ("generate", "--temperature abc", "--temperature must be a number, got 'abc'"),
-        ("generate", "--temperature=", "--temperature must be a number, got ''"),
+        ("generate", "--temperature=", "--temperature must not be empty"),
         ("generate", "--top_k 1.5", "--top-k must be a whole number, got '1.5'"),
         ("generate", "--limit None", "--limit must be a whole number, got 'None'"),
         (
@@ -127,3 +128,92 @@ def test_every_default_passes_its_own_check(verb: str) -> None:
             without = BASE[verb]
             if flag.name not in without:
                 parse(verb, [*without, f"{flag.name}={flag.default}"])
+
+
+# --------------------------------------------------------------------------- hostile values
+
+DIGITS = "9" * 400
+BRACKETS = "[" * 100_000
+NEVER = {"NUL": "a\0b", "not UTF-8": "a\udc80b"}
+"""What no flag takes."""
+NO_NUMBER = {"digits": DIGITS, "1e308": "1e308", "nan": "nan", "brackets": BRACKETS}
+"""What no flag takes that stands for a number, or for one of some words."""
+EDGES = ("-1", "0", "inf", str(MOST + 1))
+"""What some numbers may be."""
+
+
+def kinds_of(flag: Flag) -> set[object]:
+    return {bare(member) for member in (flag.kind, *get_args(flag.kind))}
+
+
+def is_number(flag: Flag) -> bool:
+    return not kinds_of(flag).isdisjoint({int, float})
+
+
+def words_with(verb: str, flag: Flag, value: str) -> list[str]:
+    """A command line with this value, and without another one of the flag."""
+    words = BASE[verb]
+    if flag.name in words:
+        at = words.index(flag.name)
+        words = [*words[:at], *words[at + 2 :]]
+    pair = [flag.name, value, "0.5"] if flag.name == "--betas" else [f"{flag.name}={value}"]
+    return [*words, *pair]
+
+
+def refusal(verb: str, flag: Flag, value: str) -> str | None:
+    """What is said of the value before anything is read or loaded; None: it may be used. Any other
+    error than InputError, whose exit code is 2, fails the test."""
+    try:
+        parse(verb, words_with(verb, flag, value)).validate()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_every_kind_of_flag_is_tried() -> None:
+    flags = [flag for cls in verbs().values() for flag in flags_of(cls).values()]
+    assert len(flags) > 400
+    kinds = {kind for flag in flags for kind in kinds_of(flag) if kind in (int, float, str, Path)}
+    assert kinds == {int, float, str, Path}
+
+
+@pytest.mark.parametrize("verb", list(verbs()))
+def test_hostile_values_are_refused_by_the_name_of_their_flag(verb: str) -> None:
+    for flag in flags_of(verbs()[verb]).values():
+        if flag.is_switch:
+            continue
+        tried = dict(NEVER)
+        if flag.default != "":
+            tried["nothing"] = ""
+        if Path in kinds_of(flag):
+            tried["a name that no disk takes"] = BRACKETS
+        # a flag that does not take any word takes none of these
+        if is_number(flag) or refusal(verb, flag, "zz") is not None:
+            tried |= NO_NUMBER
+        for name, value in tried.items():
+            said = refusal(verb, flag, value)
+            assert said is not None, f"{verb} {flag.name}: {name} is taken"
+            assert flag.name in said and "\n" not in said, (verb, flag.name, name, said[:200])
+
+
+@pytest.mark.parametrize("verb", list(verbs()))
+def test_numbers_at_the_edges_are_taken_or_refused_by_the_name_of_their_flag(verb: str) -> None:
+    for flag in flags_of(verbs()[verb]).values():
+        if not is_number(flag):
+            continue
+        for value in EDGES:
+            said = refusal(verb, flag, value)
+            assert said is None or flag.name in said, (verb, flag.name, value, said)
+            counts = int in kinds_of(flag) and flag.name not in ("--seed", "--top-k")
+            assert said is not None or value != EDGES[-1] or not counts, (verb, flag.name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("verb", list(verbs()))
+def test_any_text_is_taken_or_refused_in_one_line(verb: str) -> None:
+    for flag in flags_of(verbs()[verb]).values():
+        if flag.is_switch or is_number(flag):
+            continue
+        for value in (*NO_NUMBER.values(), *EDGES, " ", "\u2028", "\x1b[2J", "a=b", "--", "%s{}"):
+            said = refusal(verb, flag, value)
+            assert said is None or (flag.name in said and "\n" not in said), (verb, flag.name)

@@ -48,9 +48,16 @@ BASE = ["--target", "T", "--prompt", "hello"]
         (["--prompt", ""], "--prompt must not be empty"),
         (["--prompts", "f"], "either by --prompt TEXT or by --prompts FILE"),
         (["--drafter", " "], "--drafter must not be empty"),
-        (["--target", ""], "--target must name"),
+        (["--target", ""], "--target must not be empty"),
         (["--draft-length", "0"], "--draft-length must be at least 1"),
         (["--draft-length", "3", "--draft-tree", "2,1"], "exclude each other"),
+        (["--draft-length", "1000000000"], "--draft-length must be at most 4096"),
+        (["--draft-length", "5..99999999999"], "--draft-length .* 4096 or less"),
+        (["--draft-length", f"5..{'9' * 400}"], "--draft-length .* below 2.63"),
+        (["--draft-tree", "1000000000"], "--draft-tree: a draft has at most 4096 nodes"),
+        (["--draft-tree", "2x1000000000:5"], "--draft-tree: a draft has at most 4096 nodes"),
+        (["--draft-tree", "9,9,9,9,9,9"], "--draft-tree: a draft has at most 4096 nodes"),
+        (["--draft-tree", "1," * 5000 + "1"], "--draft-tree"),
         (["--draft-tree", "2,0"], "every number"),
         (["--draft-tree", "2,x"], "--draft-tree"),
         (["--draft-tree", "4x3:8", "--draft-proposal", "sampled"], "--draft-tree 4x3:8 grows"),
@@ -159,7 +166,9 @@ def test_drafter_options_go_to_the_drafter_they_name() -> None:
     assert DraftingConfig(drafter_option=("a=1",)).assignments("x:y", alone=True) == ("a=1",)
 
 
-TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)
+TEXT = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=12
+)
 TEXT |= st.sampled_from(["-", "--", "--x", "-1", "--target", "-h", "--help", "--a b=1"])
 WORDS = TEXT.filter(lambda text: text not in ("None", "-h", "--help"))
 
@@ -168,7 +177,7 @@ WORDS = TEXT.filter(lambda text: text not in ("None", "-h", "--help"))
 @given(
     prompts=st.lists(TEXT, min_size=1, max_size=3),
     revision=st.none() | WORDS,
-    temperature=st.floats(0, 10),
+    temperature=st.just(0.0) | st.floats(1e-30, 10),
     bias=st.integers(-5, 5),
     stream=st.booleans(),
     length=st.none() | st.just("adaptive") | st.integers(1, 9),

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftsmith.config import Configuration, at_least, each_at_least, parse_list, require
-from draftsmith.core.config import SamplingConfig, check_temperature, parse_temperatures
+from draftsmith.core.config import (
+    MOST_NODES,
+    SamplingConfig,
+    check_temperature,
+    parse_temperatures,
+)
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.targets.config import ModelConfig
 
@@ -114,5 +119,5 @@ class TuneConfig(Configuration):
         require(bool(self.suite.strip()), "--suite must name a prompt file")
         at_least(1, "--limit", self.limit)
         at_least(2, "--max-new-tokens", self.max_new_tokens)
-        at_least(1, "--longest", self.longest)
+        at_least(1, "--longest", self.longest, most=MOST_NODES)
         at_least(1, "--batch-sizes", min(self.sizes()))

@@ -19,7 +19,7 @@ from typing import Any
 
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import at_least
-from draftsmith.core.config import parse_temperatures
+from draftsmith.core.config import check_seed, parse_temperatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class QuickstartOptions(VerbOptions):
         self.temperatures()
         at_least(1, "--max-new-tokens", self.max_new_tokens)
         at_least(1, "--limit", self.limit)
-        at_least(0, "--seed", self.seed)
+        check_seed(self.seed, "--seed")
 
 
 @holds_out

@@ -10,12 +10,15 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
-from draftsmith.config import Configuration, parse_list, require
+from draftsmith.config import Configuration, parse_list, real_number, require, short, whole_number
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import RULES, plugin_names
 from draftsmith.provenance import read_json
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
+MOST_NODES = 4096
+"""The largest draft that may be asked for, as a chain or a tree: a step of N nodes has a mask of
+N * N."""
 FORMS = "4,2,2,1 (children at each depth), 10x6:59 (beams x depth : nodes) or a JSON file of paths"
 
 
@@ -104,14 +107,17 @@ def parse_tree(text: str) -> TreeShape:
     try:
         if dynamic:
             beams, depth, keep = map(int, dynamic.groups())
-            widths = (beams,) * depth
+            widths = (beams,) * min(depth, MOST_NODES + 1)
         else:
-            widths = tuple(int(part) for part in text.split(","))
+            widths = tuple(int(part) for part in text.split(",", MOST_NODES))
     except ValueError:
-        raise InputError(f"--draft-tree must be {FORMS}; got {text!r}") from None
+        raise InputError(f"--draft-tree must be {FORMS}; got {short(text)}") from None
     if not widths or min(*widths, 1 if keep is None else keep) < 1:
-        raise InputError(f"--draft-tree: every number must be at least 1, got {text!r}")
-    return TreeShape(widths=widths, keep=keep)
+        raise InputError(f"--draft-tree: every number must be at least 1, got {short(text)}")
+    large = max(*widths, len(widths), keep or 1) > MOST_NODES
+    if large or (shape := TreeShape(widths=widths, keep=keep)).num_nodes > MOST_NODES:
+        raise InputError(f"--draft-tree: a draft has at most {MOST_NODES} nodes, got {short(text)}")
+    return shape
 
 
 def _read_tree(path: Path) -> TreeShape:
@@ -124,6 +130,9 @@ def _read_tree(path: Path) -> TreeShape:
         raise InputError(
             f"--draft-tree {path} must hold a list of paths, such as [[0], [1], [0, 0]]"
         )
+    require(
+        len(found) <= MOST_NODES, f"--draft-tree {path}: a draft has at most {MOST_NODES} nodes"
+    )
     paths = sorted({tuple(one) for one in found}, key=lambda one: (len(one), one))
     try:
         return TreeShape(paths=tuple(paths))
@@ -238,10 +247,12 @@ class SamplingConfig(Warping, Configuration):
         ):
             token, _, bias = pair.partition(":")
             try:
-                biases[int(token)] = float(bias)
+                biases[whole_number(token, "--logit-bias")] = real_number(bias, "--logit-bias")
+            except InputError:
+                raise
             except ValueError:
                 hint = "expected TOKEN_ID:BIAS pairs such as 17:-5,42:1.5"
-                raise InputError(f"--logit-bias: {hint}, got {pair!r}") from None
+                raise InputError(f"--logit-bias: {hint}, got {short(pair)}") from None
         return biases
 
     def params(self, temperature: float) -> SamplingParams:
@@ -265,7 +276,7 @@ def parse_temperatures(text: str, name: str = "--temperature") -> tuple[float, .
     """Read temperatures with commas between. Raises `InputError` for one that is not usable."""
     values = parse_list(text, float, name=name)
     for value in values:
-        check_temperature(value)
+        check_temperature(value, name)
     return values
 
 

@@ -17,8 +17,9 @@ from draftsmith.config import (
     parse_bytes,
     parse_list,
     require,
+    short,
 )
-from draftsmith.core.config import parse_temperatures
+from draftsmith.core.config import check_seed, parse_temperatures
 from draftsmith.data.text import TextConfig
 from draftsmith.targets.config import ModelConfig
 
@@ -115,8 +116,11 @@ class ScheduleConfig(Configuration):
         each_at_least(2, self, "block_length", "long_block_length")
         require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
         require(0 < self.decay_share <= 1, "--decay-share must be above 0 and at most 1")
-        rates = (self.min_learning_rate, self.learning_rate, self.weight_decay)
-        require(all(math.isfinite(rate) and rate >= 0 for rate in rates), "rates must be 0 or more")
+        Duration.parse(self.duration)
+        for name in ("min_learning_rate", "learning_rate", "weight_decay"):
+            rate = getattr(self, name)
+            good = math.isfinite(rate) and rate >= 0
+            require(good, f"--{name.replace('_', '-')} must be 0 or more, got {rate}")
         require(
             self.min_learning_rate <= self.learning_rate,
             "--min-learning-rate must be at most --learning-rate",
@@ -313,7 +317,7 @@ class RunConfig(Configuration):
         super().validate()
         at_least(1, "--save-every", self.save_every)
         at_least(0, "--eval-every", self.eval_every)
-        at_least(0, "--seed", self.seed)
+        check_seed(self.seed, "--seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +422,7 @@ class DistillConfig(RunConfig):
             each_unused("--online", self, "on_policy", "prompts_per_step", "max_new_tokens")
         for text in self.drafter_option:
             good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
-            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
+            require(good, f"--drafter-option must be KEY=VALUE, got {short(text)}")
         if not self.text:
             each_unused("--text", self, "text_share", "text_logprobs")
         if not self.loads_target:
@@ -519,7 +523,7 @@ class CollectConfig(Configuration):
             each_unused("--backend transformers", self.model, *names)
         each_at_least(1, self, "limit", "batch_size")
         check_continuation(self)
-        at_least(0, "--seed", self.seed)
+        check_seed(self.seed, "--seed")
         require(all(self.system), "--system must not be empty")
 
     def sample_temperatures(self) -> tuple[float, ...]:

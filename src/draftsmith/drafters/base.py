@@ -244,8 +244,10 @@ def options_marked(config: Any, mark: Mapping[str, object]) -> frozenset[str]:
     return frozenset(one.name for one in fields(config) if mark.items() <= one.metadata.items())
 
 
-def at_least(least: int, **values: float) -> None:
-    """InputError for an option below `least`, or not finite."""
+def at_least(least: int, *, most: float = math.inf, **values: float) -> None:
+    """InputError for an option below `least` or above `most`, or not finite."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= least):
             raise InputError(f"drafter option {name} must be at least {least}, got {value}")
+        if value > most:
+            raise InputError(f"drafter option {name} must be at most {most}, got {value}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from draftsmith.config import Configuration, Many, Range, require
+from draftsmith.config import Configuration, Many, Range, at_least, parse_list, require, short
 from draftsmith.core.config import (
     LOSSLESS_RULES,
     LOSSY_RULES,
+    MOST_NODES,
     TreeShape,
     check_rule_name,
     parse_tree,
@@ -37,9 +39,10 @@ def drafter_parts(name: str) -> tuple[str, str | None]:
     none. A kind is a kind, even beside a folder of its name: that one is `./KIND`."""
     if name in kinds():
         return name, None
-    if (Path(name) / "drafter.json").is_file():
+    # unlike Path.is_file, this takes any text
+    if os.path.isfile(os.path.join(name, "drafter.json")):
         return drafter_manifest(Path(name))["kind"], name
-    if (Path(name) / "config.json").is_file():
+    if os.path.isfile(os.path.join(name, "config.json")):
         return "independent", name
     kind, colon, source = name.partition(":")
     return kind, source if colon else None
@@ -90,7 +93,7 @@ class DraftingConfig(Configuration):
         if self.draft_tree is not None:
             return parse_tree(self.draft_tree)
         length = self.draft_length
-        return TreeShape(widths=(1,) * length) if isinstance(length, int) else None
+        return TreeShape.chain(length) if isinstance(length, int) else None
 
     def lengths(self) -> tuple[int, ...]:
         """Those that `draft_length` lists: a number or a range; none where it is a word."""
@@ -160,10 +163,13 @@ class DraftingConfig(Configuration):
         require(alone, f"--acceptance {self.acceptance} is a rule of its own: leave out --rule")
         length = self.draft_length
         if isinstance(length, int):
-            require(length >= 1, f"--draft-length must be at least 1, got {length}")
+            at_least(1, "--draft-length", length, most=MOST_NODES)
         elif ".." in str(length):
-            good = min(self.lengths(), default=0) >= 1
-            require(good, f"--draft-length must be a range upwards from 1 or more, got {length}")
+            ends = str(length).replace("..", ",")
+            first, last = parse_list(ends, int, name="--draft-length")
+            good = 1 <= first <= last <= MOST_NODES
+            upwards = f"a range upwards, from 1 or more to {MOST_NODES} or less"
+            require(good, f"--draft-length must be {upwards}, got {short(length)}")
         if self.draft_tree is not None:
             require(length is None, "--draft-length and --draft-tree exclude each other: give one")
             drawn = self.draft_proposal not in (None, "greedy")
@@ -176,4 +182,4 @@ class DraftingConfig(Configuration):
         for text in self.drafter_option:
             key, equals, _ = text.partition("=")
             good = bool(equals and key.strip())
-            require(good, f"--drafter-option must be KEY=VALUE, got {text!r}")
+            require(good, f"--drafter-option must be KEY=VALUE, got {short(text)}")

@@ -36,6 +36,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise, Purpose
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
@@ -179,6 +180,13 @@ class Lookahead(Drafter):
                 given = f"window={self.window}, ngram={self.ngram}, guesses={self.guesses}"
                 raise InputError(
                     f"lookahead needs window >= 1, ngram >= 2, guesses >= -1: {given}."
+                )
+            columns = self.window + (self.window if self.guesses < 0 else self.guesses)
+            if (self.ngram - 1) * columns > MOST_NODES:
+                raise InputError(
+                    f"lookahead with window={self.window}, ngram={self.ngram}, "
+                    f"guesses={self.guesses} feeds (ngram - 1) * (window + guesses) tokens in a "
+                    f"step; at most {MOST_NODES} are allowed."
                 )
 
     config: Config

@@ -141,6 +141,10 @@ def stored_heads(folder: Path) -> tuple[int, int]:
     return 1 + max(int(place[0]) for place in places), max(int(place[1]) for place in places)
 
 
+_MOST_HEADS = 64
+"""Heads, and residual blocks of a head: each has a matrix of the target's width squared."""
+
+
 class Medusa(TrainedDrafter):
     """Medusa-1: heads on a frozen target."""
 
@@ -156,8 +160,9 @@ class Medusa(TrainedDrafter):
         """Training: each head counts this much of the one before."""
 
         def __post_init__(self) -> None:
-            at_least(1, heads=self.heads)
-            at_least(0, layers=self.layers, decay=self.decay)
+            at_least(1, heads=self.heads, most=_MOST_HEADS)
+            at_least(0, layers=self.layers, most=_MOST_HEADS)
+            at_least(0, decay=self.decay)
 
     config: Config
     weights_file = MEDUSA

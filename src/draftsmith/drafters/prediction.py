@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
@@ -33,7 +34,7 @@ from draftsmith.core.types import (
     RequestBatch,
     TreeShape,
 )
-from draftsmith.drafters.base import Accepted, Drafter, DraftState, RowStates, TargetView
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, RowStates, TargetView, at_least
 from draftsmith.errors import InputError
 
 RESYNCED = 1
@@ -133,8 +134,7 @@ class PredictionDrafter(Drafter):
                     "prediction needs 1 <= min_ngram <= max_ngram, got "
                     f"min_ngram={self.min_ngram}, max_ngram={self.max_ngram}."
                 )
-            if self.length < 1:
-                raise InputError(f"prediction needs length >= 1, got {self.length}.")
+            at_least(1, length=self.length, most=MOST_NODES)
 
     config: Config
     reads_predictions = True

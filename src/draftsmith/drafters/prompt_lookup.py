@@ -20,12 +20,13 @@ from typing import Literal
 
 import numpy as np
 
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
-from draftsmith.drafters.base import Accepted, Drafter, RowStates, TargetView
+from draftsmith.drafters.base import Accepted, Drafter, RowStates, TargetView, at_least
 from draftsmith.errors import InputError
 
 
@@ -130,8 +131,7 @@ class PromptLookup(Drafter):
                     "prompt_lookup needs 1 <= min_ngram <= max_ngram, got "
                     f"min_ngram={self.min_ngram}, max_ngram={self.max_ngram}."
                 )
-            if self.length < 1:
-                raise InputError(f"prompt_lookup needs length >= 1, got {self.length}.")
+            at_least(1, length=self.length, most=MOST_NODES)
 
     config: Config
 

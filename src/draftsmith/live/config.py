@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from draftsmith.config import Configuration, at_least, require
+from draftsmith.config import MOST, Configuration, at_least, require
 from draftsmith.core.config import check_bias
 from draftsmith.data.prompts import check_prompt
 from draftsmith.errors import InputError
@@ -84,7 +84,7 @@ class MaskConfig(Configuration):
         if self.unit not in get_args(Unit):
             raise InputError(f"--unit must be one of {', '.join(get_args(Unit))}: {self.unit!r}")
         for flag, least, count in (("--mask-k", 0, self.mask_k), ("--agree", 2, self.agree)):
-            good = count is None or (isinstance(count, int) and count >= least)
+            good = count is None or (isinstance(count, int) and least <= count <= MOST)
             require(good, f"{flag} must be a whole number of {least} or more, got {count!r}")
         hides = self.mask_k == 0 or self.agree is None
         require(hides, "--mask-k and --agree are two ways to hide: choose one")

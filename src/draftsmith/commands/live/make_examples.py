@@ -11,6 +11,7 @@ from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, at_least
+from draftsmith.core.config import check_seed
 from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
 from draftsmith.data.text import read_text
@@ -47,7 +48,7 @@ class LiveMakeExamplesOptions(VerbOptions):
         super().validate()
         check_prefixes(self.prefixes)
         at_least(1, "--limit", self.limit)
-        at_least(0, "--seed", self.seed)
+        check_seed(self.seed, "--seed")
         check_prompt(self.template, "--template")
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, at_least
+from draftsmith.core.config import check_seed
 from draftsmith.data.text import read_text
 from draftsmith.live.config import check_stream
 from draftsmith.live.records import write_lines
@@ -40,7 +41,7 @@ class LiveMakeStreamOptions(VerbOptions):
         super().validate()
         check_stream(self.lag, self.rewrites)
         at_least(1, "--limit", self.limit)
-        at_least(0, "--seed", self.seed)
+        check_seed(self.seed, "--seed")
 
 
 def run(options: LiveMakeStreamOptions) -> dict[str, Any]:

@@ -122,6 +122,9 @@ class PlanLadderOptions(VerbOptions):
             self.target is not None or self.target_params is not None,
             "give --target FOLDER, or --target-params and --target-tokens",
         )
+        for name in ("tokens", "flops", "target_params", "target_tokens"):
+            if getattr(self, name) is not None:
+                parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
         for name in ("hours", "tokens_per_second", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
         at_least(1, "--vocab-size", self.vocab_size)

@@ -41,12 +41,14 @@ class PlanOptimumOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
+        target = parse_count(self.target_params, "--target-params")
+        for name in ("target_tokens", "draft_tokens"):
+            parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
         if self.draft_params is None:
             unused("--cost-ratio", self.cost_ratio, None, "--draft-params")
         else:
             draft = parse_count(self.draft_params, "--draft-params")
-            small = draft < parse_count(self.target_params, "--target-params")
-            require(small, f"--draft-params must be below --target-params, got {draft:g}")
+            require(draft < target, f"--draft-params must be below --target-params, got {draft:g}")
         for name in ("cost_ratio", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
 
